@@ -94,7 +94,7 @@ CASES: tuple[tuple[str, str, Callable[[pb.Container], None]], ...] = (
 
 def _get(request: Any, context: Any) -> Any:
     """The kubelet's answer: pods of one name have a device."""
-    from nri_numa.cri.pb import podresources_pb2
+    from nri_numa.kubelet.pb import podresources_pb2
 
     answer = podresources_pb2.GetPodResourcesResponse()
     if request.pod_name.startswith("given"):

@@ -14,7 +14,8 @@ HERE = Path(__file__).resolve().parent
 # The compiler writes below the path it knows a source by, so the sources are mapped to where their
 # output lives. No gRPC stubs: a method is called by its name.
 PACKAGES = {
-    "nri_numa/cri/pb": ("cri.proto", "podresources.proto"),
+    "nri_numa/cri/pb": ("cri.proto",),
+    "nri_numa/kubelet/pb": ("podresources.proto",),
     "nri_numa/device_plugin/pb": ("deviceplugin.proto",),
     "nri_numa/dra/pb": ("dra.proto", "pluginregistration.proto"),
 }

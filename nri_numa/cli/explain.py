@@ -250,7 +250,7 @@ def _memory(assignment: dict[str, Any] | None) -> Iterator[str]:
 
 def kubelet_grants(kubelet_root: str, namespace: str, pod: str) -> dict[str, Any]:
     """What the kubelet of this node gave to a pod, or ``problem`` where it does not answer."""
-    from nri_numa.cri.pod_resources import given_to
+    from nri_numa.kubelet.pod_resources import given_to
 
     found = given_to(kubelet_root, namespace, pod)
     if isinstance(found, str):

@@ -298,10 +298,10 @@ async def _serve_slots(config: AgentConfig, agent: AgentClient) -> None:
     import contextlib
     import signal
 
-    from nri_numa.cri.pod_resources import device_ids
     from nri_numa.device_plugin.plugin import DevicePlugin
     from nri_numa.device_plugin.slots import SlotList
     from nri_numa.engine.values.workload import Strategy
+    from nri_numa.kubelet.pod_resources import device_ids
 
     section = config.device_plugin
 

@@ -18,7 +18,7 @@ EVERY: Final = 0.1
 """Seconds between two looks for questions; one `listdir` of a small directory costs 10 µs."""
 
 
-class ClaimDesk:
+class ClaimServer:
     """Answers the agent's questions.
 
     Args:
@@ -26,27 +26,27 @@ class ClaimDesk:
     """
 
     def __init__(
-        self, teller: HandoverServer, api: KubeAPI, registered: Callable[[], object]
+        self, handover: HandoverServer, api: KubeAPI, registered: Callable[[], object]
     ) -> None:
-        self._teller, self._api, self._tell_registered = teller, api, registered
+        self._handover, self._api, self._driver_registered = handover, api, registered
         self._said = ""
         self._registered: str | None = None
 
     async def run(self) -> None:
         """Answer until cancelled."""
         while True:
-            await self.look()
+            await self.step()
             await asyncio.sleep(EVERY)
 
-    async def look(self) -> None:
+    async def step(self) -> None:
         """Answer what is asked now."""
-        if (text := self._teller.registered()) != self._registered:
+        if (text := self._handover.registered()) != self._registered:
             self._registered = text
-            self._tell_registered()
-        for id, question in self._teller.questions():
+            self._driver_registered()
+        for id, question in self._handover.questions():
             answer = await self._answer(question)
             try:
-                self._teller.answer(id, answer)
+                self._handover.answer(id, answer)
             except OSError as error:
                 self._say(f"dra.handover: {error.filename}: {error.strerror or error}")
             else:

@@ -254,7 +254,6 @@ class AppliedObject(OneObject):
     `force`.
 
     Attributes:
-        resource: which kind.
         undefined: what to do where the cluster has no such kind.
         instead: what to do where another one owns the fields.
     """
@@ -322,7 +321,7 @@ class AppliedObject(OneObject):
         self._owner_uid, self._sent = "", None
 
 
-class Desk:
+class OutputQueue:
     """Takes one request at a time from outputs, the most important first.
 
     When the server cannot, all of them wait.

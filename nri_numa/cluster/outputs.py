@@ -34,7 +34,7 @@ class PartOfNode(OneObject):
 
     def __init__(self, name: str, node: str) -> None:
         super().__init__(name, node)
-        self._asked = self._looked = False
+        self._active = self._node_read = False
 
     def _read(self, document: Mapping[str, Any]) -> None:
         """This came when the Node was read or written."""
@@ -45,10 +45,10 @@ class PartOfNode(OneObject):
         raise NotImplementedError
 
     def _pending(self) -> bool:
-        return self._asked and (not self._looked or self._write() is not None)
+        return self._active and (not self._node_read or self._write() is not None)
 
     def _due(self, now: float) -> Request | None:
-        return self._write() if self._looked else self._read_node()
+        return self._write() if self._node_read else self._read_node()
 
     def _patch(self, resource: Resource, body: dict[str, Any]) -> Request:
         return self._request(Verb.PATCH, resource, self._node, body=body)
@@ -56,11 +56,11 @@ class PartOfNode(OneObject):
     def _done(self, request: Request, outcome: Outcome, now: float, jitter: float) -> None:
         if outcome.result is not Result.DONE:
             # Not registered yet, or deleted: it is looked for until it is there.
-            self._looked = False
+            self._node_read = False
             self._later(now, jitter)
             return
         self._read(outcome.documents[0])
-        self._looked = True
+        self._node_read = True
         if request.verb is Verb.PATCH and self._write() is not None:
             # Another one writes the same: not faster than once in a while.
             self._later(now, jitter)
@@ -69,7 +69,7 @@ class PartOfNode(OneObject):
 
     def resync(self) -> None:
         """Look at the Node again."""
-        self._looked = False
+        self._node_read = False
 
 
 class NodeOutput(PartOfNode):
@@ -89,7 +89,7 @@ class NodeOutput(PartOfNode):
         """The machine is like this."""
         machine = {"annotations": annotations, "labels": labels}
         self._wanted = {part: dict(machine[part]) if on else {} for part, on in self._with.items()}
-        self._asked = True
+        self._active = True
 
     def _read(self, document: Mapping[str, Any]) -> None:
         metadata = document.get("metadata", {})
@@ -120,7 +120,7 @@ class CapacityOutput(PartOfNode):
 
     def want(self, count: int) -> None:
         """So many exclusive CPUs may be counted."""
-        self._wanted, self._asked = str(count), True
+        self._wanted, self._active = str(count), True
 
     def _read(self, document: Mapping[str, Any]) -> None:
         capacity = (document.get("status") or {}).get("capacity") or {}
@@ -190,7 +190,7 @@ class PodOutput(Output):
         super().__init__("pods")
         self._node, self._key = node, f"{prefix}/assigned"
         self._shelf: Shelf[_PodName] = Shelf(MOST)
-        self._look = False
+        self._list_due = False
 
     def want(self, assignments: Iterable[Assignment]) -> None:
         """These are all containers; pods without pinned ones are left as they are."""
@@ -204,7 +204,7 @@ class PodOutput(Output):
 
     def _due(self, now: float) -> Request | None:
         """A look at all pods when it is time for that, else the next annotation."""
-        if self._look:
+        if self._list_due:
             return self._list_pods(spec_nodeName=self._node)
         for name in self._shelf.due(now):
             version = self._shelf.wanted(name)
@@ -223,12 +223,12 @@ class PodOutput(Output):
 
     def next_due(self) -> float:
         """When the next request may be made."""
-        return max(self.hold_until, 0.0 if self._look else self._shelf.next_due())
+        return max(self.hold_until, 0.0 if self._list_due else self._shelf.next_due())
 
     def _done(self, request: Request, outcome: Outcome, now: float, jitter: float) -> None:
         if request.verb is Verb.LIST:
             if outcome.result is Result.DONE:
-                self._look = False
+                self._list_due = False
                 self._compare(outcome.documents)
             else:
                 self.hold_until = now + 1.0 + jitter
@@ -260,7 +260,7 @@ class PodOutput(Output):
 
     def resync(self) -> None:
         """Look at all pods of the node."""
-        self._look = bool(self._shelf.keys())
+        self._list_due = bool(self._shelf.keys())
 
 
 class EventOutput(Output):

@@ -16,7 +16,7 @@ from typing import Final
 
 from nri_numa import __version__, service
 from nri_numa.cluster import numatopology, slices, wanted
-from nri_numa.cluster.claims import ClaimDesk
+from nri_numa.cluster.claims import ClaimServer
 from nri_numa.cluster.numatopology import NumatopologyOutput
 from nri_numa.cluster.outbox import Output, pause
 from nri_numa.cluster.outputs import (
@@ -26,7 +26,7 @@ from nri_numa.cluster.outputs import (
     NodeOutput,
     PodOutput,
 )
-from nri_numa.cluster.source import AgentGone, AgentSource, Changed
+from nri_numa.cluster.source import AgentSource, AgentUnavailable, Changed
 from nri_numa.cluster.topology import UNLISTED, TopologyOutput
 from nri_numa.cluster.writer import Writer, WriterMetrics
 from nri_numa.config import AgentConfig, node_name, parse_duration, split_address
@@ -132,13 +132,13 @@ class Publisher:
             self._numatopology = NumatopologyOutput(node)
             outputs.append(self._numatopology)
         self._slices: slices.SliceOutput | None = None
-        self._claims: ClaimDesk | None = None
+        self._claims: ClaimServer | None = None
         if config.dra.enabled:
             self._driver, self._lists = config.dra.driver, config.dra.list_attributes
             self._slices = slices.SliceOutput(node, self._driver)
             outputs.append(self._slices)
-            self._claims = ClaimDesk(
-                HandoverServer(config.dra.handover), self._api, self._driver_taken
+            self._claims = ClaimServer(
+                HandoverServer(config.dra.handover), self._api, self._driver_registered
             )
         if publish.events:
             self._events = EventOutput(node, prefix)
@@ -161,7 +161,7 @@ class Publisher:
             written=self._written,
             again=self._again,
         )
-        self.desk, self._wake = self._writer.desk, self._writer.wake
+        self.queue, self._wake = self._writer.queue, self._writer.wake
         self._zones_turn = asyncio.Lock()
         self._instance, self._number, self._serial = "", 0, -1
         self._machine_read = self._number_known = self._counted = False
@@ -191,7 +191,7 @@ class Publisher:
         """
         if self._address is not None:
             self.probes.listen(self._address[1])
-        tasks = [self._follow(), self._writer.run(), self._look_again()]
+        tasks = [self._follow(), self._writer.run(), self._resync()]
         if self._topology is not None:
             tasks.append(self._count_again())
         if self._claims is not None:
@@ -209,7 +209,7 @@ class Publisher:
 
     def left(self) -> dict[str, object]:
         """What stays unwritten."""
-        return {"waiting": self.desk.waiting()}
+        return {"waiting": self.queue.waiting()}
 
     async def _follow(self) -> None:
         failures = 0
@@ -220,7 +220,7 @@ class Publisher:
                     failures = 0
                     self._agent_answers("")
                     await asyncio.sleep(self._settle)
-            except AgentGone as error:
+            except AgentUnavailable as error:
                 self._agent_answers(str(error))
             # It may be another process by now, of another machine state.
             self._machine_read, self._serial, self._number_known = False, -1, False
@@ -240,7 +240,9 @@ class Publisher:
             try:
                 labels = wanted.node_labels(self._prefix, topology)
             except (KeyError, TypeError, ValueError) as error:
-                raise AgentGone(f"the agent's topology is not as expected: {error!r}") from error
+                raise AgentUnavailable(
+                    f"the agent's topology is not as expected: {error!r}"
+                ) from error
             annotations = wanted.node_annotations(self._prefix, info)
             if self._handover is not None:
                 annotations |= wanted.numa_ids(self._prefix, topology)
@@ -293,11 +295,11 @@ class Publisher:
         try:
             output.want(numatopology.contents(topology, listed.containers, zones))
         except (KeyError, TypeError, ValueError) as error:
-            raise AgentGone(f"the agent's topology is not as expected: {error!r}") from error
+            raise AgentUnavailable(f"the agent's topology is not as expected: {error!r}") from error
 
-    def _driver_taken(self) -> None:
+    def _driver_registered(self) -> None:
         if self._slices is not None:
-            self._slices.look(self._clock())
+            self._slices.recheck(self._clock())
             self._wake.set()
 
     async def _read_notices(self, events: EventOutput) -> None:
@@ -320,7 +322,7 @@ class Publisher:
     # --- the API server's side --------------------------------------------------------------------
 
     def _written(self, request: Request, outcome: Outcome) -> None:
-        for output in self.desk.outputs:
+        for output in self.queue.outputs:
             self._count(output)
         if outcome.result in (Result.DONE, Result.EXISTS):
             self.metrics.last_success.set(self._wall())
@@ -363,7 +365,7 @@ class Publisher:
             )
         self._skew_said = wrong
 
-    async def _look_again(self) -> None:
+    async def _resync(self) -> None:
         period = parse_duration(self._publish.resync)
         while True:
             # Not all nodes of a cluster in the same moment.
@@ -371,8 +373,8 @@ class Publisher:
             self._machine_read = False
             if self._topology is not None:
                 self._topology.renew(self._wall())
-            self.desk.resync()
-            with contextlib.suppress(AgentGone):  # `_follow` finds that out
+            self.queue.resync()
+            with contextlib.suppress(AgentUnavailable):  # `_follow` finds that out
                 await self._read_zones()
             self._wake.set()
 
@@ -380,7 +382,7 @@ class Publisher:
         while True:
             await asyncio.sleep(COUNTED)
             if self._counted:
-                with contextlib.suppress(AgentGone):
+                with contextlib.suppress(AgentUnavailable):
                     await self._read_zones()
 
 

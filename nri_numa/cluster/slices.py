@@ -111,20 +111,20 @@ class SliceOutput(AppliedObject):
         super().__init__("slices", node, force=True)
         self._driver = driver
         self._object = f"00000-{driver}-{node}"[:253].rstrip("-.")
-        self._looks: list[float] = []
+        self._checks: list[float] = []
 
     def want(self, found: list[dict[str, Any]]) -> None:
         """These are the devices."""
         if found != self._wanted:
             self._wanted = found
 
-    def look(self, now: float) -> None:
+    def recheck(self, now: float) -> None:
         """The kubelet took the driver, and may have deleted the slice."""
-        self._looks = [now + after for after in AGAIN]
+        self._checks = [now + after for after in AGAIN]
 
     def _due(self, now: float) -> Request | None:
-        if self._looks and self._looks[0] <= now:
-            self._looks = [at for at in self._looks if at > now]
+        if self._checks and self._checks[0] <= now:
+            self._checks = [at for at in self._checks if at > now]
             self._sent = None
         return super()._due(now)
 
@@ -132,7 +132,7 @@ class SliceOutput(AppliedObject):
         """When the next request may be made."""
         if self._wanted is None or self.waiting():
             return super().next_due()
-        return max(self.hold_until, min(self._looks, default=float("inf")))
+        return max(self.hold_until, min(self._checks, default=float("inf")))
 
     def _body(self) -> dict[str, Any]:
         return {

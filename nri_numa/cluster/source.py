@@ -23,17 +23,12 @@ LONGEST_LINE: Final = 1 << 16
 T = TypeVar("T")
 
 
-class AgentGone(Exception):
+class AgentUnavailable(Exception):
     """The agent does not answer; the message says why, and what was expected."""
 
 
 class Changed(msgspec.Struct, frozen=True):
-    """The data of an event of /v1/events.
-
-    Attributes:
-        serial: of the state.
-        notices: number of the last notice.
-    """
+    """The data of an event of /v1/events: serial of the state, and number of the last notice."""
 
     serial: int
     notices: int
@@ -56,7 +51,7 @@ class AgentSource:
         """The body of the answer to a GET.
 
         Raises:
-            AgentGone: there is none, it ends in the middle, or it is not what an agent says.
+            AgentUnavailable: there is none, it ends in the middle, or it is not what an agent says.
         """
         if self._session is None:
             self._session = aiohttp.ClientSession(
@@ -68,7 +63,7 @@ class AgentSource:
         try:
             async with self._session.get(path) as response:
                 if response.status != 200:
-                    raise AgentGone(
+                    raise AgentUnavailable(
                         f"{self._socket}: answers with status {response.status}, expected 200; "
                         "is it an old agent?"
                     )
@@ -76,22 +71,22 @@ class AgentSource:
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             # What msgspec raises for other documents than expected, and for bytes that are no text.
             text = f"{self._socket}: answers with something else than expected: {error}"
-            raise AgentGone(text) from error
+            raise AgentUnavailable(text) from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
             text = str(error) or type(error).__name__
-            raise AgentGone(f"no answer at {self._socket}: {text}") from error
+            raise AgentUnavailable(f"no answer at {self._socket}: {text}") from error
 
     async def changes(self) -> AsyncIterator[Changed]:
         """Where the agent is, and then each change, until it does not answer any more.
 
         Raises:
-            AgentGone: it does not.
+            AgentUnavailable: it does not.
         """
         async with self._answer("/v1/events") as body:
             async for line in body:
                 if line.startswith(b"data: "):
                     yield msgspec.json.decode(line[6:], type=Changed)
-        raise AgentGone(f"the agent at {self._socket} ended the stream")
+        raise AgentUnavailable(f"the agent at {self._socket} ended the stream")
 
     async def notices(self, after: int) -> Notices:
         """What happened to containers after a number of the sequence."""
@@ -123,5 +118,5 @@ class AgentSource:
             async for piece in body.iter_any():
                 data += piece
                 if len(data) > MOST:
-                    raise AgentGone(f"{self._socket}: answers with more than {MOST} bytes")
+                    raise AgentUnavailable(f"{self._socket}: answers with more than {MOST} bytes")
             return msgspec.json.decode(data, type=kind)

@@ -278,7 +278,7 @@ class TopologyOutput(AppliedObject):
         self._steady: Zones | None = None
         self._applied_last: Object | None = None
         self._object_uid = ""
-        self._looked = self._reset = self._cured = False
+        self._object_read = self._reset = self._cured = False
         self._freed, self._touch_at = 0, float("inf")
 
     def renew(self, wall: float) -> None:
@@ -305,7 +305,7 @@ class TopologyOutput(AppliedObject):
         return body(self._node, self._owner_uid, annotations, self._wanted)
 
     def _pending(self) -> bool:
-        return self._wanted is not None and (not self._looked or super()._pending())
+        return self._wanted is not None and (not self._object_read or super()._pending())
 
     def next_due(self) -> float:
         """When the next request may be made."""
@@ -315,7 +315,7 @@ class TopologyOutput(AppliedObject):
         """The Node's UID first, then who owns the object, then the object."""
         if not self._owner_uid:
             return self._read_node()
-        if not self._looked:
+        if not self._object_read:
             return self._request(Verb.GET, self.resource, self._object)
         if self._reset:
             clean = [{"op": "replace", "path": "/metadata/managedFields", "value": [{}]}]
@@ -330,24 +330,26 @@ class TopologyOutput(AppliedObject):
         result = outcome.result
         about = request.resource is self.resource
         if about and request.verb is Verb.GET and result in (Result.DONE, Result.MISSING):
-            self._look(outcome.documents[0]["metadata"] if outcome.documents else {}, now, jitter)
+            self._read_object(
+                outcome.documents[0]["metadata"] if outcome.documents else {}, now, jitter
+            )
         elif result is Result.DONE and request.form is Form.JSON:
             self._reset = False
         elif result is Result.FAILED and PRUNE in outcome.text and not self._cured:
             self._reset = self._cured = True
         else:
             if result is not Result.DONE:
-                self._looked = self._reset = False
+                self._object_read = self._reset = False
             super()._done(request, outcome, now, jitter)
 
-    def _look(self, metadata: Mapping[str, Any], now: float, jitter: float) -> None:
-        self._looked, self._sent, self._object_uid = True, None, metadata.get("uid", "")
+    def _read_object(self, metadata: Mapping[str, Any], now: float, jitter: float) -> None:
+        self._object_read, self._sent, self._object_uid = True, None, metadata.get("uid", "")
         freed = str((metadata.get("annotations") or {}).get(self._key))
         if freed.isdecimal() and len(freed) < 16:
             self._freed = max(self._freed, int(freed))
         others = owners(metadata.get("managedFields") or ())
         if others and not self._force:
-            self._looked = False
+            self._object_read = False
             self._contested(others, now, jitter)
 
     def _applied(self, request: Request, document: Mapping[str, Any], now: float) -> None:
@@ -363,7 +365,7 @@ class TopologyOutput(AppliedObject):
     def resync(self) -> None:
         """Look at the Node and at the object again, and apply it once more."""
         super().resync()
-        self._steady, self._looked, self._cured = None, False, False
+        self._steady, self._object_read, self._cured = None, False, False
 
 
 def owners(managed: Iterable[Mapping[str, Any]]) -> list[str]:

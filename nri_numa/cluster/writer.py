@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from nri_numa.cluster.outbox import Desk, Output
+from nri_numa.cluster.outbox import Output, OutputQueue
 from nri_numa.kube.api import KubeAPI
 from nri_numa.kube.requests import WHOLE, Outcome, Request, Resource, Result, Verb
 from nri_numa.observe.logs import get_logger
@@ -62,7 +62,7 @@ class Writer:
         written: Callable[[Request, Outcome], object] = lambda request, outcome: None,
         again: Callable[[], object] = lambda: None,
     ) -> None:
-        self.desk = Desk(outputs, rate=rate, burst=burst, now=clock())
+        self.queue = OutputQueue(outputs, rate=rate, burst=burst, now=clock())
         self.wake = asyncio.Event()
         self.problem = ""
         self._api, self._metrics, self._log = api, metrics, get_logger(service)
@@ -75,16 +75,16 @@ class Writer:
         """Write until cancelled."""
         while True:
             may, now = self._may(), self._clock()
-            request = self.desk.next(now) if may else None
+            request = self.queue.next(now) if may else None
             if request is None:
-                wait = max(LEAST, self.desk.wait(now)) if may else PAUSED
+                wait = max(LEAST, self.queue.wait(now)) if may else PAUSED
                 self.wake.clear()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(wait if wait < float("inf") else None):
                         await self.wake.wait()
                 continue
             outcome = await self._api.do(request)
-            self.desk.done(request, outcome, self._clock(), self._jitter())
+            self.queue.done(request, outcome, self._clock(), self._jitter())
             self.answered(request, outcome)
             self._written(request, outcome)
             self.complain()
@@ -118,7 +118,7 @@ class Writer:
 
     def complain(self) -> None:
         """Log the problems of outputs, each once."""
-        for output in self.desk.outputs:
+        for output in self.queue.outputs:
             problem, before = output.problem, self._complaints.get(output.name, "")
             if problem and problem != before:
                 self._log.warning(output.complaint, problem=problem)

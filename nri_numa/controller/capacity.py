@@ -52,11 +52,10 @@ RENEW: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class Measurement:
     """What one source says of one Node.
 
     Attributes:
-        node: its name.
         zones: by NUMA node, the part of its CPUs that is there.
         validity: seconds that this counts; None for the source's own.
     """
@@ -66,7 +65,7 @@ class Offer:
     validity: float | None = None
 
 
-def from_put(node: str, document: object, *, longest: float) -> Offer:
+def from_put(node: str, document: object, *, longest: float) -> Measurement:
     """The body of a PUT about a node, with so many seconds of validity at most.
 
     Raises:
@@ -81,17 +80,17 @@ def from_put(node: str, document: object, *, longest: float) -> Offer:
         raise BadCapacity("zones: is empty, expected at least one NUMA node")
     validity = document.get("validity")
     if validity is None:
-        return Offer(node, found)
+        return Measurement(node, found)
     if isinstance(validity, bool) or not isinstance(validity, int | float):
         raise BadCapacity(f"validity: {ascii(validity)[:60]}, expected seconds")
     if not LEAST_VALIDITY <= validity <= longest:
         raise BadCapacity(
             f"validity: {ascii(validity)[:60]}, expected {LEAST_VALIDITY:g} to {longest:g} seconds"
         )
-    return Offer(node, found, float(validity))
+    return Measurement(node, found, float(validity))
 
 
-def from_file(document: object) -> tuple[list[Offer], list[str]]:
+def from_file(document: object) -> tuple[list[Measurement], list[str]]:
     """A file ``{nodes: {worker-1: {0: 0.5}}}``: what is sound of it, and what is wrong.
 
     Raises:
@@ -102,19 +101,19 @@ def from_file(document: object) -> tuple[list[Offer], list[str]]:
         raise BadCapacity("expected a mapping with the one key nodes: {worker-1: {0: 0.5}}")
     if len(nodes) > MOST_NODES:
         raise BadCapacity(f"nodes: has {len(nodes)} entries, expected {MOST_NODES} at most")
-    offers: list[Offer] = []
+    measurements: list[Measurement] = []
     problems: list[str] = []
     for name, one in nodes.items():
         try:
-            offers.append(Offer(str(name), zones(one)))
+            measurements.append(Measurement(str(name), zones(one)))
         except BadCapacity as error:
             problems.append(f"nodes.{ascii(str(name))[:80]}: {error}")
-    return offers, shortened(problems)
+    return measurements, shortened(problems)
 
 
 def from_query(
     document: object, *, node_label: str, numa_node_label: str
-) -> tuple[list[Offer], list[str]]:
+) -> tuple[list[Measurement], list[str]]:
     """The answer to an instant query (``/api/v1/query``): what is sound of it, and what is wrong.
 
     Raises:
@@ -139,8 +138,8 @@ def from_query(
             problems.append(str(error))
     if len(found) > MOST_NODES:
         raise BadCapacity(f"the query tells {len(found)} nodes, expected {MOST_NODES} at most")
-    offers = [Offer(node, zones) for node, zones in sorted(found.items()) if zones]
-    return offers, shortened(problems)
+    measurements = [Measurement(node, zones) for node, zones in sorted(found.items()) if zones]
+    return measurements, shortened(problems)
 
 
 def _sample(sample: Any, node_label: str, numa_node_label: str) -> tuple[str, int, float]:
@@ -211,14 +210,14 @@ class NodeCapacity:
     _values: dict[tuple[str, int], _Value] = field(default_factory=dict)
     _changed_at: float = -math.inf
     _last: OfflineCapacity | None = None
-    _heard: bool = False
+    _reported: bool = False
     _withdrawn: bool = False
 
-    def offer(
+    def report(
         self, source: str, zones: Mapping[int, float], now: float, validity: float | None = None
     ) -> None:
         """A source says this now of these NUMA nodes, and nothing of the others."""
-        self._heard, self._withdrawn = True, False
+        self._reported, self._withdrawn = True, False
         until = now + (self.rules.validity if validity is None else validity)
         for key in [k for k in self._values if k[0] == source and k[1] not in zones]:
             del self._values[key]
@@ -268,7 +267,7 @@ class NodeCapacity:
                 return None
             if not self.rules.keep_last:
                 # A new leader knows no source yet: what an earlier one wrote holds to its end.
-                return self.written if not self._heard and wall < kept.until else None
+                return self.written if not self._reported and wall < kept.until else None
             return OfflineCapacity(kept.zones, wall + self.rules.validity, kept.source)
         before = self.written.zones if self.written is not None else {}
         zones = {i: self._settled(before.get(i, 1.0), f) for i, f in sorted(current.zones.items())}
@@ -355,7 +354,7 @@ class CapacityOutput(Output):
             written = _UNREADABLE
         self._of(name).written = written
 
-    def node_gone(self, name: str) -> None:
+    def node_removed(self, name: str) -> None:
         """A Node does not exist any more."""
         self._ids.pop(name, None)
         self._capacity.pop(name, None)
@@ -367,7 +366,7 @@ class CapacityOutput(Output):
 
     # --- what is said -----------------------------------------------------------------------------
 
-    def offer(self, source: str, offer: Offer, now: float) -> str:
+    def report(self, source: str, measured: Measurement, now: float) -> str:
         """A source says something of a Node.
 
         Returns:
@@ -377,16 +376,17 @@ class CapacityOutput(Output):
             UnknownNode: there is no such Node.
             BadCapacity: it has no such NUMA node.
         """
-        self.known(offer.node)
-        ids = self._ids[offer.node]
-        if ids is not None and (absent := offer.zones.keys() - ids):
+        self.known(measured.node)
+        ids = self._ids[measured.node]
+        if ids is not None and (absent := measured.zones.keys() - ids):
             raise BadCapacity(
-                f"Node {offer.node} has no NUMA node {list_of(set(absent))}; it has {list_of(ids)}"
+                f"Node {measured.node} has no NUMA node {list_of(set(absent))}; "
+                f"it has {list_of(ids)}"
             )
-        self._of(offer.node).offer(source, offer.zones, now, offer.validity)
+        self._of(measured.node).report(source, measured.zones, now, measured.validity)
         if ids is None:
             return (
-                f"Node {offer.node} does not tell its NUMA nodes (annotation {self._ids_key}): "
+                f"Node {measured.node} does not tell its NUMA nodes (annotation {self._ids_key}): "
                 "is offlineCapacity.file set there, and does nri-numa publish run?"
             )
         return ""
@@ -451,7 +451,7 @@ class CapacityOutput(Output):
                 assert wanted is None or isinstance(wanted, OfflineCapacity)  # noqa: S101
                 self._capacity[node].wrote(wanted, now)
         elif outcome.result is Result.MISSING:
-            self.node_gone(node)
+            self.node_removed(node)
         else:
             failures = self._failures.get(node, (0, 0.0))[0] + 1
             self._failures[node] = failures, now + pause(failures, jitter)

@@ -32,7 +32,7 @@ from nri_numa.offline_capacity import (
     zone,
 )
 
-LOOK: Final = 20.0
+INTERVAL: Final = 20.0
 """Seconds between two looks at the pods of a node that is emptied."""
 WELL: Final = 0.9
 """A measured factor of this or more is well again."""
@@ -144,27 +144,27 @@ class Evictor(Output, Generic[C]):
     def node(self, name: str, document: Mapping[str, Any], now: float) -> None:
         """A Node exists, new or changed."""
 
-    def node_gone(self, name: str) -> None:
+    def node_removed(self, name: str) -> None:
         """A Node does not exist any more."""
 
     def topology(self, name: str, document: Mapping[str, Any], now: float) -> None:
         """A NodeResourceTopology exists, new or changed."""
 
-    def topology_gone(self, name: str) -> None:
+    def topology_removed(self, name: str) -> None:
         """A NodeResourceTopology does not exist any more."""
 
     def tick(self, now: float, wall: float) -> None:
         """Time has passed; `wall` is Unix time in seconds, for Events."""
         self._wall = wall
 
-    def _look(self, now: float) -> Request | None:
+    def _list(self, now: float) -> Request | None:
         """A list of pods that is due."""
         return None
 
-    def _next_look(self) -> float:
+    def _next_list(self) -> float:
         return float("inf")
 
-    def _looked(self, request: Request, outcome: Outcome, now: float, jitter: float) -> None:
+    def _listed(self, request: Request, outcome: Outcome, now: float, jitter: float) -> None:
         """This came of a list."""
 
     def _may(self, pod: C, now: float) -> bool:
@@ -188,14 +188,14 @@ class Evictor(Output, Generic[C]):
         evictions = min(
             (max(one.not_before, self._next) for one in self.pods.values()), default=float("inf")
         )
-        return max(self.hold_until, min(self._next_look(), evictions))
+        return max(self.hold_until, min(self._next_list(), evictions))
 
     def _due(self, now: float) -> Request | None:
         """An Event that is owed, the next eviction, or a list of pods."""
         if self._events:
             return self._events[0]
         if self._bucket.wait(now) > 0:
-            return self._look(now)
+            return self._list(now)
         # A pod that was asked for without effect comes behind those that were not, or, at a low
         # rate, one whose budget says no would take every turn. Among equals by namespace and name.
         ready = sorted(
@@ -208,14 +208,14 @@ class Evictor(Output, Generic[C]):
             elif self._may(pod, now):
                 self._asked = pod
                 return self._eviction(pod)
-        return self._look(now)
+        return self._list(now)
 
     def _done(self, request: Request, outcome: Outcome, now: float, jitter: float) -> None:
         if request.resource is Resource.EVENTS:
             self._events.pop(0)  # once is enough, whatever came of it
             return
         if request.resource is Resource.PODS:
-            self._looked(request, outcome, now, jitter)
+            self._listed(request, outcome, now, jitter)
             return
         self._bucket.take(now)
         self._next = now + self._bucket.wait(now)
@@ -226,7 +226,7 @@ class Evictor(Output, Generic[C]):
             if len(self._evicted) >= REMEMBERED:
                 del self._evicted[next(iter(self._evicted))]
             self._evicted[pod.uid] = None
-            self._moved(pod, now)
+            self._note_move(pod, now)
             self._events.append(self._event(pod, self._why(pod, now)))
         elif outcome.result is Result.MISSING:
             self.pods.pop(pod.uid, None)
@@ -245,7 +245,7 @@ class Evictor(Output, Generic[C]):
             del self._moves[workload]
         return now if len(moves) < self._rules.per_workload else moves[0] + self._rules.per
 
-    def _moved(self, pod: C, now: float) -> None:
+    def _note_move(self, pod: C, now: float) -> None:
         """A pod was evicted."""
         if most := self._rules.per_workload:
             if len(self._moves) >= REMEMBERED:
@@ -305,7 +305,7 @@ class OnNUMANodes(Candidate):
 @dataclass(slots=True)
 class _Emptied:
     numa_nodes: frozenset[int]
-    look_at: float
+    due_at: float
 
 
 def places_of(text: str, cpus: Mapping[int, frozenset[int]]) -> frozenset[int]:
@@ -343,7 +343,7 @@ class _Emptying(Evictor[OnNUMANodes]):
             each = zip(sorted(ids), fields, strict=True)
             self._cpus[name] = {i: _numa_nodes(cpus, MOST_CPUS) for i, cpus in each}
 
-    def node_gone(self, name: str) -> None:
+    def node_removed(self, name: str) -> None:
         """A Node does not exist any more."""
         self._cpus.pop(name, None)
         self._empty(name, frozenset(), 0.0)
@@ -363,20 +363,20 @@ class _Emptying(Evictor[OnNUMANodes]):
             del self.pods[uid]
         self.pods.update(pods)
 
-    def _next_look(self) -> float:
-        return min((one.look_at for one in self._emptied.values()), default=float("inf"))
+    def _next_list(self) -> float:
+        return min((one.due_at for one in self._emptied.values()), default=float("inf"))
 
-    def _look(self, now: float) -> Request | None:
+    def _list(self, now: float) -> Request | None:
         for name, one in sorted(self._emptied.items()):
-            if one.look_at <= now:
+            if one.due_at <= now:
                 return self._list_pods(name, spec_nodeName=name)
         return None
 
-    def _looked(self, request: Request, outcome: Outcome, now: float, jitter: float) -> None:
+    def _listed(self, request: Request, outcome: Outcome, now: float, jitter: float) -> None:
         name = str(request.key)
         if (node := self._emptied.get(name)) is None:
             return
-        node.look_at = now + LOOK * (1 + 0.2 * jitter)
+        node.due_at = now + INTERVAL * (1 + 0.2 * jitter)
         if outcome.result is not Result.DONE:
             return
         found: dict[str, OnNUMANodes] = {}
@@ -481,7 +481,7 @@ class Stolen(_Emptying):
             found[i].factor = factor
         self._measured[name] = found
 
-    def topology_gone(self, name: str) -> None:
+    def topology_removed(self, name: str) -> None:
         """A NodeResourceTopology does not exist any more."""
         self._measured.pop(name, None)
         self._empty(name, frozenset(), 0.0)

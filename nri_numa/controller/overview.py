@@ -151,7 +151,7 @@ class Overview:
             self._drained[name] = drained
             self.revision += 1
 
-    def node_gone(self, name: str) -> None:
+    def node_removed(self, name: str) -> None:
         """A Node does not exist any more."""
         if self._drained.pop(name, None) is not None:
             self.revision += 1
@@ -163,7 +163,7 @@ class Overview:
         if self._nodes.published(name) is not before:
             self.revision += 1
 
-    def topology_gone(self, name: str) -> None:
+    def topology_removed(self, name: str) -> None:
         """A NodeResourceTopology does not exist any more."""
         self._nodes.remove(name)
         self.revision += 1

@@ -55,7 +55,7 @@ class Page:
         """What is added to the controller's server."""
         return [
             Route("GET", DOCUMENT, self._document),
-            Route("GET", PATH.rstrip("/"), self._moved),
+            Route("GET", PATH.rstrip("/"), self._redirect),
             *(
                 Route("GET", PATH + shown, partial(self._file, name))
                 for name in self._files
@@ -63,7 +63,7 @@ class Page:
             ),
         ]
 
-    def _moved(self, request: Request) -> Response:
+    def _redirect(self, request: Request) -> Response:
         return Response(308, b"", TEXT, [("Location", PATH)])
 
     def _file(self, name: str, request: Request) -> Response:

@@ -35,12 +35,12 @@ from nri_numa.scheduler.published import Freshness, read
 WAITS: Final = "CreateContainerError"
 FIELDS: Final = "involvedObject.kind=Pod,reason=Failed"
 """Which Events are followed; the reason is the kubelet's (pkg/kubelet/events/event.go)."""
-LOOK: Final = 10.0
+INTERVAL: Final = 10.0
 """Seconds between two looks for another node, and at a pod in the phase Running; the kubelet asks
 its own node every ten or more."""
 KEPT: Final = 60.0
 """Seconds for which a pod is looked at after the last sign; its status comes after the Event."""
-PROMISED: Final = 60.0
+HELD: Final = 60.0
 """Seconds for which the room of a successor is not offered to another refused pod."""
 MOST: Final = 10_000
 """Refused pods that are remembered."""
@@ -69,7 +69,7 @@ class RefusedPod(Candidate):
 
 @dataclass(slots=True)
 class _Suspect:
-    look_at: float
+    due_at: float
     until: float
     uid: str = ""
 
@@ -105,7 +105,7 @@ class Refused(Evictor[RefusedPod]):
         """A Node exists, new or changed."""
         self._facts[name] = facts_of(name, document)
 
-    def node_gone(self, name: str) -> None:
+    def node_removed(self, name: str) -> None:
         """A Node does not exist any more."""
         self._facts.pop(name, None)
 
@@ -114,9 +114,9 @@ class Refused(Evictor[RefusedPod]):
         self._fresh.seen(name, document, now)
         self._nodes.put(name, read(document, self._prefix))
 
-    def topology_gone(self, name: str) -> None:
+    def topology_removed(self, name: str) -> None:
         """A NodeResourceTopology does not exist any more."""
-        self._fresh.gone(name)
+        self._fresh.remove(name)
         self._nodes.remove(name)
 
     def pod(self, document: Mapping[str, Any], now: float) -> None:
@@ -152,7 +152,7 @@ class Refused(Evictor[RefusedPod]):
                 since=now,
             )
 
-    def pod_gone(self, uid: str) -> None:
+    def pod_removed(self, uid: str) -> None:
         """A pod is not in the phase Pending any more, or does not exist."""
         if (known := self.pods.get(uid)) is not None and not known.running:
             del self.pods[uid]
@@ -176,23 +176,23 @@ class Refused(Evictor[RefusedPod]):
         if (known := self._suspects.get(pod)) is not None:
             known.until = now + KEPT
         elif len(self._suspects) < MOST_RUNNING:
-            self._suspects[pod] = _Suspect(look_at=now, until=now + KEPT)
+            self._suspects[pod] = _Suspect(due_at=now, until=now + KEPT)
 
-    def _next_look(self) -> float:
-        return min((one.look_at for one in self._suspects.values()), default=float("inf"))
+    def _next_list(self) -> float:
+        return min((one.due_at for one in self._suspects.values()), default=float("inf"))
 
-    def _look(self, now: float) -> Request | None:
+    def _list(self, now: float) -> Request | None:
         """The pod of a name, by a list: who moves pods may list."""
         for (namespace, name), one in self._suspects.items():
-            if one.look_at <= now:
+            if one.due_at <= now:
                 return self._list_pods((namespace, name), namespace, metadata_name=name)
         return None
 
-    def _looked(self, request: Request, outcome: Outcome, now: float, jitter: float) -> None:
+    def _listed(self, request: Request, outcome: Outcome, now: float, jitter: float) -> None:
         key = request.key
-        assert isinstance(key, tuple)  # noqa: S101  # as `_look` made it
+        assert isinstance(key, tuple)  # noqa: S101  # as `_list` made it
         one = self._suspects[key]
-        one.look_at = now + LOOK
+        one.due_at = now + INTERVAL
         if outcome.result is not Result.DONE:
             return
         document = outcome.documents[0] if outcome.documents else {}
@@ -212,7 +212,7 @@ class Refused(Evictor[RefusedPod]):
     def _may(self, pod: RefusedPod, now: float) -> bool:
         pod.elsewhere = self._elsewhere(pod)
         if pod.elsewhere is None:
-            pod.not_before = now + LOOK
+            pod.not_before = now + INTERVAL
         return pod.elsewhere is not None
 
     def _elsewhere(self, pod: RefusedPod) -> tuple[str, Fits] | None:
@@ -233,8 +233,8 @@ class Refused(Evictor[RefusedPod]):
                 return name, verdict
         return None
 
-    def _moved(self, pod: RefusedPod, now: float) -> None:
-        super()._moved(pod, now)
+    def _note_move(self, pod: RefusedPod, now: float) -> None:
+        super()._note_move(pod, now)
         assert pod.elsewhere is not None  # noqa: S101  # `_may` says so
         node, fits = pod.elsewhere
         self._nodes.hold(
@@ -244,7 +244,7 @@ class Refused(Evictor[RefusedPod]):
                 places=dict(fits.places),
                 charge=fits.charge,
                 since=now,
-                until=now + PROMISED,
+                until=now + HELD,
             )
         )
 

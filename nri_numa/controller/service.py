@@ -20,7 +20,7 @@ from nri_numa.cluster.writer import Writer, WriterMetrics
 from nri_numa.config import AgentConfig, parse_duration, slots_resource, split_address
 from nri_numa.config.sections import Drain, Steal, Stuck
 from nri_numa.controller import capacity, evictor
-from nri_numa.controller.capacity import CapacityOutput, Offer, UnknownNode, from_put
+from nri_numa.controller.capacity import CapacityOutput, Measurement, UnknownNode, from_put
 from nri_numa.controller.evictor import Drained, Stolen
 from nri_numa.controller.overview import Overview
 from nri_numa.controller.page import Page
@@ -104,19 +104,19 @@ class _Objects(Watched):
         self,
         clock: Callable[[], float],
         changed: Iterable[Callable[[str, Mapping[str, Any], float], object]],
-        gone: Iterable[Callable[[str], object]],
+        removed: Iterable[Callable[[str], object]],
     ) -> None:
-        self._clock, self._changed, self._gone = clock, tuple(changed), tuple(gone)
+        self._clock, self._changed, self._removed = clock, tuple(changed), tuple(removed)
 
     def put(self, document: Mapping[str, Any]) -> None:
         """One exists, new or changed."""
         for changed in self._changed:
             changed(name_of(document), document, self._clock())
 
-    def gone(self, key: str) -> None:
+    def removed(self, key: str) -> None:
         """One does not exist any more."""
-        for gone in self._gone:
-            gone(key)
+        for removed in self._removed:
+            removed(key)
 
 
 class _PendingPods(Watched):
@@ -129,9 +129,9 @@ class _PendingPods(Watched):
         """A pod is Pending, or changed."""
         self._refused.pod(document, self._clock())
 
-    def gone(self, key: str) -> None:
+    def removed(self, key: str) -> None:
         """A pod is not Pending any more."""
-        self._refused.pod_gone(key)
+        self._refused.pod_removed(key)
 
 
 class _FailedEvents(Watched):
@@ -249,7 +249,7 @@ class Service:
         shown = [overview] if overview is not None else []
         listeners = [self.capacity, *self._evictors, *shown]
         objects = _Objects(
-            self._clock, [one.node for one in listeners], [one.node_gone for one in listeners]
+            self._clock, [one.node for one in listeners], [one.node_removed for one in listeners]
         )
         self._nodes = Watch(self._api, NODES, objects, jitter=jitter)
         watches = [self._nodes]
@@ -259,7 +259,7 @@ class Service:
             objects = _Objects(
                 self._clock,
                 [one.topology for one in published],
-                [one.topology_gone for one in published],
+                [one.topology_removed for one in published],
             )
             watches.append(Watch(self._api, TOPOLOGIES, objects, jitter=jitter))
             if overview is not None:
@@ -301,7 +301,7 @@ class Service:
                     group.create_task(query.run())
         finally:
             await self.server.stop()
-            await self.lease.give_back()
+            await self.lease.release()
             await self._api.close()
 
     def left(self) -> dict[str, object]:
@@ -313,8 +313,8 @@ class Service:
     def put(self, node: str, document: object) -> str:
         """Take what a PUT says; a sentence about what may keep it from having an effect."""
         try:
-            offer = from_put(node, document, longest=LONGEST_VALIDITY)
-            warning = self.capacity.offer(PUT, offer, self._clock())
+            measured = from_put(node, document, longest=LONGEST_VALIDITY)
+            warning = self.capacity.report(PUT, measured, self._clock())
         except (BadCapacity, UnknownNode):
             self._metrics.offers.labels(PUT, "refused").inc()
             raise
@@ -390,21 +390,21 @@ class Service:
             metrics.stolen.set(self.stolen.poor())
         return metrics.text()
 
-    def _take(self, source: str, offers: Sequence[Offer]) -> list[str]:
+    def _take(self, source: str, measurements: Sequence[Measurement]) -> list[str]:
         """What a source says of all nodes: those it names no more are withdrawn."""
         if not self._nodes.synced.is_set():
             return []
         problems: list[str] = []
         now = self._clock()
-        for offer in offers:
+        for one in measurements:
             try:
-                self.capacity.offer(source, offer, now)
+                self.capacity.report(source, one, now)
             except (BadCapacity, UnknownNode) as error:
                 self._metrics.offers.labels(source, "refused").inc()
                 problems.append(str(error))
             else:
                 self._metrics.offers.labels(source, "accepted").inc()
-        for node in self.capacity.spoken_of() - {offer.node for offer in offers}:
+        for node in self.capacity.spoken_of() - {one.node for one in measurements}:
             self.capacity.withdraw(source, node)
         return problems
 

@@ -14,21 +14,21 @@ import msgspec
 
 from nri_numa import safe_yaml
 from nri_numa.config.sections import Prometheus
-from nri_numa.controller.capacity import Offer, from_file, from_query, shortened
+from nri_numa.controller.capacity import Measurement, from_file, from_query, shortened
 from nri_numa.observe.logs import get_logger
 from nri_numa.offline_capacity import BadCapacity
 
 log = get_logger("controller")
 
-LOOK: Final = 2.0
-"""Seconds between two looks at a file."""
+FILE_INTERVAL: Final = 2.0
+"""Seconds after which a file is read again."""
 LARGEST: Final = 16 << 20
 """Bytes of a file or an answer; 5,000 nodes with four NUMA nodes each take two million."""
 TIMEOUT: Final = 10.0
-INTERVAL: Final = 30.0
+QUERY_INTERVAL: Final = 30.0
 """Seconds between two queries."""
 
-Take = Callable[[str, Sequence[Offer]], list[str]]
+Take = Callable[[str, Sequence[Measurement]], list[str]]
 
 
 class Source:
@@ -40,7 +40,7 @@ class Source:
     """
 
     name = where = ""
-    interval = LOOK
+    interval = FILE_INTERVAL
 
     def __init__(self, take: Take, up: Callable[[bool], object]) -> None:
         self._take, self._up = take, up
@@ -49,27 +49,27 @@ class Source:
     async def run(self) -> None:
         """Read until cancelled."""
         while True:
-            await self.look()
+            await self.check()
             await asyncio.sleep(self.interval)
 
-    async def look(self) -> None:
+    async def check(self) -> None:
         """Read once."""
         try:
-            offers, problems = await self._read()
+            measurements, problems = await self._read()
         except BadCapacity as error:
-            self._tell([str(error)], readable=False)
+            self._report([str(error)], readable=False)
         except (aiohttp.ClientError, OSError, ValueError) as error:
             text = getattr(error, "strerror", None) or str(error)[:300] or type(error).__name__
-            self._tell([f"cannot be read: {text}"], readable=False)
+            self._report([f"cannot be read: {text}"], readable=False)
         else:
-            found = [*problems, *shortened(self._take(self.name, offers))]
-            self._tell(found, readable=True)
+            found = [*problems, *shortened(self._take(self.name, measurements))]
+            self._report(found, readable=True)
 
-    async def _read(self) -> tuple[list[Offer], list[str]]:
+    async def _read(self) -> tuple[list[Measurement], list[str]]:
         """What is said now: what is sound of it, and what is wrong."""
         raise NotImplementedError
 
-    def _tell(self, problems: Sequence[str], *, readable: bool) -> None:
+    def _report(self, problems: Sequence[str], *, readable: bool) -> None:
         self._up(readable)
         for problem in problems:
             if problem not in self._said:
@@ -92,12 +92,12 @@ class FileSource(Source):
         super().__init__(take, up)
         self.where = path
         self._seen: tuple[int, ...] = ()
-        self._last: tuple[list[Offer], list[str]] = [], []
+        self._last: tuple[list[Measurement], list[str]] = [], []
 
-    async def _read(self) -> tuple[list[Offer], list[str]]:
+    async def _read(self) -> tuple[list[Measurement], list[str]]:
         return await asyncio.to_thread(self._read_changed)
 
-    def _read_changed(self) -> tuple[list[Offer], list[str]]:
+    def _read_changed(self) -> tuple[list[Measurement], list[str]]:
         seen, self._seen = self._seen, ()
         with open(self.where, "rb") as file:
             status = os.fstat(file.fileno())
@@ -121,10 +121,10 @@ class PrometheusSource(Source):
 
     def __init__(self, config: Prometheus, take: Take, up: Callable[[bool], object]) -> None:
         super().__init__(take, up)
-        self.where, self.interval = config.url, INTERVAL
+        self.where, self.interval = config.url, QUERY_INTERVAL
         self._config = config
 
-    async def _read(self) -> tuple[list[Offer], list[str]]:
+    async def _read(self) -> tuple[list[Measurement], list[str]]:
         config = self._config
         headers = {}
         if config.token_file:

@@ -1,1 +1,1 @@
-"""CRI: the link to runtimes without NRI, and the kubelet's PodResources."""
+"""The CRI link, for runtimes without NRI: containers are followed, and given their CPUs late."""

@@ -12,11 +12,12 @@ import enum
 import json
 from collections.abc import AsyncIterator, Iterator, Mapping
 from types import TracebackType
-from typing import Any, NoReturn, Protocol, Self, TypeVar
+from typing import Any, NoReturn, Self, TypeVar
 
 import grpc
 import grpc.aio
 import msgspec
+from google.protobuf.message import Message
 
 from nri_numa.cri.pb import cri_pb2
 from nri_numa.engine.values.workload import (
@@ -133,16 +134,8 @@ class CallRefused(RuntimeUnavailable):
     """The runtime answered one call with an error; others may well succeed."""
 
 
-class _Message(Protocol):
-    """What we need of a protobuf message class to call a method with it."""
-
-    def SerializeToString(self) -> bytes:
-        """Encode."""
-        ...
-
-
-_Request = TypeVar("_Request", bound=_Message)
-_Response = TypeVar("_Response")
+_Request = TypeVar("_Request", bound=Message)
+_Response = TypeVar("_Response", bound=Message)
 
 
 class CRIClient:
@@ -198,7 +191,7 @@ class CRIClient:
         call = self._connected().unary_unary(
             _SERVICE + method,
             request_serializer=type(request).SerializeToString,
-            response_deserializer=response.FromString,  # type: ignore[attr-defined]  # every message class has it
+            response_deserializer=response.FromString,
         )
         answer: _Response = await call(request, timeout=self._timeout_s)
         return answer

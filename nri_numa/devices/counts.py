@@ -11,8 +11,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from nri_numa.cri import pod_resources
-from nri_numa.cri.pod_resources import DeviceCount
+from nri_numa.kubelet import pod_resources
+from nri_numa.kubelet.pod_resources import DeviceCount
 from nri_numa.observe.logs import get_logger
 
 log = get_logger("devices")

@@ -115,7 +115,7 @@ def given_devices(
 
     Without a pod's name nothing is asked, but what takes time the first time is done.
     """
-    from nri_numa.cri import pod_resources
+    from nri_numa.kubelet import pod_resources
 
     if not pod:
         pod_resources.load()

@@ -10,6 +10,11 @@ Two bounds hold for the CPUs of a NUMA node, and the lower one counts:
 * what runs there: containers without CPUs of their own run on the shared pool, so they cannot be
   promised more than ``pool × oversale``. CPUs that somebody owns, siblings kept idle for an
   owner, and what the kubelet granted serve nobody else, however much is oversold.
+
+CPUs are withheld from the shared pool when they are owned, or kept idle beside owned ones; listed
+CPUs (``numacpu`` without ``cpus: exclusive``) stay in the pool, and nobody can own them unless the
+list is soft. Quotas and the floor of the pool are looked at when something new is granted: who
+holds more than a quota that was lowered keeps it.
 """
 
 from __future__ import annotations
@@ -29,7 +34,7 @@ from nri_numa.engine.cpus.allocator import (
     take_cpus,
 )
 from nri_numa.engine.cpus.index import AllocatorIndex
-from nri_numa.engine.decision import Case, Machine, shared_milli
+from nri_numa.engine.decision import Case, Machine
 from nri_numa.engine.others import holders_text, named
 from nri_numa.engine.state import Allocation, NodeState, union
 from nri_numa.engine.values.settings import (
@@ -58,7 +63,7 @@ def exclusive_left(
     found: dict[int, int] = {}
     for i, cpus in machine.node_cpus.items():
         here = (cpus.bits & pool).bit_count()
-        needed = -(-shared_milli(state, i, cpus) // max(1, machine.serves(1)))
+        needed = -(-state.shared_milli(i, cpus) // max(1, machine.serves(1)))
         apart = (cpus.bits & free.bits & ~pool).bit_count()
         spare = max(0, here - needed) + apart
         if smt is SMT.ISOLATE:
@@ -276,7 +281,7 @@ def kept_for_pool(machine: Machine, state: NodeState, pool: CPUSet, free: CPUSet
         here = pool & cpus
         floor_here = amount.of(len(cpus - machine.isolated))
         if machine.isolated:
-            promised = -(-shared_milli(state, i, cpus) // max(1, machine.serves(1)))
+            promised = -(-state.shared_milli(i, cpus) // max(1, machine.serves(1)))
             floor_here = max(floor_here, promised)
         kept |= keep(here & free, floor_here - len(here - free))
     if machine.isolated:
@@ -462,6 +467,11 @@ class SlotCapacity(msgspec.Struct, frozen=True, kw_only=True):
 
 def slot_capacity(machine: Machine, state: NodeState) -> SlotCapacity:
     """Count what is held with slots and what could still be given.
+
+    The scheduler has one number for the whole machine and subtracts what pods request, also those
+    that have not started yet: a container that starts moves from the second part to the first, and
+    the sum stays. Exclusive CPUs without slots, idle siblings, what is allocated to containers that
+    share, and the floors of the shared pool are in neither.
 
     What becomes of siblings is counted as the configured defaults say; rules and annotations that
     say something else cost more than is counted here (``smt: isolate``). Quotas of single

@@ -40,6 +40,14 @@ from nri_numa.machine.model import Topology, numa_text
 class Tiers(msgspec.Struct, frozen=True, kw_only=True):
     """What a machine's NUMA nodes without CPUs are good for.
 
+    CXL, HBM, the memory of a KNL in flat mode, the memory of GPUs and much of what virtual machines
+    show are NUMA nodes with memory and no CPUs. Such a NUMA node *serves* the NUMA nodes with CPUs
+    that it is near to: its initiators as the kernel names them (``access1``, then ``access0``),
+    else those at the least distance. For alignment it is a part of what it serves and no place of
+    its own. Another tier of memory is only for those who let it in. Two sorts need no leave,
+    because for some CPUs there is nothing else: the memory nearest to CPUs whose NUMA node has
+    none, and, where no NUMA node has both, all memory that the kernel puts in no other tier.
+
     Attributes:
         near: NUMA node that may be used to the NUMA nodes with CPUs that it serves.
     """
@@ -283,8 +291,32 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         }
 
     def cpu_left(self, state: NodeState) -> dict[int, int]:
-        """By NUMA node, thousandths of a CPU left; see `nri_numa.engine.accounting`."""
-        return cpu_left(self, state)
+        """By NUMA node, thousandths of a CPU that can still be promised; never negative."""
+        left = dict(self.cpu_total)
+        for i, charge in state.charges.items():
+            if i in left:
+                rest = left[i] - charge.cpu_milli
+                left[i] = rest if rest > 0 else 0
+        withdrawn = state.withheld_bits
+        if withdrawn:
+            serving = state.grantable(self.topology, self.settings).bits
+            for i, cpus in self.node_cpus.items():
+                if cpus.bits & withdrawn:
+                    left[i] = self._shared_here(state, i, left, serving)
+        return left
+
+    def shared_left(self, state: NodeState, left: dict[int, int]) -> dict[int, int]:
+        """Of `cpu_left`, which counts isolated CPUs that only owners get, what can be shared."""
+        if not self.isolated:
+            return left
+        pool = state.pool(self.topology, self.settings).bits
+        return {i: self._shared_here(state, i, left, pool) for i in self.node_cpus}
+
+    def _shared_here(self, state: NodeState, i: int, left: Mapping[int, int], among: int) -> int:
+        """No more than is left, and than the CPUs of a NUMA node among some serve besides."""
+        cpus = self.node_cpus[i]
+        serves = self.serves((cpus.bits & among).bit_count())
+        return max(0, min(left[i], serves - state.shared_milli(i, cpus)))
 
     def memory_left(self, state: NodeState, reading: Reading | None) -> dict[int, int]:
         """By NUMA node, bytes left: bookable, and never more than the kernel has.
@@ -455,53 +487,6 @@ class Placed(Allocation, frozen=True, kw_only=True):
     memory_policy: MemoryPolicySetting | None = None
 
 
-def cpu_left(machine: Machine, state: NodeState) -> dict[int, int]:
-    """By NUMA node, thousandths of a CPU that can still be promised; never negative."""
-    left = dict(machine.cpu_total)
-    for i, charge in state.charges.items():
-        if i in left:
-            rest = left[i] - charge.cpu_milli
-            left[i] = rest if rest > 0 else 0
-    withdrawn = state.withheld_bits
-    if withdrawn:
-        serving = state.grantable(machine.topology, machine.settings).bits
-        for i, cpus in machine.node_cpus.items():
-            if cpus.bits & withdrawn:
-                serves = machine.serves((cpus.bits & serving).bit_count())
-                left[i] = max(0, min(left[i], serves - shared_milli(state, i, cpus)))
-    return left
-
-
-def shared_left(machine: Machine, state: NodeState, left: dict[int, int]) -> dict[int, int]:
-    """By NUMA node, thousandths that can still be promised to containers that share.
-
-    `cpu_left` counts isolated CPUs that only owners get.
-    """
-    if not machine.isolated:
-        return left
-    pool = state.pool(machine.topology, machine.settings).bits
-    return {
-        i: max(
-            0,
-            min(
-                left[i],
-                machine.serves((cpus.bits & pool).bit_count()) - shared_milli(state, i, cpus),
-            ),
-        )
-        for i, cpus in machine.node_cpus.items()
-    }
-
-
-def shared_milli(state: NodeState, numa_node: int, cpus: CPUSet) -> int:
-    """Thousandths promised on a NUMA node to containers without CPUs of their own.
-
-    An owner is allocated exactly its CPUs. One that is offline is no longer seen among them and
-    counts as promised to others, which errs on the safe side.
-    """
-    owned = (cpus.bits & state.owned.bits).bit_count()
-    return max(0, state.charge(numa_node).cpu_milli - 1000 * owned)
-
-
 NO_DEMAND: Final = Demand()
 """Of a container whose needs nobody looked at, since it is not pinned or they make no sense."""
 
@@ -550,7 +535,7 @@ class Case(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def shared_left(self) -> dict[int, int]:
         """By NUMA node, of these what a container without CPUs of its own can be promised."""
-        return shared_left(self.machine, self.state, self.cpu_left)
+        return self.machine.shared_left(self.state, self.cpu_left)
 
     @cached_property
     def memory_left(self) -> dict[int, int]:

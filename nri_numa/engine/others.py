@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from nri_numa.engine.request.annotations import by_annotation, quoted
 from nri_numa.engine.request.demand import CLAIM
-from nri_numa.engine.state import UNBOUND_GROUP, Allocation, Kind, NodeState
+from nri_numa.engine.state import UNBOUND_GROUP, Allocation, Identity, Kind, NodeState
 from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import (
     Bind,
@@ -45,6 +45,16 @@ def pinned_to(text: str) -> CPUSet:
         return CPUSet.parse(text)
     except ListFormatError:
         return NO_CPUS
+
+
+def same_set(text: str, wanted: CPUSet | NUMASet) -> bool:
+    """Whether a kernel list says the same set."""
+    if text == str(wanted):  # as we write it ourselves: mostly so, and quicker than reading it
+        return True
+    try:
+        return bool(text) and type(wanted).parse(text) == wanted
+    except ListFormatError:
+        return False
 
 
 def covers(text: str, pool: CPUSet, shared: Collection[CPUSet] = ()) -> bool:
@@ -199,14 +209,9 @@ KEPT_FOR_POD: Final = "kept"
 
 def reclaimed(allocation: Allocation, cpus: CPUSet) -> Allocation:
     """A container of ours that the kubelet pins by now, and may."""
+    kept = {field: getattr(allocation, field) for field in Identity.__annotations__}
     return Allocation(
-        container_id=allocation.container_id,
-        pod_id=allocation.pod_id,
-        pod_uid=allocation.pod_uid,
-        namespace=allocation.namespace,
-        pod=allocation.pod,
-        container=allocation.container,
-        qos=allocation.qos,
+        **kept,
         kind=Kind.FOREIGN,
         pinned=cpus,
         reason=f"the kubelet took {cpus_text(cpus)} back by its static policy",

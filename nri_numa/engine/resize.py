@@ -1,9 +1,11 @@
 """A live container's resources change: in-place resize, or somebody else's cpuset.
 
-A resize keeps the CPUs it can: growing adds to them, shrinking gives some of them back, and NUMA
-nodes and memory nodes stay (`nri_numa.engine.resize`). Where the new size does not fit, the
-degrade ladder decides, and its default for strict policies refuses the resize, which leaves the
-container as it is.
+A resize never moves anything. A changed ``cpuset.mems`` makes the kernel copy the pages of a
+running process (cgroup v2) or leaves them behind (v1), and nobody who resizes a pod asked for
+either. So a container keeps its memory nodes for life, CPUs of its own stay its own as long as it
+has that many, and what it gets in addition comes from the NUMA nodes it is on. What cannot grow
+there is the business of ``on-failure``, whose default for strict policies refuses the resize;
+docs/adr/0027-a-resize-stays-in-place.md says why.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ from nri_numa.engine.others import (
     listed_softly,
     pinned_to,
     reclaimed,
+    same_set,
     whose,
 )
 from nri_numa.engine.place.explicit import gives_way, may_own, owned_by_pod, unpaid
@@ -71,7 +74,7 @@ from nri_numa.engine.values.workload import (
     Resources,
     StateChange,
 )
-from nri_numa.machine.cpuset import NO_CPUS, CPUSet, ListFormatError, NUMASet
+from nri_numa.machine.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.machine.model import NO_QUOTA, cpus_text, human_milli, numa_text
 
 RULE = "a resize stays in place"
@@ -634,12 +637,12 @@ def _own_update(
         wanted = pool  # its memory is bound by us, so nobody else's pin makes it foreign
     changed = allocation.cpus != before.cpus or allocation.kind is not before.kind
     cpus = ""
-    if wanted and (changed or (update.cpus and not _same_cpus(update.cpus, wanted))):
+    if wanted and (changed or (update.cpus and not same_set(update.cpus, wanted))):
         cpus = str(wanted)
     mems = ""
     if allocation.mems and (
         allocation.mems != before.mems
-        or (update.mems and not _same_mems(update.mems, allocation.mems))
+        or (update.mems and not same_set(update.mems, allocation.mems))
     ):
         mems = str(allocation.mems)
     quota: int | None = None
@@ -652,17 +655,3 @@ def _own_update(
     return ContainerUpdate(
         container_id=allocation.container_id, cpus=cpus, mems=mems, cpu_quota=quota
     )
-
-
-def _same_cpus(text: str, wanted: CPUSet) -> bool:
-    try:
-        return CPUSet.parse(text) == wanted
-    except ListFormatError:
-        return False
-
-
-def _same_mems(text: str, wanted: NUMASet) -> bool:
-    try:
-        return NUMASet.parse(text) == wanted
-    except ListFormatError:
-        return False

@@ -30,7 +30,7 @@ from nri_numa.engine.decision import (
     Resynced,
     Trace,
 )
-from nri_numa.engine.others import covers, judged, pinned_to
+from nri_numa.engine.others import covers, judged, pinned_to, same_set
 from nri_numa.engine.resize import other_size, resized_meanwhile
 from nri_numa.engine.state import (
     Allocation,
@@ -593,10 +593,10 @@ def difference(
     if not wanted and allocation.kind is Kind.UNBOUND and resources.cpus:
         # It was narrowed while others owned CPUs; nobody does any more.
         wanted = pool
-    cpus = str(wanted) if wanted and not _same(CPUSet, resources.cpus, wanted) else ""
+    cpus = str(wanted) if wanted and not same_set(resources.cpus, wanted) else ""
     mems = (
         str(allocation.mems)
-        if allocation.mems and not _same(NUMASet, resources.mems, allocation.mems)
+        if allocation.mems and not same_set(resources.mems, allocation.mems)
         else ""
     )
     lift = allocation.quota is not None and (resources.cpu_quota or 0) > 0
@@ -610,14 +610,3 @@ def difference(
         # CRI-O fails the whole synchronisation for one container that has just gone.
         ignore_failure=True,
     )
-
-
-def _same(kind: type[CPUSet] | type[NUMASet], text: str, wanted: CPUSet | NUMASet) -> bool:
-    if text == str(wanted):  # as we write it ourselves: mostly so, and quicker than reading it
-        return True
-    if not text:
-        return False
-    try:
-        return kind.parse(text) == wanted
-    except ListFormatError:
-        return False

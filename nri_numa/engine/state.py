@@ -256,6 +256,15 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
         """What is booked on one NUMA node."""
         return self.charges.get(numa_node, NOTHING)
 
+    def shared_milli(self, numa_node: int, cpus: CPUSet) -> int:
+        """Thousandths promised on a NUMA node to containers without CPUs of their own.
+
+        An owner is allocated exactly its CPUs. One that is offline is no longer seen among them and
+        counts as promised to others, which errs on the safe side.
+        """
+        owned = (cpus.bits & self.owned.bits).bit_count()
+        return max(0, self.charge(numa_node).cpu_milli - 1000 * owned)
+
     def charge_of_pod(self, uid: str, but: str, listed: CPUSet = NO_CPUS) -> Charge:
         """What is booked for a pod's live containers, without one of them and an exclusive list."""
         total, record = NOTHING, self.pods.get(uid)
@@ -434,7 +443,7 @@ def isolated(topology: Topology, settings: Settings) -> CPUSet:
     if settings.strict_reserved:
         bits &= ~settings.reserved_cpus.bits
     apart = topology.isolated.bits & bits
-    return CPUSet.from_bits(apart) if bits & ~apart else NO_CPUS
+    return CPUSet.from_bits(apart) if apart and bits & ~apart else NO_CPUS
 
 
 def union(sets: Iterable[CPUSet]) -> CPUSet:

@@ -133,7 +133,7 @@ class KubeAPI:
         if document is not None:
             body = msgspec.json.encode(document)
             path += f"{'&' if '?' in path else '?'}fieldManager={self._service}"
-        async with self._asked(method, path, body, form) as answer:
+        async with self._exchange(method, path, body, form) as answer:
             data = await answer.read()
             try:
                 found = msgspec.json.decode(data, type=dict[str, Any])
@@ -188,7 +188,7 @@ class KubeAPI:
         silence = aiohttp.ClientTimeout(
             total=None, sock_connect=TIMEOUT, sock_read=seconds + _SLACK
         )
-        async with self._asked("GET", f"{path}?{urlencode(asked)}", silence=silence) as answer:
+        async with self._exchange("GET", f"{path}?{urlencode(asked)}", silence=silence) as answer:
             rest = b""
             while True:
                 chunk = await answer.content.readany()
@@ -203,7 +203,7 @@ class KubeAPI:
                 await asyncio.sleep(GATHERED if len(chunk) < _MUCH else 0)
 
     @contextlib.asynccontextmanager
-    async def _asked(
+    async def _exchange(
         self,
         method: str,
         url: str,
@@ -378,7 +378,7 @@ class Watched:
     def put(self, document: Mapping[str, Any]) -> None:
         """An object exists, new or changed."""
 
-    def gone(self, key: str) -> None:
+    def removed(self, key: str) -> None:
         """An object does not exist any more."""
 
     def remove(self, document: Mapping[str, Any]) -> None:
@@ -468,14 +468,14 @@ class Watch:
         if event == "DELETED":
             self._keys.discard(key)
             self._watched.remove(document)
-            self._watched.gone(key)
+            self._watched.removed(key)
         else:
             self._keys.add(key)
             self._watched.put(document)
 
     def _listed(self, keys: set[str]) -> None:
         for key in sorted(self._keys - keys):
-            self._watched.gone(key)
+            self._watched.removed(key)
         self._keys = keys
         self._watched.listed(frozenset(keys))
         self.synced.set()

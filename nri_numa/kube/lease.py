@@ -124,7 +124,7 @@ class Lease:
             self._changed()
         return max(LEAST, min(LONGEST, self._hold_until - self._clock()))
 
-    async def give_back(self) -> None:
+    async def release(self) -> None:
         """Let another replica lead at once; for the end."""
         if self._there is None or self.holder != self._identity:
             return

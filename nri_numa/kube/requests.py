@@ -169,7 +169,6 @@ class Outcome:
     Attributes:
         text: what was wrong and what to do, as a sentence; empty when done.
         retry_after: seconds that the server wants to be left alone.
-        documents: what was read.
     """
 
     result: Result

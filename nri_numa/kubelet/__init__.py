@@ -1,1 +1,1 @@
-"""The kubelet on this node: what it does beside us."""
+"""The kubelet on this node: its configuration, its grants, and what it gave to pods."""

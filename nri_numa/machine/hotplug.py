@@ -14,7 +14,7 @@ import errno
 import socket
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from nri_numa.machine.cpuset import ListFormatError, NUMASet
 from nri_numa.machine.model import Topology
@@ -52,23 +52,7 @@ def concerns_cpus(fields: dict[str, str]) -> bool:
     return fields.get("SUBSYSTEM") == "cpu" and fields.get("ACTION") in ACTIONS
 
 
-class Source(Protocol):
-    """Where uevents come from: the few methods of a socket that are used."""
-
-    def fileno(self) -> int:
-        """For the event loop to wait on."""
-        ...
-
-    def recvfrom(self, size: int, /) -> tuple[bytes, object]:
-        """One datagram and its sender."""
-        ...
-
-    def close(self) -> None:
-        """No more."""
-        ...
-
-
-def kernel_source() -> Source:
+def kernel_source() -> socket.socket:
     """Open the kernel's socket of uevents.
 
     Raises:
@@ -89,7 +73,7 @@ def kernel_source() -> Source:
 async def watch(
     changed: Callable[[], Awaitable[None]],
     no_events: Callable[[OSError, bool], None],
-    open_source: Callable[[], Source] = kernel_source,
+    open_source: Callable[[], socket.socket] = kernel_source,
 ) -> None:
     """Call ``changed`` after each burst of events about CPUs, until cancelled.
 

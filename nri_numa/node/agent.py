@@ -182,7 +182,8 @@ class DeferredTasks:
     def add(self, *functions: Callable[[], object]) -> None:
         """Do this when the reply has left."""
         context, idle = copy_context(), not self._waiting
-        self._waiting.extend((context, function) for function in functions)
+        for function in functions:
+            self._waiting.append((context, function))
         if idle:
             self._clock.call_soon(self._work)
 
@@ -269,7 +270,7 @@ class Agent:
     # --- events of the runtime --------------------------------------------------------------------
 
     def runtime_waits(self, seconds: float) -> None:
-        """The runtime told how long it waits for an answer; 0 when it tells nothing."""
+        """How long the runtime waits for an answer; 0 when it does not say."""
         self._synchronize_seconds = min(SYNCHRONIZE_SECONDS, seconds / 2 or SYNCHRONIZE_SECONDS)
 
     def create_container(self, pod: PodSandbox, container: Container) -> Admitted | Refused | None:
@@ -297,7 +298,7 @@ class Agent:
         return decision if updates is decision.updates else replace(decision, updates=updates)
 
     def knows(self, container_id: str) -> bool:
-        """Whether a container has been decided about, so that its start tells nothing new of it."""
+        """Whether a container has been decided about, so that its start is no news."""
         return container_id in self.state.allocations
 
     def start_container(self, pod: PodSandbox, container: Container) -> None:
@@ -316,7 +317,7 @@ class Agent:
     def post_start_container(self, pod: PodSandbox, container: Container) -> None:
         """A container runs; from now on the runtime applies updates to it."""
         if container.id in self._ended:
-            return  # told late: a program may end before the runtime says that it runs
+            return  # late news: a program may end before the runtime says that it runs
         self.places[container.id] = CgroupPlace(container.cgroups_path, container.pid)
         if not (self.observe or container.id in self.state.allocations):
             self._meet(pod, container)
@@ -489,7 +490,7 @@ class Agent:
     # --- changes of our own ----------------------------------------------------------------------
 
     def granted(self, grants: KubeletGrants) -> None:
-        """The kubelet granted something else: whoever shares CPUs makes room, or gets it back."""
+        """The kubelet granted something else: who shares CPUs makes room, or gets it back."""
         before = self.state
         after = before.with_kubelet(grants)
         self._swap(after, NO_CHANGE)
@@ -668,7 +669,7 @@ class Agent:
         self.notify()
 
     def _check_if_foreign(self, allocation: Allocation | None) -> None:
-        """Somebody else's pin came, changed or went: does it overlap with exclusive CPUs?"""
+        """A foreign pin came, changed or went: does it overlap with exclusive CPUs?"""
         if allocation is not None and allocation.kind is Kind.FOREIGN:
             self._tasks.add(self._check_foreign)
 
@@ -734,7 +735,7 @@ class Agent:
             self._cgroups.mark(place, self._mark_key, text)
 
     def _meet(self, pod: PodSandbox, container: Container) -> None:
-        """Decide about one whose creation was not told us."""
+        """Decide about one whose creation was not reported."""
         met = take_in(self.machine, self.state, pod, container, self._readings.memory, self._now())
         self._swap(met.state, met.change)
         self._start_met(container)
@@ -783,20 +784,20 @@ class Agent:
         return self._pending.pop(container_id, None)
 
     def _forget(self, container_id: str) -> None:
-        self._traces.pop(container_id, None)
-        self._take_pending(container_id)
+        for known in (self._traces, self._pending, self.starting, self._begun):
+            known.pop(container_id, None)
+        self._in_cgroup.discard(container_id)
         place, kept = self.places.pop(container_id, None), self.state.allocations.get(container_id)
         if place is not None and kept is not None:
             path = place.cgroups_path.replace(container_id, kept.pod_id)
             self._sandboxes[kept.pod_id] = CgroupPlace(path)
-        self._end_start(container_id)
         self.differences.forget(container_id)
         self._ended[container_id] = None
         if len(self._ended) > _ENDED:
             del self._ended[next(iter(self._ended))]
 
     def notify(self) -> None:
-        """Tell listeners that something they show changed."""
+        """Call listeners: something that they show changed."""
         for listener in self._listeners:
             listener()
 

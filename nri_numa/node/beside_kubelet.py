@@ -147,14 +147,14 @@ class BesideKubelet:
             after.pod_uid, after.container, after.container_id
         )
         if not granted or not pinned_to(asked) <= granted:
-            return  # everybody's set, or not the kubelet at all: `overridden` tells of it
+            return  # the shared set, or not the kubelet at all: `overridden` says so
         if kept:
             self._contest(after, asked, kept, "nri-numa", "UpdateContainer")
         elif before.kind not in (Kind.FOREIGN, Kind.UNBOUND):
             self._contest(after, asked, "", "kubelet", "UpdateContainer")
 
     def _check_cgroups(self) -> None:
-        """Containers that are left to whoever rewrites their cgroup: is it the kubelet?"""
+        """Containers that are left to what rewrites their cgroup: is it the kubelet?"""
         state = self._agent.state
         for container_id, one in self._agent.differences.known.items():
             allocation = state.allocations.get(container_id)

@@ -174,13 +174,13 @@ class OutsideCapacity(CapacityWatch):
 
 
 def read(path: str) -> str:
-    """The text of a small regular file in a directory of somebody who is not trusted.
+    """The text of a small regular file in a directory of a user who is not trusted.
 
     Raises:
         FileNotFoundError: there is none.
         OSError: it is something else than such a file.
     """
-    # Neither a link that leads elsewhere nor a pipe that nobody writes may hold or mislead us.
+    # Neither a link that leads elsewhere nor a pipe without a writer may hold or mislead us.
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
     descriptor = os.open(path, flags)
     try:

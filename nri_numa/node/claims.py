@@ -132,7 +132,7 @@ class ClaimBook:
                 log.warning("CDI file not written", uid=claim.uid, problem=str(error))
 
     def registered(self) -> None:
-        """The kubelet has taken the driver; the publisher is told."""
+        """The kubelet has registered the driver; the publisher learns of it."""
         self._asker.registered()
 
     # --- the kubelet's calls ----------------------------------------------------------------------

@@ -256,8 +256,8 @@ class Daemon:
         )
 
     def _pods_to_come(self) -> PendingPods:
-        def later(seconds: float, tell: Callable[[], object]) -> None:
-            asyncio.get_running_loop().call_later(seconds, tell)
+        def later(seconds: float, function: Callable[[], object]) -> None:
+            asyncio.get_running_loop().call_later(seconds, function)
 
         return PendingPods(self.agent.notify, self.clock.monotonic, later)
 

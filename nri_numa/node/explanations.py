@@ -19,6 +19,7 @@ from nri_numa.engine.state import Allocation
 from nri_numa.node.agent import Agent, RefusedContainer
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.traces import LAYOUT, KeptTrace, is_readable, savable
+from nri_numa.store.files import read_file, replace_file
 from nri_numa.store.journal import allocation_document, encode
 
 log = get_logger("explanations")
@@ -81,13 +82,11 @@ class ExplanationFile:
     def load(self) -> str:
         """Restore what the agent knew, before anything happens; why nothing is used, or nothing."""
         try:
-            data = _read(self.path)
+            data = read_file(self.path, MAX_BYTES)
         except FileNotFoundError:
             return ""
         except OSError as error:
             return f"{self.path}: cannot be read: {error.strerror or error}; it is not used"
-        if len(data) > MAX_BYTES:
-            return f"{self.path}: is larger than {MAX_BYTES} bytes; it is not used"
         head, _, rest = data.partition(b"\n")
         if head + b"\n" != _HEAD % (LAYOUT, crc32(rest)):
             return f"{self.path}: is damaged, or of another version of nri-numa; it is not used"
@@ -164,13 +163,9 @@ class ExplanationFile:
     def _write(self, snapshot: Snapshot) -> str:
         """Replace the file; runs in a thread. Says what went wrong."""
         data = encoded(snapshot, self._identity)
-        temporary = f"{self.path}.tmp"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
-            with open(os.open(temporary, flags, 0o600), "wb") as file:
-                file.write(data)
             # Not synced: a file that the kernel did not write in time is not used.
-            os.rename(temporary, self.path)
+            os.close(replace_file(self.path, data))
         except OSError as error:
             return f"{self.path}: cannot be written: {error.strerror or error}"
         return ""
@@ -224,15 +219,10 @@ def encoded(snapshot: Snapshot, identity: dict[str, str], limit: int = MAX_BYTES
 
 
 def _mark(allocation: Allocation) -> int:
-    """Tells one decision about a container from a later one, over a restart."""
+    """Another one for each decision about a container, also after a restart."""
     return crc32(encode(allocation_document(allocation)))
 
 
 def _tuples(value: Any) -> Any:
     """What was tuples before msgpack made lists of them; shapes must be hashable."""
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
-
-
-def _read(path: str) -> bytes:
-    with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb") as file:
-        return file.read(MAX_BYTES + 1)

@@ -73,14 +73,14 @@ class Result(StrEnum):
     FREE = "free"
     """Ours, and it has everything already."""
     FOREIGN = "foreign"
-    """Never ours: pinned by somebody else, or by nobody."""
+    """Never ours: pinned by others, or not at all."""
 
 
 class GivenBack(msgspec.Struct, frozen=True, kw_only=True):
     """One container.
 
     Attributes:
-        had_cpus, had_mems: kernel lists as the runtime told them; empty where there was none.
+        had_cpus, had_mems: kernel lists as the runtime has them; empty where there was none.
         cpus, mems: what it gets; empty where nothing is changed.
         quota: the CFS quota it gets back, in microseconds per period; None where none is written.
         note: what the operator should know beside that.
@@ -106,7 +106,7 @@ class GivenBack(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def update(self) -> ContainerUpdate:
-        """What the runtime is told."""
+        """What the runtime is sent."""
         return ContainerUpdate(
             container_id=self.container_id,
             cpus=self.cpus,
@@ -156,7 +156,7 @@ def plan(
     pods: Iterable[PodSandbox],
     containers: Iterable[Container],
 ) -> tuple[GivenBack, ...]:
-    """Tell what each container gets back, by namespace, pod, container and id.
+    """What each container gets back, by namespace, pod, container and id.
 
     Ours is what the checkpoint (``prior``) knows, what carries our ``assigned`` annotation, and,
     since unbound containers that were created without us carry none, whatever has exactly the
@@ -210,11 +210,11 @@ def _one(
             quota = milli * (resources.cpu_period or DEFAULT_PERIOD) // 1000
         else:
             note = "its CPU limit stays lifted: the checkpoint that knew it was lost"
-    # What the kubelet sent, which does not send it again: the grant, or what is granted to nobody.
+    # What the kubelet sent, which does not send it again: the grant, or what is not granted.
     grants = prior.kubelet
     granted = grants.cpus_of(pod.uid, container.name, container.id)
     every = granted or everything.allowed - grants.granted or everything.allowed
-    # An empty text is no cpuset of its own, and one that nobody can read was not written by us.
+    # An empty text is no cpuset of its own, and one that cannot be read was not written by us.
     entry = replace(
         entry,
         cpus=str(every) if cpus and cpus != every else "",
@@ -380,7 +380,7 @@ async def _exchange(
 
 
 async def _read_back(reader: CgroupReader, planned: Sequence[GivenBack]) -> tuple[GivenBack, ...]:
-    """Wait until the cgroups say what was sent; the runtime does not tell what became of it."""
+    """Wait until the cgroups say what was sent; the runtime does not say what became of it."""
     open_entries = {c.container_id: c for c in planned if c.changed}
     results: dict[str, Result] = dict.fromkeys(open_entries, Result.RECORDED)
     deadline = time.monotonic() + READ_BACK_SECONDS
@@ -413,5 +413,5 @@ def _set_aside(store: CheckpointStore, keep: bool) -> str:
             return aside
         os.unlink(store.path)
     except OSError:
-        pass  # not there, or a directory that nobody can write: then there is nothing to forget
+        pass  # not there, or a directory that cannot be written: then there is nothing to forget
     return ""

@@ -120,7 +120,7 @@ class AgentHandler:
                 self._pending.retain(pods.uids.keys())
             if self._annotations is not None:
                 self._annotations.kept(pods.uids.values())
-                named = (c for c in containers if c.pod_id in pods)
+                named = (c for c in containers if c.pod_id in pods.uids)
                 self._annotations.saw((pods[c.pod_id], c.name) for c in named)
             if self._devices is not None:
                 self._devices.kept([pods[pod_id] for pod_id in pods.uids])

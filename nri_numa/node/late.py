@@ -1,7 +1,7 @@
-"""How late containers got their CPUs where the runtime asks nobody before they start.
+"""How late containers got their CPUs where no request comes before they start.
 
 A container is right when its real cgroup says so, not when the runtime took an update: one that
-came while the container was being started is taken down and applied to nobody. So the cgroup is
+came while the container was being started is recorded and applied to no cgroup. So the cgroup is
 written as soon as the container is seen to run, which takes tens of microseconds where the runtime
 needs tens of milliseconds; the runtime's own record follows. Where cgroups cannot be written, they
 are read, in a thread, until the runtime's update has arrived.
@@ -52,10 +52,10 @@ class LateStarts:
         """
         return self._known
 
-    def begun(self, container_id: str, started: float, told: float | None) -> None:
+    def begun(self, container_id: str, started: float, updated: float | None) -> None:
         """A container runs since a Unix time: write its cgroup now, unless it has what is meant.
 
-        ``told`` is when the runtime took an update for it; None when it has not.
+        ``updated`` is when the runtime took an update for it; None when it has not.
         """
         meant = self._meant(container_id)
         if meant is None:
@@ -65,7 +65,7 @@ class LateStarts:
         if written.problem or written.missing:
             return
         started = self._forked(place.pid, started)
-        right = self._clock.time() if written.changed else told or started
+        right = self._clock.time() if written.changed else updated or started
         self._right(container_id, max(0.0, right - started))
 
     def started(self, container_id: str, started: float) -> None:

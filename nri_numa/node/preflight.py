@@ -307,7 +307,7 @@ def runtime(config: AgentConfig, root: Path = Path("/")) -> Iterator[Finding]:
 
 
 def _socket(name: str, path: str, remedy: str, key: str, because: str = "") -> Iterator[Finding]:
-    """Whether somebody answers on a socket of the runtime."""
+    """Whether anything answers on a socket of the runtime."""
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
@@ -336,7 +336,7 @@ def _socket(name: str, path: str, remedy: str, key: str, because: str = "") -> I
 
 
 def containerd_disables_nri(root: Path = Path("/")) -> str | None:
-    """Why containerd does not serve NRI, as far as its configuration file tells."""
+    """Why containerd does not serve NRI, as far as its configuration file says."""
     import tomllib
 
     path = root / "etc/containerd/config.toml"
@@ -370,7 +370,7 @@ _BINARIES = ("usr/local/bin", "usr/bin", "bin", "usr/local/sbin", "usr/sbin")
 def containerd_version(root: Path = Path("/")) -> tuple[int, ...] | None:
     """The version of the containerd that is installed where containerd usually is, such as (1, 7).
 
-    None when there is none, or when it does not tell.
+    None when there is none, or when it does not say.
     """
     import re
     import subprocess
@@ -381,12 +381,12 @@ def containerd_version(root: Path = Path("/")) -> tuple[int, ...] | None:
             continue
         try:
             # The program that the node runs as root anyway.
-            told = subprocess.run(  # noqa: S603
+            said = subprocess.run(  # noqa: S603
                 [str(program), "--version"], capture_output=True, text=True, timeout=_TIMEOUT
             ).stdout
         except (OSError, ValueError, subprocess.SubprocessError):
             return None
-        found = re.search(r"\bv?([0-9]{1,4})\.([0-9]{1,4})\.[0-9]", told)
+        found = re.search(r"\bv?([0-9]{1,4})\.([0-9]{1,4})\.[0-9]", said)
         return (int(found[1]), int(found[2])) if found else None
     return None
 
@@ -402,7 +402,7 @@ def nri_section(document: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def state_directory(directory: Path) -> Iterator[Finding]:
-    """Whether the checkpoint can be written, and by nobody else."""
+    """Whether the checkpoint can be written, and by no other user."""
     at = directory
     while not at.exists() and at != at.parent:
         at = at.parent

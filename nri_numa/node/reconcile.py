@@ -846,7 +846,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
         intruder: it can run on CPUs that another container owns.
         obstacle: which cgroup keeps it from what is meant; empty when none does.
         found: what the cgroup says, for people.
-        given_up: it was put right again and again, and is left to whoever rewrites it.
+        given_up: it was put right again and again, and is left to what rewrites it.
     """
 
     cpus: str
@@ -863,7 +863,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     def text(self) -> str:
         """Both sides: ``meant 4-7, has 0-7; memory nodes: meant 0, has 0-1``.
 
-        What is neither is told as it was found.
+        What is neither is said as it was found.
         """
         parts = []
         if self.meant_cpus:

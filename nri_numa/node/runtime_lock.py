@@ -49,7 +49,7 @@ class RuntimeLock:
         try:
             taken = self._lock(fcntl.LOCK_EX)
         except OSError:
-            return  # nobody who could not open it either could be found this way
+            return  # an agent that could not open it either cannot be found this way
         if not taken:
             raise RuntimeBusy(self.directory, holder(self.directory))
 
@@ -76,7 +76,7 @@ class RuntimeLock:
 def holder(directory: str, locks: str = _LOCKS) -> int | None:
     """Find the process that has a directory locked, see proc_locks(5).
 
-    None when it cannot be told: some file systems lock under another device number, and processes
+    None when it is not known: some file systems lock under another device number, and processes
     of other containers are not shown.
     """
     with contextlib.suppress(OSError, ValueError, IndexError):

@@ -1,4 +1,4 @@
-"""Brings the HTTP side up when it is nobody's turn, and keeps it from harming anybody.
+"""Brings the HTTP side up when nothing waits for it, and keeps it from delaying requests.
 
 Containers come first: the server is imported (30 ms, 4 MiB) after the link to the runtime stands,
 or when it is clear that this takes a while. It lives in a thread with a loop of its own, which
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 log = get_logger("http")
 
 WAIT = 2.0
-"""Seconds to wait for the link; a busy runtime may take a minute, and somebody asks why."""
+"""Seconds to wait for the link; a busy runtime may take a minute, and a user asks why."""
 RETRY = 10.0
 """Seconds between two attempts after something went wrong."""
 STOP = 2.0
@@ -138,20 +138,20 @@ class Serving:
         await asyncio.gather(serving, return_exceptions=True)
 
     async def _serve_for_ever(self) -> None:
-        told = ""
+        said = ""
         while True:
             try:
                 await self._serve()
             except ConfigError as error:
                 problem = "; ".join(error.problems)
-                if problem != told:  # said once, not every ten seconds
+                if problem != said:  # said once, not every ten seconds
                     log.error("no http: containers are placed as usual", problem=problem)
-                told = problem
+                said = problem
             except Exception as error:
-                if repr(error) != told:
+                if repr(error) != said:
                     self._metrics.internal_errors.inc()
                     log.exception("http failed: containers are placed as usual")
-                told = repr(error)
+                said = repr(error)
             await asyncio.sleep(RETRY)
 
     async def _serve(self) -> None:

@@ -1,6 +1,6 @@
 """Annotations that speak to a container which does not come, said once and shown by ``explain``.
 
-When the pod's last container is there nobody tells a plugin. It is taken to be there when no
+No event says that the pod's last container is there. It is taken to be there when no
 container of a new name came for `QUIET` seconds, and for certain when the pod is removed. A
 container that comes later all the same, behind a slow init container or image, takes it back.
 """

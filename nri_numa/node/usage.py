@@ -85,7 +85,7 @@ class Rounds(ABC, Generic[Found]):
         self._cgroup_root = cgroup_root
         self._proc = proc
         self._clock = clock
-        # A new object: views tell by identity whether anything is read at all.
+        # A new object: views see by identity whether anything is read at all.
         self.known: Mapping[str, Found] = MappingProxyType({})
 
     @abstractmethod
@@ -179,7 +179,7 @@ class MemoryWatch(Rounds[ContainerMemory]):
         return container_memory(allocation, places, self._clock.time())
 
     def samples(self, state: NodeState) -> LocalMemory | None:
-        """What a scrape tells of the containers of ``state``; None where no metric is wanted."""
+        """What a scrape has of the containers of ``state``; None where no metric is wanted."""
         if not self._config.metric:
             return None
         known = self.known
@@ -259,7 +259,7 @@ class WaitingWatch(Rounds[ContainerWaiting]):
             del self._before[gone]
 
     def samples(self, state: NodeState) -> Waiting | None:
-        """What a scrape tells of the containers of ``state``; None where no metric is wanted."""
+        """What a scrape has of the containers of ``state``; None where no metric is wanted."""
         if not self._config.metric:
             return None
         known = self.known

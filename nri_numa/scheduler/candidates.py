@@ -22,7 +22,7 @@ SILENT: Final = "its agent does not place containers now"
 NOT_READABLE: Final = "its NodeResourceTopology cannot be read"
 _ROOMS: Final = 20_000
 """Rooms whose verdicts are remembered for one kind of pods."""
-_KINDS: Final = 32
+_REQUESTS: Final = 32
 """Kinds of pods for which verdicts are remembered."""
 
 
@@ -108,7 +108,7 @@ class CandidateIndex:
         key = request.key
         known = self._known.get(key)
         if known is None or len(known) >= _ROOMS:
-            if len(self._known) >= _KINDS:
+            if len(self._known) >= _REQUESTS:
                 del self._known[next(iter(self._known))]
             known = self._known[key] = {}
         verdicts: list[Verdict] = []

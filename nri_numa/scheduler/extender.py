@@ -25,7 +25,14 @@ from nri_numa.scheduler.binder import Binder
 from nri_numa.scheduler.candidates import CandidateIndex
 from nri_numa.scheduler.nodes import Nodes
 from nri_numa.scheduler.pod_reader import PodReader
-from nri_numa.scheduler.watcher import PENDING, PODS, TOPOLOGIES, NodeWatcher, PodWatcher, Waker
+from nri_numa.scheduler.watcher import (
+    PENDING,
+    PODS,
+    TOPOLOGIES,
+    NodeWatcher,
+    PodActivator,
+    PodWatcher,
+)
 
 log = get_logger("scheduler")
 
@@ -115,9 +122,11 @@ class Extender:
             unknown_fits=section.unknown_nodes is UnknownNodes.ALLOW,
             narrow=section.narrow,
         )
-        self.waker = Waker(self.api, config, self.metrics.wakes, clock=clock, wall=wall)
-        self.node_watcher = NodeWatcher(self.nodes, self.waker, config.annotation_prefix, clock)
-        self.pod_watcher = PodWatcher(self.api, self.nodes, self.reader, self.waker, config, clock)
+        self.activator = PodActivator(self.api, config, self.metrics.wakes, clock=clock, wall=wall)
+        self.node_watcher = NodeWatcher(self.nodes, self.activator, config.annotation_prefix, clock)
+        self.pod_watcher = PodWatcher(
+            self.api, self.nodes, self.reader, self.activator, config, clock
+        )
         self.binder = Binder(
             self.api, self.nodes, self.candidates, self.reader, self.pod_watcher, config, clock
         )
@@ -137,7 +146,7 @@ class Extender:
         if found.failed or found.hopeless:
             self.metrics.refused.inc(len(found.failed) + len(found.hopeless))
         if found.failed and not found.fits:
-            self.waker.refused(request.uid)
+            self.activator.refused(request.uid)
             log.debug(
                 "no node has room",
                 pod=f"{request.namespace}/{request.name}",
@@ -276,12 +285,12 @@ class Extender:
                 group.create_task(self._follow_pods())
                 if self.election is not None:
                     group.create_task(self.election.run())
-                group.create_task(self.waker.run(self.leads))
+                group.create_task(self.activator.run(self.leads))
                 group.create_task(self.tick())
         finally:
             await server.stop()
             if self.election is not None:
-                await self.election.give_back()
+                await self.election.release()
             await self.lease_api.close()
             await self.api.close()
 
@@ -304,7 +313,7 @@ class Extender:
             before, answers = answers, not self.not_ready()
             if answers and not before:
                 # Others may have refused pods before.
-                self.waker.wake(min(self.nodes.names, default=""))
+                self.activator.wake(min(self.nodes.names, default=""))
 
 
 def run(config: AgentConfig) -> int:

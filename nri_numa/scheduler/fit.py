@@ -38,7 +38,6 @@ class Fits(Struct, frozen=True, gc=False):
     """The pod fits.
 
     Attributes:
-        room: the node's.
         request: of the pod, or of one like it.
         chosen: what was placed, one after another, and positions of its NUMA nodes.
         grade: see `grade`; 0 where nothing is aligned.

@@ -101,9 +101,8 @@ class NodeRoom(Struct, frozen=True, eq=False, kw_only=True):
         exclusive: whole CPUs, and those that can be exclusive.
         others: memory and huge pages in bytes, by name.
         factor: share of its capacity that each NUMA node gives to containers, in thousandths.
-        threads: threads of a core.
-        policy: of the kubelet's Topology Manager.
-        scope: of it.
+        threads: of a core.
+        policy, scope: of the kubelet's Topology Manager.
         aligns_cpus: the kubelet pins CPUs, as far as is known.
         aligns_memory: the kubelet pins memory.
         silent: its agent does not place containers now.

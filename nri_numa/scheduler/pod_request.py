@@ -20,13 +20,10 @@ class ContainerRequest(Struct, frozen=True, kw_only=True, gc=False):
     Attributes:
         container: empty for a whole pod.
         ends: it is an init container that ends before the others start.
-        policy: by which it is aligned.
-        exclusive: CPUs.
         milli: thousandths of a CPU that it shares.
         paid_milli: of these, what is allocated to it.
         amounts: what must be in its NUMA nodes.
         paid: of these, what is allocated to it.
-        smt: what to do about siblings.
         on_failure: what happens on the node when it does not fit.
     """
 

@@ -249,7 +249,7 @@ class Freshness:
         self._known[name] = text, until
         return now < until
 
-    def gone(self, name: str) -> None:
+    def remove(self, name: str) -> None:
         """An object does not exist any more."""
         self._known.pop(name, None)
 

@@ -39,7 +39,7 @@ WAITING: Final = 600.0
 _MOST: Final = 10_000
 
 
-class Waker:
+class PodActivator:
     """Wakes pods that were refused, when room appears.
 
     kube-scheduler tries a pod that an extender refused again at events of its own kinds, among them
@@ -116,8 +116,10 @@ class Waker:
 class NodeWatcher(Watched):
     """Keeps what nodes publish up to date."""
 
-    def __init__(self, nodes: Nodes, waker: Waker, prefix: str, clock: Callable[[], float]) -> None:
-        self._nodes, self._waker, self._prefix, self._clock = nodes, waker, prefix, clock
+    def __init__(
+        self, nodes: Nodes, activator: PodActivator, prefix: str, clock: Callable[[], float]
+    ) -> None:
+        self._nodes, self._activator, self._prefix, self._clock = nodes, activator, prefix, clock
         self._fresh = Freshness(prefix)
 
     def put(self, document: Mapping[str, Any]) -> None:
@@ -132,11 +134,11 @@ class NodeWatcher(Watched):
                 problem=harmless(known.why)[:500],
             )
         if self._nodes.put(name, known):
-            self._waker.more_room(name)
+            self._activator.more_room(name)
 
-    def gone(self, key: str) -> None:
+    def removed(self, key: str) -> None:
         """An object does not exist any more."""
-        self._fresh.gone(key)
+        self._fresh.remove(key)
         self._nodes.remove(key)
 
     def tick(self) -> None:
@@ -167,11 +169,11 @@ class PodWatcher(Watched):
         api: KubeAPI,
         nodes: Nodes,
         reader: PodReader,
-        waker: Waker,
+        activator: PodActivator,
         config: AgentConfig,
         clock: Callable[[], float],
     ) -> None:
-        self._api, self._nodes, self._reader, self._waker = api, nodes, reader, waker
+        self._api, self._nodes, self._reader, self._activator = api, nodes, reader, activator
         self._settle = parse_duration(config.scheduler.settle)
         self._timeout = parse_duration(config.scheduler.bind_timeout)
         self._clock = clock
@@ -182,7 +184,7 @@ class PodWatcher(Watched):
     def put(self, document: Mapping[str, Any]) -> None:
         """A pod has a node, and none of its containers runs yet."""
         uid, node = uid_of(document), text_of(document, "spec", "nodeName")
-        self._waker.settled(uid)
+        self._activator.settled(uid)
         if text_of(document, "metadata", "deletionTimestamp"):
             self._freed(self._nodes.release(uid))
             return
@@ -204,7 +206,7 @@ class PodWatcher(Watched):
         removed by force is held for a while without need.
         """
         uid = uid_of(document)
-        self._waker.settled(uid)
+        self._activator.settled(uid)
         self._reader.forget(uid)
         if text_of(document, "metadata", "deletionTimestamp"):
             self._freed(self._nodes.release(uid))
@@ -312,4 +314,4 @@ class PodWatcher(Watched):
 
     def _freed(self, hold: Hold | None) -> None:
         if hold is not None:
-            self._waker.more_room(hold.node)
+            self._activator.more_room(hold.node)

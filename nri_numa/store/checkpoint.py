@@ -93,7 +93,7 @@ def _unusable(path: str, parsed: Parsed) -> CheckpointError | None:
 
 def _read_bytes(path: str, *, ours: bool) -> bytes:
     """Read a file that may be a checkpoint, and of any other file no more than its beginning."""
-    # Without waiting for whoever may write into a FIFO.
+    # Without waiting for a FIFO's writer.
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         status = os.fstat(fd)
@@ -359,13 +359,13 @@ class CheckpointStore:
         """Become the only user of the directory.
 
         Raises:
-            StateDirectoryBusy: somebody else is.
+            StateDirectoryBusy: another agent is.
             CheckpointError: the directory cannot be made or written.
         """
         if self._lock_fd >= 0:
             if os.fstat(self._lock_fd).st_nlink:
                 return
-            # The directory was taken away: a lock on a file without a name keeps nobody out.
+            # The directory was taken away: a lock on a file without a name keeps no agent out.
             os.close(self._lock_fd)
             self._lock_fd = -1
         path = os.path.join(self.directory, LOCK)
@@ -498,7 +498,7 @@ class CheckpointStore:
         ]
         aside = os.path.join(self.directory, f"{_ASIDE}{max(numbers, default=0) + 1}")
         try:
-            # A second name first: whoever kills us now leaves the old file where it was.
+            # A second name first: a kill now leaves the old file where it was.
             os.link(self.path, aside, follow_symlinks=False)
         except OSError:
             os.rename(self.path, aside)  # a directory, or a file system without hard links

@@ -1,6 +1,6 @@
 """Files of the state directory: whether they are ours, and the key that signs annotations.
 
-Whoever can write the state directory can say which container owns which CPUs, and whoever can put
+Who can write the state directory can say which container owns which CPUs, and who can put
 a FIFO or a link there can make a start wait for ever or write elsewhere. Files are judged by the
 descriptor that is used afterwards, so nothing can be put in their place in between.
 
@@ -12,6 +12,7 @@ their pods could be given the same today (`nri_numa.engine.adopt`).
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 from typing import Final
@@ -63,6 +64,49 @@ def _sort(mode: int) -> str:
     return next((name for is_it, name in _SORTS if is_it(mode)), "a regular file")
 
 
+def read_file(path: str, most: int, *, secret: bool = False) -> bytes:
+    """A file of ours of at most so many bytes; never waits for a FIFO's writer.
+
+    Raises:
+        OSError: it cannot be read, or it is another file than that.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        if problem := file_problem(os.fstat(fd), secret=secret):
+            raise OSError(errno.EPERM, problem, path)
+        with open(fd, "rb", closefd=False) as file:
+            data = file.read(most + 1)
+    finally:
+        os.close(fd)
+    if len(data) > most:
+        raise OSError(errno.EFBIG, f"is larger than {most} bytes", path)
+    return data
+
+
+def replace_file(path: str, data: bytes, *, sync: bool = False) -> int:
+    """Put a file in place of another, or of none; its descriptor, for more at its end.
+
+    A kill leaves the old one or the new one. Without syncing, so does the end of the machine, or
+    part of a file.
+    """
+    temporary = f"{path}.tmp"
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(temporary)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+    fd = os.open(temporary, flags, 0o600)
+    try:
+        left = memoryview(data)
+        while left:
+            left = left[os.write(fd, left) :]
+        if sync:
+            os.fsync(fd)
+        os.rename(temporary, path)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
 # --- The key that signs what is written on containers ---
 
 KEY: Final = "key"
@@ -73,7 +117,7 @@ _BYTES: Final = 32
 def known_key(directory: str) -> bytes:
     """The key of a state directory; empty where there is none that can be used."""
     with contextlib.suppress(OSError):
-        return _read(os.path.join(directory, KEY))[0]
+        return _key(os.path.join(directory, KEY))
     return b""
 
 
@@ -86,18 +130,15 @@ def signing_key(directory: str, *, trusted: bool, writable: bool) -> tuple[bytes
     path, problems = os.path.join(directory, KEY), []
     if trusted:
         try:
-            key, why = _read(path)
-            if key:
-                return key, []
-            problems.append(f"{path}: {why}; another key is made")
+            return _key(path), []
         except FileNotFoundError:
             pass
         except OSError as error:
-            problems.append(f"{path}: cannot read: {error.strerror}; another key is made")
+            problems.append(f"{path}: {error.strerror}; another key is made")
     key = os.urandom(_BYTES)
     if trusted and writable:
         try:
-            _write(path, key)
+            os.close(replace_file(path, key.hex().encode() + b"\n", sync=True))
         except OSError as error:
             problems.append(
                 f"{path}: cannot write: {error.strerror}; the key is lost when this process ends"
@@ -105,39 +146,11 @@ def signing_key(directory: str, *, trusted: bool, writable: bool) -> tuple[bytes
     return key, problems
 
 
-def _read(path: str) -> tuple[bytes, str]:
-    """The key, or nothing and why it is not used.
-
-    Raises:
-        OSError: it cannot be read.
-    """
-    # Without waiting for whoever may write into a FIFO.
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+def _key(path: str) -> bytes:
     try:
-        problem = file_problem(os.fstat(fd), secret=True)
-        if problem:
-            return b"", problem
-        text = os.read(fd, 4 * _BYTES).strip()
-    finally:
-        os.close(fd)
-    try:
-        key = bytes.fromhex(text.decode())
+        key = bytes.fromhex(read_file(path, 4 * _BYTES, secret=True).strip().decode())
     except ValueError:
         key = b""
     if len(key) != _BYTES:
-        return b"", f"is no key, expected {2 * _BYTES} hexadecimal digits"
-    return key, ""
-
-
-def _write(path: str, key: bytes) -> None:
-    """Put a new key in place; whoever kills us leaves the old one or none."""
-    temporary = path + ".tmp"
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(temporary)
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(fd, key.hex().encode() + b"\n")
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-    os.rename(temporary, path)
+        raise OSError(errno.EINVAL, f"is no key, expected {2 * _BYTES} hexadecimal digits", path)
+    return key

@@ -155,7 +155,7 @@ def _apply(record: Line, parsed: Parsed) -> None:
 
 
 def loaded_from(parsed: Parsed, problems: list[str]) -> Loaded:
-    """Read the documents of the intact lines; those that cannot be read are told and left out."""
+    """Read the documents of the intact lines; those that cannot be read are named and left out."""
     entries: dict[str, Document] = {}
     for container_id, raw in parsed.entries.items():
         try:
@@ -176,16 +176,14 @@ def loaded_from(parsed: Parsed, problems: list[str]) -> Loaded:
 _NAMES: Final = {"numa_nodes": "numa", "memory_bytes": "memory"}
 """Fields that documents call otherwise."""
 _ALWAYS: Final = frozenset(("kind", "qos", "since", "reason"))
-_FIELDS: Final = tuple(f for f in msgspec.structs.fields(Allocation) if f.name != "container_id")
-_KEYS: Final = {f.name: _NAMES.get(f.name, f.name) for f in _FIELDS}
-_DEFAULTS: Final = tuple(
-    (
-        _KEYS[f.name],
-        {} if f.default is msgspec.NODEFAULT else f.default,
-        f.required or f.name in _ALWAYS,
-    )
-    for f in _FIELDS
-)
+_EMPTY: Final = (CPUSet, NUMASet, dict)
+"""Types of which nothing is left out too."""
+_KEYS: Final = {
+    f.name: (_NAMES.get(f.name, f.name), msgspec.NODEFAULT if f.name in _ALWAYS else f.default)
+    for f in msgspec.structs.fields(Allocation)
+    if f.name != "container_id"
+}
+_DEFAULTS: Final = tuple(_KEYS.values())
 _values = attrgetter(*_KEYS)
 
 
@@ -193,8 +191,8 @@ def allocation_document(a: Allocation) -> Document:
     """One container, as `encode` takes it: fields that are not as usual."""
     document = {
         key: value
-        for (key, default, always), value in zip(_DEFAULTS, _values(a), strict=True)
-        if always or (value is not default and value != default)
+        for (key, default), value in zip(_DEFAULTS, _values(a), strict=True)
+        if value is not default and (value or type(value) not in _EMPTY)
     }
     if a.load is not None:
         document["load"] = a.load.busy
@@ -207,7 +205,7 @@ def allocation_from(container_id: str, document: Mapping[str, Any]) -> Allocatio
     Raises:
         ValueError, KeyError, TypeError, msgspec.MsgspecError: the document is damaged.
     """
-    found = {name: document[key] for name, key in _KEYS.items() if key in document}
+    found = {name: document[key] for name, (key, _) in _KEYS.items() if key in document}
     if found.get("load") is not None:
         found["load"] = {"busy": found["load"]}
     missing = _ALWAYS - found.keys()

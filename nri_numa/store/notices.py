@@ -7,7 +7,6 @@ outlive the machine. What cannot be read begins a new sequence, which readers no
 
 from __future__ import annotations
 
-import errno
 import os
 import secrets
 from collections.abc import Callable, Mapping
@@ -16,7 +15,7 @@ from typing import Final
 import msgspec
 
 from nri_numa.observe.notices import LIMIT, Notice, Notices
-from nri_numa.store.files import file_problem
+from nri_numa.store.files import read_file, replace_file
 
 FILE: Final = "notices"
 MAX_BYTES: Final = 4 << 20
@@ -88,13 +87,11 @@ class NoticeFile:
     def _load(self) -> str:
         self._notices.restore(secrets.token_hex(4))
         try:
-            data = _read(self.path)
+            data = read_file(self.path, MAX_BYTES)
         except FileNotFoundError:
             return ""
         except OSError as error:
             return f"{self.path}: cannot be read: {error.strerror or error}; it is not used"
-        if len(data) > MAX_BYTES:
-            return f"{self.path}: is larger than {MAX_BYTES} bytes; it is not used"
         first, *lines = data.split(b"\n")
         try:
             head = _head.decode(first)
@@ -127,18 +124,11 @@ class NoticeFile:
         self._lines += 1
 
     def _anew(self) -> None:
-        temporary = f"{self.path}.tmp"
         notices = self._notices.after()
         head = _Head(1, self._notices.instance, self._identity, self._notices.number)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_APPEND
+        data = b"\n".join([_encode(head), *map(_encode, notices), b""])
         try:
-            fd = os.open(temporary, flags, 0o600)
-            try:
-                os.write(fd, b"\n".join([_encode(head), *map(_encode, notices), b""]))
-                os.rename(temporary, self.path)
-            except OSError:
-                os.close(fd)
-                raise
+            fd = replace_file(self.path, data)
         except OSError as error:
             self._fail(error)
             return
@@ -150,11 +140,3 @@ class NoticeFile:
         if not self._failed:
             self._trouble(f"{self.path}: cannot be written: {error.strerror or error}")
         self._failed = True
-
-
-def _read(path: str) -> bytes:
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a FIFO must not hold us up
-    with open(os.open(path, flags), "rb") as file:
-        if problem := file_problem(os.fstat(file.fileno())):
-            raise OSError(errno.EPERM, problem, path)
-        return file.read(MAX_BYTES + 1)

@@ -91,8 +91,8 @@ class ClusterPage:
         """A Node and its object are gone."""
 
         async def told() -> None:
-            self._overview.node_gone(name)
-            self._overview.topology_gone(name)
+            self._overview.node_removed(name)
+            self._overview.topology_removed(name)
 
         self._do(told())
 

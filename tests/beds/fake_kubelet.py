@@ -18,8 +18,8 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from nri_numa.cri.pb import podresources_pb2
 from nri_numa.device_plugin.pb import deviceplugin_pb2 as pb
+from nri_numa.kubelet.pb import podresources_pb2
 
 _OPTIONS = (("grpc.default_authority", "localhost"), ("grpc.enable_http_proxy", 0))
 

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from nri_numa import config as configuration
-from nri_numa.controller.capacity import Offer, from_file, from_put, from_query
+from nri_numa.controller.capacity import Measurement, from_file, from_put, from_query
 from nri_numa.engine.values.workload import Strategy
 from nri_numa.offline_capacity import (
     LONGEST_VALIDITY,
@@ -135,17 +135,17 @@ class Capacity(Fed):
             short(str(error))
         return f"{min(taken, 3)}"
 
-    def put(self, document: object) -> list[Offer]:
+    def put(self, document: object) -> list[Measurement]:
         """The body of a PUT."""
         return [from_put("n1", document, longest=LONGEST_VALIDITY)]
 
-    def file(self, document: object) -> list[Offer]:
+    def file(self, document: object) -> list[Measurement]:
         """A file."""
         offers, problems = from_file(document)
         short(*problems)
         return offers
 
-    def query(self, document: object) -> list[Offer]:
+    def query(self, document: object) -> list[Measurement]:
         """The answer to a query."""
         offers, problems = from_query(document, node_label="node", numa_node_label="numa_node")
         short(*problems)

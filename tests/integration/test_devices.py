@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from nri_numa.cri.pb import podresources_pb2
+from nri_numa.kubelet.pb import podresources_pb2
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from tests.beds.device_tree import GPU_CLASS, DeviceTree
 from tests.beds.embedded.runtime import EmbeddedContainer, EmbeddedPod

@@ -31,9 +31,10 @@ def test_case_12_ten_thousand_cpus_are_asked_for(wish: dict[str, str], large: bo
     assert "10000 exclusive CPUs" in refused.message
 
 
-def test_case_12_best_effort_says_it_too() -> None:
+@pytest.mark.parametrize("policy", ["best-effort", "none"])
+def test_case_12_best_effort_and_no_policy_say_it_too(policy: str) -> None:
     world = World(machines.dual_smt())
-    of = pod("a", {"policy": "best-effort", "cpus": "exclusive"})
+    of = pod("a", {"policy": policy, "cpus": "exclusive"})
     refused = world.refuse(of, container(of, wants=resources(10_000, 1)))
     assert "10000 exclusive CPUs needed, this machine has 64 for containers" in refused.message
 

@@ -1,1 +1,1 @@
-"""Generated CRI and PodResources messages; see proto/generate_cri.py."""
+"""Generated CRI messages; see proto/generate_cri.py."""

@@ -6,14 +6,18 @@ KEP-1769), and the accounting
     cpu_allocatable(i) = total(i) × oversale × capacity_factor(i) − Σ requests bound to i
     mem_allocatable(i) = total(i) − Σ requests bound to i, at most what the kernel has free there
 
-Among equally good NUMA nodes a strategy decides (`nri_numa.engine.place.computed`).
+Among equally good NUMA nodes a strategy decides (docs/adr/0031-spread-by-the-scarcest-share.md).
+
+``restricted`` and ``single-numa-node`` refuse rather than use more NUMA nodes than they promise.
+The merge of hints keeps that for one container at the moment it is placed. What is checked here
+besides is what comes after: further containers of a pod that was placed as a whole, and memory that
+is no longer there by the time it is allocated.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-import msgspec
 from msgspec.structs import replace
 
 from nri_numa.engine.accounting import grant_refused, share_out, take_within
@@ -283,21 +287,10 @@ def no_memory(
     )
 
 
-class MemoryNodes(msgspec.Struct, frozen=True):
-    """What was chosen.
-
-    Attributes:
-        mems: cpuset.mems; empty leaves the memory alone.
-        widened: other NUMA nodes than those of the CPUs and what serves them had to be taken.
-    """
-
-    mems: NUMASet
-    widened: bool = False
-    steps: tuple[str, ...] = ()
-
-
-def choose_memory(case: Case, table: ResourceTable, numa_nodes: NUMASet) -> MemoryNodes | None:
-    """Choose memory nodes for CPUs on some NUMA nodes.
+def choose_memory(
+    case: Case, table: ResourceTable, numa_nodes: NUMASet
+) -> tuple[NUMASet, bool, tuple[str, ...]] | None:
+    """Choose memory nodes for CPUs on some NUMA nodes; whether others than usual, and why.
 
     Their own memory, or the nearest where they have none; if that is too little, NUMA nodes without
     CPUs that serve them; then, unless the policy is strict, any other that may be used. Where even
@@ -316,33 +309,24 @@ def choose_memory(case: Case, table: ResourceTable, numa_nodes: NUMASet) -> Memo
     needs += [(n, table.hugepages_left[size]) for size, n in demand.hugepages.items() if n]
     near = widen_for_memory(mems, needs, topology.distance, serving)
     if near is not None:
-        return MemoryNodes(near, steps=_served(machine, near, numa_nodes))
+        return near, False, _served(machine, near, numa_nodes)
     if case.policy in STRICT:
         return None
     wider = widen_for_memory(mems, needs, topology.distance, usable)
     if wider is not None:
-        return MemoryNodes(
-            wider, True, (f"memory widened from {numa_text(mems)} to {wider} so that it fits",)
-        )
+        return wider, True, (f"memory widened from {numa_text(mems)} to {wider} so that it fits",)
     outside = machine.tiers.outside
     lacking = memory_lacking(demand, table, usable, "on all NUMA nodes that may be used")
     if not outside:
         # Nothing holds it: a pin would only bring the OOM killer sooner.
-        return MemoryNodes(
-            usable,
-            True,
-            (f"{lacking}: its memory may come from all of them",),
-        )
-    return MemoryNodes(
-        NO_NUMA_NODES,
-        True,
-        (
-            f"its memory is not pinned: {lacking}, and "
-            f"{tier_text(topology, outside)} with "
-            f"{human_bytes(sum(topology.numa_nodes[i].memory_bytes for i in outside))} "
-            f"{agree(outside, 'is', 'are')} not allowed (memoryOnlyNodes, memoryTiers)",
-        ),
+        return usable, True, (f"{lacking}: its memory may come from all of them",)
+    amount = sum(topology.numa_nodes[i].memory_bytes for i in outside)
+    step = (
+        f"its memory is not pinned: {lacking}, and {tier_text(topology, outside)} with "
+        f"{human_bytes(amount)} {agree(outside, 'is', 'are')} not allowed (memoryOnlyNodes, "
+        "memoryTiers)"
     )
+    return NO_NUMA_NODES, True, (step,)
 
 
 def _served(machine: Machine, mems: NUMASet, numa_nodes: NUMASet) -> tuple[str, ...]:
@@ -641,9 +625,9 @@ def _finish(case: Case, table: ResourceTable, found: Placed) -> Placed | Refusal
         memory = choose_memory(case, table, base)
         if memory is None:
             return no_memory(case, table, base, alignment)
-        mems = memory.mems
-        preferred = preferred and not memory.widened
-        steps += memory.steps
+        mems, widened, said = memory
+        preferred = preferred and not widened
+        steps += said
     milli = _milli(case, table, found)
     charges: Mapping[int, Charge]
     if isinstance(granted, MemoryGrant):

@@ -11,6 +11,17 @@ CPUs although the pod has a policy, and may opt out of it with ``bind: none``).
 
 Whether CPUs and NUMA nodes exist, are online and free is not asked here but in
 `nri_numa.engine.admit`, which knows the machine.
+
+Whoever may create pods decides how long annotations are: Kubernetes lets those of one pod be 256
+KiB long together, in any number of pieces, and every container of the pod reads them, on the way of
+a request that the runtime waits two seconds for. So what no machine and no pod can need is refused
+before it is looked at. The operator's permissions say who may ask for what; NRI shows of a pod its
+namespace, labels, annotations and QoS class, and nothing of who created it or of its service
+account. Rules and defaults of the operator need no permission.
+
+The annotation ``placed``, the NUMA nodes that the scheduler held for each container, is JSON
+(``{"main":"1","helper":"0-1"}``) and a preference among NUMA nodes that suit equally well, so that
+a pod that carries it of its own accord gets nothing that it could not get otherwise.
 """
 
 from __future__ import annotations
@@ -52,20 +63,17 @@ _LISTS: dict[str, type[CPUSet | NUMASet]] = {"numacpu": CPUSet, "numamem": NUMAS
 def permission_of(permissions: Sequence[Permission], pod: PodSandbox) -> Permission:
     """The first permission that matches, else the built-in one."""
     for permission in permissions:
-        if _permission_matches(permission, pod):
+        if _matches(permission, pod):
             return permission
     return BUILT_IN
 
 
-def _permission_matches(permission: Permission, pod: PodSandbox) -> bool:
-    """Every condition that is not empty must hold."""
+def _matches(entry: Permission | Rule, pod: PodSandbox) -> bool:
+    """Every condition on the pod that is not empty must hold."""
     return (
-        (not permission.qos or pod.qos in permission.qos)
-        and all(pod.labels.get(key) == value for key, value in permission.labels.items())
-        and (
-            not permission.namespaces
-            or any(fnmatchcase(pod.namespace, p) for p in permission.namespaces)
-        )
+        (not entry.qos or pod.qos in entry.qos)
+        and all(pod.labels.get(key) == value for key, value in entry.labels.items())
+        and (not entry.namespaces or any(fnmatchcase(pod.namespace, p) for p in entry.namespaces))
     )
 
 
@@ -288,15 +296,6 @@ def quoted(value: str) -> str:
 
 # --- values -----------------------------------------------------------------------------------
 
-_POLICIES: Final = {m.value: m for m in Policy}
-_BINDS: Final = {m.value: m for m in Bind}
-_SCOPES: Final = {m.value: m for m in Scope}
-_CPU_MODES: Final = {m.value: m for m in CPUMode}
-_SMTS: Final = {m.value: m for m in SMT}
-_ON_FAILURES: Final = {m.value: m for m in OnFailure}
-_DEVICES: Final = {m.value: m for m in DeviceUse}
-_MEMORY_POLICIES: Final = {m.value: m for m in MemoryPolicy}
-
 
 def _check_cpus(value: str) -> str | None:
     return _check_list(CPUSet, value, "a list of CPUs in the kernel's format such as 0-3,8")
@@ -329,7 +328,8 @@ def _check_load(value: str) -> str | None:
     return None
 
 
-def _one_of(choices: Mapping[str, StrEnum]) -> Callable[[str], str | None]:
+def _one_of(kind: type[StrEnum]) -> Callable[[str], str | None]:
+    choices = [m.value for m in kind]
     names = ", ".join(choices)
 
     def check(value: str) -> str | None:
@@ -344,15 +344,15 @@ def _one_of(choices: Mapping[str, StrEnum]) -> Callable[[str], str | None]:
 _CHECKS: Final[Mapping[str, Callable[[str], str | None]]] = {
     "numacpu": _check_cpus,
     "numamem": _check_memory,
-    "bind": _one_of(_BINDS),
-    "policy": _one_of(_POLICIES),
-    "scope": _one_of(_SCOPES),
-    "cpus": _one_of(_CPU_MODES),
-    "smt": _one_of(_SMTS),
+    "bind": _one_of(Bind),
+    "policy": _one_of(Policy),
+    "scope": _one_of(Scope),
+    "cpus": _one_of(CPUMode),
+    "smt": _one_of(SMT),
     "load": _check_load,
-    "on-failure": _one_of(_ON_FAILURES),
-    "devices": _one_of(_DEVICES),
-    "mempolicy": _one_of(_MEMORY_POLICIES),
+    "on-failure": _one_of(OnFailure),
+    "devices": _one_of(DeviceUse),
+    "mempolicy": _one_of(MemoryPolicy),
 }
 
 KEYS: Final[tuple[str, ...]] = tuple(_CHECKS)
@@ -405,15 +405,15 @@ _CONTRADICTIONS: Final = (
     ("numacpu", None, "bind", {"none"}, _PINNED),
     ("numamem", None, "bind", {"none"}, _PINNED),
     ("numamem", None, "bind", {"cpu"}, _MEMORY_ALONE),
-    ("policy", set(_POLICIES) - {"none"}, "bind", {"none"}, _PINNED),
+    ("policy", set(Policy) - {"none"}, "bind", {"none"}, _PINNED),
     ("cpus", {"exclusive"}, "bind", {"none"}, _PINNED),
     ("smt", {"full-core", "isolate"}, "bind", {"none"}, _PINNED),
-    ("numacpu", None, "policy", set(_POLICIES) - {"none"}, _NAMED),
+    ("numacpu", None, "policy", set(Policy) - {"none"}, _NAMED),
     ("numacpu", None, "smt", {"full-core", "isolate"}, _NAMED),
     ("numacpu", None, "on-failure", {"widen"}, _NAMED + " and cannot be widened"),
     ("numamem", None, "on-failure", {"widen"}, "the NUMA nodes of numamem cannot be widened"),
-    ("mempolicy", set(_MEMORY_POLICIES) - {"default"}, "bind", {"none"}, _PINNED),
-    ("mempolicy", set(_MEMORY_POLICIES) - {"default"}, "bind", {"cpu"}, _MEMORY_ALONE),
+    ("mempolicy", set(MemoryPolicy) - {"default"}, "bind", {"none"}, _PINNED),
+    ("mempolicy", set(MemoryPolicy) - {"default"}, "bind", {"cpu"}, _MEMORY_ALONE),
     ("smt", {"full-core", "isolate"}, "cpus", {"shared"}, "shared CPUs are exclusive to nobody"),
 )
 
@@ -548,7 +548,7 @@ class Resolver:
         rules: tuple[int, ...] = ()
         if settings.rules:
             rules = tuple(
-                [n for n, rule in enumerate(settings.rules) if _matches(rule, pod, container)]
+                [n for n, rule in enumerate(settings.rules) if _applies(rule, pod, container)]
             )
         if not own and not rules and not settings.defaults:
             return NOTHING_REQUESTED
@@ -663,17 +663,14 @@ def _split(name: str, marker: str, *, guess: bool) -> tuple[str, str | None] | N
 
 def _matching(rules: tuple[Rule, ...], pod: PodSandbox, container: Container) -> Iterator[_Level]:
     for number, rule in enumerate(rules, 1):
-        if _matches(rule, pod, container):
+        if _applies(rule, pod, container):
             yield {key: (value, f"rule {number}") for key, value in rule.values.items()}
 
 
-def _matches(rule: Rule, pod: PodSandbox, container: Container) -> bool:
-    """Every condition of the rule that is not empty must hold."""
+def _applies(rule: Rule, pod: PodSandbox, container: Container) -> bool:
     return (
-        (not rule.qos or pod.qos in rule.qos)
-        and (not rule.runtime_handlers or pod.runtime_handler in rule.runtime_handlers)
-        and all(pod.labels.get(key) == value for key, value in rule.labels.items())
-        and (not rule.namespaces or any(fnmatchcase(pod.namespace, p) for p in rule.namespaces))
+        (not rule.runtime_handlers or pod.runtime_handler in rule.runtime_handlers)
+        and _matches(rule, pod)
         and (not rule.containers or any(fnmatchcase(container.name, p) for p in rule.containers))
     )
 
@@ -686,15 +683,15 @@ def _requested(
     return Requested(
         numacpu=values.get("numacpu"),
         numamem=values.get("numamem"),
-        bind=_BINDS[values.get("bind", NOTHING_REQUESTED.bind)],
-        policy=_POLICIES[values.get("policy", NOTHING_REQUESTED.policy)],
-        scope=_SCOPES[values.get("scope", NOTHING_REQUESTED.scope)],
-        cpus=_CPU_MODES[values["cpus"]] if "cpus" in values else None,
-        smt=_SMTS[values.get("smt", NOTHING_REQUESTED.smt)],
+        bind=Bind(values.get("bind", NOTHING_REQUESTED.bind)),
+        policy=Policy(values.get("policy", NOTHING_REQUESTED.policy)),
+        scope=Scope(values.get("scope", NOTHING_REQUESTED.scope)),
+        cpus=CPUMode(values["cpus"]) if "cpus" in values else None,
+        smt=SMT(values.get("smt", NOTHING_REQUESTED.smt)),
         load=None if load is None else parse_load(load),
-        on_failure=_ON_FAILURES[values["on-failure"]] if "on-failure" in values else None,
-        devices=_DEVICES[values["devices"]] if "devices" in values else NOTHING_REQUESTED.devices,
-        mempolicy=_MEMORY_POLICIES[values.get("mempolicy", NOTHING_REQUESTED.mempolicy)],
+        on_failure=OnFailure(values["on-failure"]) if "on-failure" in values else None,
+        devices=DeviceUse(values["devices"]) if "devices" in values else DeviceUse.ALIGN,
+        mempolicy=MemoryPolicy(values.get("mempolicy", NOTHING_REQUESTED.mempolicy)),
         given=given,
         sources={key: source for key, (_, source) in chosen.items()},
         ignored=tuple(ignored),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nri_numa.cluster.claims import ClaimDesk
+from nri_numa.cluster.claims import ClaimServer
 from nri_numa.dra.handover import HandoverClient, HandoverServer
 from nri_numa.kube.api import KubeAPI
 from tests.beds.fake_api_server import Asked, FakeAPIServer, Said, status
@@ -35,12 +35,12 @@ def answers(
 
     async def look() -> None:
         api = KubeAPI(str(credentials), "test")
-        desk = ClaimDesk(HandoverServer(str(handover)), api, lambda: told.append("taken"))
+        queue = ClaimServer(HandoverServer(str(handover)), api, lambda: told.append("taken"))
         try:
-            await desk.look()
-            await desk.look()
+            await queue.step()
+            await queue.step()
             HandoverClient(str(handover)).registered()
-            await desk.look()
+            await queue.step()
         finally:
             await api.close()
 

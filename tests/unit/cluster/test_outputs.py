@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.cluster.outbox import Desk, Output
+from nri_numa.cluster.outbox import Output, OutputQueue
 from nri_numa.cluster.outputs import (
     FORGOTTEN,
     POD_BURST,
@@ -78,16 +78,16 @@ class World:
     def __init__(self, *outputs: Output, rate: float = 1000.0, burst: float = 1000.0) -> None:
         self.now = 0.0
         self.server = Server()
-        self.desk = Desk(outputs, rate=rate, burst=burst, now=0.0)
+        self.queue = OutputQueue(outputs, rate=rate, burst=burst, now=0.0)
 
     def work(self, until: float = 0.0) -> None:
         """Everything that may be done up to a moment."""
         for _ in range(10_000):
-            request = self.desk.next(self.now)
+            request = self.queue.next(self.now)
             if request is not None:
-                self.desk.done(request, self.server(request), self.now, 1.0)
+                self.queue.done(request, self.server(request), self.now, 1.0)
                 continue
-            wait = self.desk.wait(self.now)
+            wait = self.queue.wait(self.now)
             if self.now + wait > until:
                 break
             self.now += max(wait, 0.001)
@@ -129,7 +129,7 @@ def test_a_node_that_is_right_is_not_written(node: NodeOutput) -> None:
     world = World(node)
     there(world, annotations={"x.io/numacpu": "0|1"}, labels={"x.io/sockets": "1"})
     world.work()
-    world.desk.resync()
+    world.queue.resync()
     world.work()
     assert world.server.verbs() == ["get", "get"]
 
@@ -150,7 +150,7 @@ def test_what_somebody_removed_is_put_back_at_the_next_look(node: NodeOutput) ->
     metadata["annotations"].clear()
     world.work()
     assert metadata["annotations"] == {}
-    world.desk.resync()
+    world.queue.resync()
     world.work()
     assert metadata["annotations"] == {"x.io/numacpu": "0|1"}
 
@@ -160,7 +160,7 @@ def test_a_node_that_is_deleted_and_made_again_is_written_again(node: NodeOutput
     there(world)
     world.work()
     del world.server.objects[Resource.NODES, "/n1"]
-    world.desk.resync()
+    world.queue.resync()
     world.work(until=300.0)
     assert 5 < len(world.server.requests) < 20  # looked for, with growing pauses
     metadata = there(world)
@@ -206,7 +206,7 @@ def test_pods_are_annotated_once_and_again_when_it_is_removed() -> None:
     output.want([assignment(1), assignment(2)])
     world.work()
     del metadata["annotations"]["x.io/assigned"]
-    world.desk.resync()
+    world.queue.resync()
     world.work()
     assert world.server.verbs() == ["patch", "patch", "list", "patch"]
     assert "x.io/assigned" in metadata["annotations"]
@@ -241,7 +241,7 @@ def test_pods_that_are_gone_are_forgotten_and_places_are_bounded() -> None:
     assert output.dropped == 2000 - 1024
     output.want([])
     world.work()
-    world.desk.resync()
+    world.queue.resync()
     world.work()
     assert world.server.requests == []
 
@@ -249,7 +249,7 @@ def test_pods_that_are_gone_are_forgotten_and_places_are_bounded() -> None:
 def test_a_list_that_fails_is_asked_for_again() -> None:
     _, world = pods(assignment(1))
     world.work()
-    world.desk.resync()
+    world.queue.resync()
     results = iter([Result.FAILED, Result.FORBIDDEN])
     world.server.answer = lambda request: (
         outcome(result) if (result := next(results, None)) is not None else None
@@ -322,7 +322,7 @@ def test_one_that_exists_and_happened_once_needs_no_more() -> None:
     later.server.objects = world.server.objects
     later.work(until=60.0)
     assert later.server.verbs() == ["create"]
-    assert later.desk.waiting() == 0
+    assert later.queue.waiting() == 0
 
 
 def test_an_event_that_the_server_forgot_is_made_again_when_it_happens_again() -> None:
@@ -428,6 +428,6 @@ def test_retry_after_is_kept() -> None:
 
 
 def test_a_desk_without_work_waits_for_ever() -> None:
-    assert Desk([], rate=1, burst=1, now=0.0).wait(0.0) == float("inf")
+    assert OutputQueue([], rate=1, burst=1, now=0.0).wait(0.0) == float("inf")
     node = NodeOutput("n1", "x.io", annotations=True, labels=True)
-    assert World(node).desk.wait(0.0) == float("inf")
+    assert World(node).queue.wait(0.0) == float("inf")

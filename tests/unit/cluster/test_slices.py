@@ -148,7 +148,7 @@ def test_it_is_there_again_after_the_kubelet_deleted_it() -> None:
     world, output = world_of(server)
     output.want(found())
     world.work(10)
-    output.look(world.now)
+    output.recheck(world.now)
     for after in (2.0, 20.0, 60.0):
         server.slice = None
         world.work(10 + after)

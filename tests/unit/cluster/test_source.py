@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nri_numa.cluster.source import AgentGone, AgentSource
+from nri_numa.cluster.source import AgentSource, AgentUnavailable
 from nri_numa.config import HTTP
 from nri_numa.http.api import AgentServer
 from nri_numa.observe.metrics import Metrics
@@ -38,7 +38,7 @@ def test_what_is_no_document_of_the_agent_is_an_agent_that_is_gone(
             finally:
                 await source.close()
 
-    with pytest.raises(AgentGone, match="something else than expected"):
+    with pytest.raises(AgentUnavailable, match="something else than expected"):
         asyncio.run(asked())
 
 

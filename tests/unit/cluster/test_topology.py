@@ -10,10 +10,10 @@ from msgspec.structs import replace
 from nri_numa.charged import CHARGED, mark
 from nri_numa.cluster import topology
 from nri_numa.cluster.topology import contents, fingerprint
-from nri_numa.cri.pod_resources import DeviceCount
 from nri_numa.engine.values.settings import Settings
 from nri_numa.engine.values.workload import QoSClass
 from nri_numa.http.responses import Zones
+from nri_numa.kubelet.pod_resources import DeviceCount
 from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.node.view import zones_document

@@ -38,7 +38,7 @@ class Node:
         self.look()
 
     def says(self, **zones: float) -> None:
-        self.capacity.offer("put", {int(i[1:]): f for i, f in zones.items()}, self.now)
+        self.capacity.report("put", {int(i[1:]): f for i, f in zones.items()}, self.now)
 
     @property
     def zones(self) -> dict[int, float] | None:
@@ -99,7 +99,7 @@ def test_who_has_nothing_to_say_any_more_is_not_silent() -> None:
 def test_of_several_sources_the_lowest_counts() -> None:
     node = Node()
     node.says(n0=0.5, n1=0.9)
-    node.capacity.offer("file", {0: 0.8, 1: 0.25}, node.now)
+    node.capacity.report("file", {0: 0.8, 1: 0.25}, node.now)
     node.until(1)
     assert node.zones == {0: 0.5, 1: 0.25}
     assert node.capacity.written is not None

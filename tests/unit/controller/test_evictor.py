@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from nri_numa.controller.evictor import (
-    LOOK,
+    INTERVAL,
     Candidate,
     Drained,
     Rules,
@@ -198,8 +198,8 @@ def test_a_failed_look_comes_again() -> None:
     request = cluster.output.due(0.0)
     assert request is not None
     cluster.output.done(request, Outcome(result=Result.FAILED), 0.0, 0.0)
-    assert cluster.output.next_due() == LOOK
-    cluster.output.node_gone("n")
+    assert cluster.output.next_due() == INTERVAL
+    cluster.output.node_removed("n")
     cluster.output.done(request, Outcome(result=Result.DONE), 0.0, 0.0)
     assert cluster.output.next_due() == float("inf")
 
@@ -395,7 +395,7 @@ def test_a_node_that_is_gone_is_forgotten() -> None:
     cluster.says("0.6", None)
     cluster.run(70)
     assert cluster.output.emptied() == 1
-    cluster.output.topology_gone("n")
-    cluster.output.node_gone("n")
+    cluster.output.topology_removed("n")
+    cluster.output.node_removed("n")
     cluster.run(10)
     assert (cluster.output.emptied(), cluster.output.poor()) == (0, 0)

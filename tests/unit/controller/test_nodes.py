@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from nri_numa.controller.capacity import CapacityOutput, Offer, Rules, UnknownNode
+from nri_numa.controller.capacity import CapacityOutput, Measurement, Rules, UnknownNode
 from nri_numa.kube.requests import Outcome, Request, Result
 from nri_numa.offline_capacity import BadCapacity
 
@@ -43,7 +43,7 @@ class Cluster:
 
     def offer(self, node: str, **zones: float) -> str:
         given = {int(name[1:]): factor for name, factor in zones.items()}
-        return self.output.offer("put", Offer(node, given), self.now)
+        return self.output.report("put", Measurement(node, given), self.now)
 
     def texts(self) -> list[tuple[str, str | None]]:
         return [(r.name, r.body["metadata"]["annotations"][KEY]) for r in self.requests]
@@ -103,7 +103,7 @@ def test_unknown_nodes_and_numa_nodes_are_refused_with_what_there_is() -> None:
 def test_a_node_that_is_gone_is_forgotten() -> None:
     cluster = Cluster(a="0", b="0")
     cluster.offer("a", n0=0.5)
-    cluster.output.node_gone("a")
+    cluster.output.node_removed("a")
     cluster.second(5)
     assert cluster.requests == []
     cluster.offer("b", n0=0.5)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from nri_numa.controller.capacity import Offer, from_file, from_put, from_query
+from nri_numa.controller.capacity import Measurement, from_file, from_put, from_query
 from nri_numa.offline_capacity import BadCapacity
 
 DAY = 86400.0
 
 
 def test_a_put() -> None:
-    assert from_put("n", {"zones": {"0": 0.5}}, longest=DAY) == Offer("n", {0: 0.5})
+    assert from_put("n", {"zones": {"0": 0.5}}, longest=DAY) == Measurement("n", {0: 0.5})
     assert from_put("n", {"zones": {"0": 1}, "validity": 60}, longest=DAY).validity == 60
 
 
@@ -38,7 +38,7 @@ def test_a_put_of_nonsense(document: object, said: str) -> None:
 
 def test_a_file_is_used_as_far_as_it_is_sound() -> None:
     offers, problems = from_file({"nodes": {"a": {0: 0.5}, "b": {0: 2}, "c": 1}})
-    assert offers == [Offer("a", {0: 0.5})]
+    assert offers == [Measurement("a", {0: 0.5})]
     assert len(problems) == 2
     assert problems[0].startswith("nodes.'b': zones.0: 2, expected")
 
@@ -63,7 +63,7 @@ def answer(*samples: object) -> dict[str, object]:
     return {"status": "success", "data": {"resultType": "vector", "result": list(samples)}}
 
 
-def ask(document: object) -> tuple[list[Offer], list[str]]:
+def ask(document: object) -> tuple[list[Measurement], list[str]]:
     return from_query(document, node_label="node", numa_node_label="numa_node")
 
 
@@ -75,7 +75,7 @@ def test_a_query() -> None:
             sample("0", node="a", numa_node="0"),
         )
     )
-    assert offers == [Offer("a", {0: 0.0, 1: 1.0}), Offer("b", {0: 0.5})]
+    assert offers == [Measurement("a", {0: 0.0, 1: 1.0}), Measurement("b", {0: 0.5})]
     assert problems == []
 
 
@@ -95,7 +95,7 @@ def test_a_query() -> None:
 )
 def test_a_bad_sample_spoils_no_other(bad: object, said: str) -> None:
     offers, problems = ask(answer(sample("0.5", node="a", numa_node="0"), bad))
-    assert offers == [Offer("a", {0: 0.5})]
+    assert offers == [Measurement("a", {0: 0.5})]
     assert len(problems) == 1
     assert said in problems[0]
 

@@ -8,8 +8,8 @@ import pytest
 
 from nri_numa.controller.evictor import Rules
 from nri_numa.controller.refused import (
+    INTERVAL,
     KEPT,
-    LOOK,
     MOST_RUNNING,
     Refused,
     admits,
@@ -191,7 +191,7 @@ def test_the_watch_may_tell_of_its_end_before_the_answer_comes() -> None:
     cluster.see(pod("web", workload="web"))
     request = cluster.output.due(60.0)
     assert request is not None
-    cluster.output.pod_gone("uid-web")
+    cluster.output.pod_removed("uid-web")
     cluster.output.done(request, Outcome(result=Result.DONE), 60.0, 0.5)
     cluster.now = 61.0
     cluster.run(1)
@@ -218,7 +218,7 @@ def test_who_starts_meanwhile_stays() -> None:
     cluster.see(one, other, third)
     cluster.run(30)
     for uid in ("uid-one", "uid-third", "uid-nobody"):
-        cluster.output.pod_gone(uid)  # it is Pending no more
+        cluster.output.pod_removed(uid)  # it is Pending no more
     other["status"]["containerStatuses"][0]["state"] = {"running": {}}
     cluster.see(other)
     cluster.run(100)
@@ -248,7 +248,7 @@ def test_it_goes_when_another_node_gets_room() -> None:
     cluster.publish("free", 8, 3)
     cluster.run(20)
     ((name, at),) = cluster.evicted
-    assert (name, at <= 200 + LOOK) == ("web", True)
+    assert (name, at <= 200 + INTERVAL) == ("web", True)
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ def test_a_node_that_it_may_not_go_to_does_not_count(closed: Any, keys: dict[str
     cluster.node(node("free", disk="ssd"))
     cluster.run(20)
     assert cluster.names == ["web"]
-    cluster.output.node_gone("free")
+    cluster.output.node_removed("free")
     cluster.see(pod("next"))
     cluster.run(100)
     assert cluster.names == ["web"]
@@ -284,7 +284,7 @@ def test_a_node_whose_object_nobody_renews_is_no_way_out() -> None:
     cluster.publish("free", 8, 8)
     cluster.run(20)
     assert cluster.names == ["web"]
-    cluster.output.topology_gone("full")
+    cluster.output.topology_removed("full")
     cluster.see(pod("next"))
     cluster.run(100)
     assert cluster.names == ["web"]
@@ -404,7 +404,7 @@ def test_a_pod_of_which_one_container_runs_goes_as_well() -> None:
     cluster = Cluster(ROOM)
     cluster.see(partly("web"))
     cluster.run(30)
-    cluster.output.pod_gone("uid-web")  # it is Pending no more
+    cluster.output.pod_removed("uid-web")  # it is Pending no more
     cluster.see(partly("web", version="8"))
     cluster.run(100)
     assert cluster.evicted == [("web", 60.0)]
@@ -488,8 +488,8 @@ def test_a_pod_that_an_event_names_is_read_until_it_runs_as_a_whole() -> None:
     cluster.output.event(event("web"), 1.0)
     assert cluster.at(1.0) == 1
     assert cluster.output.waiting() == 1
-    assert cluster.at(LOOK) == 0
-    assert cluster.at(1.0 + LOOK) == 1
+    assert cluster.at(INTERVAL) == 0
+    assert cluster.at(1.0 + INTERVAL) == 1
     assert cluster.at(10 * KEPT) == 1, "as long as it waits"
     cluster.pods["web"]["status"]["containerStatuses"][0]["state"] = {"running": {}}
     assert cluster.at(11 * KEPT) == 1
@@ -505,12 +505,12 @@ def test_a_status_may_come_after_the_event() -> None:
     assert cluster.output.waiting() == 0
     cluster.pods["web"] = partly("web")
     cluster.output.event(event("web"), 1.0)
-    cluster.at(LOOK)
+    cluster.at(INTERVAL)
     assert cluster.output.waiting() == 1
     del cluster.pods["web"]
-    cluster.at(2 * LOOK)
+    cluster.at(2 * INTERVAL)
     assert cluster.output.waiting() == 0
-    assert cluster.at(3 * LOOK) == 0
+    assert cluster.at(3 * INTERVAL) == 0
 
 
 def test_another_pod_of_that_name_is_another_pod() -> None:
@@ -520,7 +520,7 @@ def test_another_pod_of_that_name_is_another_pod() -> None:
     cluster.at(0.0)
     cluster.pods["web"] = partly("web")
     cluster.pods["web"]["metadata"]["uid"] = "uid-next"
-    cluster.at(LOOK)
+    cluster.at(INTERVAL)
     assert list(cluster.output.pods) == ["uid-next"]
 
 
@@ -542,9 +542,9 @@ def test_no_more_than_so_many_are_read_and_a_failed_look_comes_again() -> None:
     assert cluster.at(0.0) == MOST_RUNNING
     cluster.listed = None
     cluster.pods["web-0"] = partly("web-0")
-    assert cluster.at(LOOK) == MOST_RUNNING
+    assert cluster.at(INTERVAL) == MOST_RUNNING
     assert cluster.output.waiting() == 1
-    assert cluster.at(2 * LOOK) == 1
+    assert cluster.at(2 * INTERVAL) == 1
 
 
 # --- which Nodes a pod may be put on --------------------------------------------------------------

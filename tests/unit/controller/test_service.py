@@ -277,7 +277,7 @@ def test_who_does_not_lead_takes_nothing(live: Callable[..., World]) -> None:
 def test_a_file_is_read_again_when_it_changes(
     live: Callable[..., World], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nri_numa.controller.sources.LOOK", 0.05)
+    monkeypatch.setattr("nri_numa.controller.sources.FileSource.interval", 0.05)
     file = tmp_path / "capacity.yaml"
     file.write_text("nodes:\n  n1: {0: 0.5}\n  n2: {0: 9}\n  nobody: {0: 1}\n")
 
@@ -328,10 +328,10 @@ def test_a_query_of_a_server_that_answers_nonsense(
         up: list[bool] = []
         source = PrometheusSource(query, world.service._take, up.append)
         for _ in range(7):
-            await source.look()
+            await source.check()
         server.close()
         assert up == [False] * 6 + [True]
-        await source.look()
+        await source.check()
         assert up[-1] is False, "nobody listens any more"
         await until(lambda: world.cluster.zones("n1") == {"0": 0.25})
 

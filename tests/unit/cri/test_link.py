@@ -497,22 +497,6 @@ def test_a_lifted_quota_that_is_there_again_was_asked_for_even_if_nobody_saw_it_
     assert change(sizes.changed(sized(1024, 100_000, 9)))[0] == Size(limit=9)
 
 
-def test_nobody_can_take_a_size_away() -> None:
-    sizes = Sizes()
-    sizes.seen(sized(1024, 100_000, 5))
-    assert sizes.changed(sized(0, -1, -1)) is None
-    assert sizes.changes("a") == 0
-
-
-def test_a_container_that_was_not_seen_is_only_taken_down() -> None:
-    sizes = Sizes()
-    assert sizes.changed(sized(1024)) is None
-    assert sizes.changed(sized(2048)) is not None
-    sizes.forget("a")
-    assert sizes.changed(sized(4096)) is None
-    assert sizes.changes("a") == 0
-
-
 def test_everybody_has_a_turn_and_who_is_gone_has_none() -> None:
     sizes = Sizes()
     assert sizes.turn([]) == []

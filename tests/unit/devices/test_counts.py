@@ -10,9 +10,9 @@ from typing import Any
 import grpc
 import pytest
 
-from nri_numa.cri.pb import podresources_pb2 as pb
-from nri_numa.cri.pod_resources import DeviceCount
 from nri_numa.devices.counts import FRESH, NOT_YET, OLD, DeviceCounts
+from nri_numa.kubelet.pb import podresources_pb2 as pb
+from nri_numa.kubelet.pod_resources import DeviceCount
 from tests.beds.fake_kubelet import pod_resources
 
 

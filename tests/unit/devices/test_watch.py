@@ -14,7 +14,6 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.config.sections import Devices
-from nri_numa.cri.pb import podresources_pb2 as pb
 from nri_numa.devices.watch import DeviceWatch
 from nri_numa.engine.values.workload import (
     NO_DEVICES,
@@ -24,6 +23,7 @@ from nri_numa.engine.values.workload import (
     Mentions,
     PodSandbox,
 )
+from nri_numa.kubelet.pb import podresources_pb2 as pb
 from nri_numa.machine.cpuset import NUMASet
 from tests.beds.device_tree import GPU_CLASS, DeviceTree
 from tests.beds.fake_kubelet import pod_resources

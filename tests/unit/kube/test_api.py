@@ -15,7 +15,7 @@ import pytest
 
 from nri_numa.kube.api import KubeAPI, refused
 from nri_numa.kube.requests import KubeError
-from tests.beds.fake_api_server import Asked, FakeAPIServer, Said, fake, status
+from tests.beds.fake_api_server import Asked, Said, fake, status
 
 PATH = "/api/v1/namespaces/default/pods/p/binding"
 PODS = "/api/v1/pods"
@@ -134,43 +134,6 @@ def test_an_answer_of_something_in_between_is_shown() -> None:
     found = refused(502, b"<html>Bad Gateway\xff")
     assert found.code == 502
     assert "Bad Gateway" in str(found)
-
-
-def test_nobody_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with fake(tmp_path, monkeypatch, lambda asked: Said()):
-        pass  # it is gone, and its port and certificate stay known
-    with pytest.raises(KubeError) as found:
-        run(tmp_path, lambda made: made.ask("POST", PATH, {}))
-    assert "no answer from the API server" in str(found.value)
-
-
-def test_the_server_of_another_cluster_is_not_trusted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
-    ours.mkdir()
-    theirs.mkdir()
-    FakeAPIServer(ours, lambda asked: Said())._server.server_close()
-    with fake(theirs, monkeypatch, lambda asked: Said()), pytest.raises(KubeError) as found:
-        run(ours, lambda made: made.ask("POST", PATH, {}))
-    assert "certificate is not accepted" in str(found.value)
-
-
-def test_without_a_token_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with fake(tmp_path, monkeypatch, lambda asked: Said()):
-        (tmp_path / "token").unlink()
-        with pytest.raises(KubeError) as found:
-            run(tmp_path, lambda made: made.ask("POST", PATH, {}))
-        assert "expected token and ca.crt" in str(found.value)
-
-
-def test_a_certificate_authority_that_is_none_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with fake(tmp_path, monkeypatch, lambda asked: Said()):
-        (tmp_path / "ca.crt").write_text("nothing")
-        with pytest.raises(KubeError, match=r"ca\.crt holds no certificate"):
-            run(tmp_path, lambda made: made.ask("GET", PODS))
 
 
 @pytest.mark.parametrize("body", ["{", "[]", '{"items": 3}', '{"items": [3]}'])

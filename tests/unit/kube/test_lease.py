@@ -127,11 +127,11 @@ def test_one_leads_and_another_takes_over_what_is_not_renewed(
         assert made.said == [
             ("one", True), ("other", True), ("one", False),
         ]  # fmt: skip
-        await made.other.give_back()
+        await made.other.release()
         assert (made.other.leads, server.holder) == (False, "")
         await made.run(4, made.one)
         assert made.one.leads, "what is given back is taken at once"
-        await made.other.give_back()
+        await made.other.release()
         assert server.holder == "one", "nobody gives back what is another's"
 
     elect(tmp_path, monkeypatch, server.answer, talk)
@@ -147,7 +147,7 @@ def test_of_two_that_write_one_fails(tmp_path: Path, monkeypatch: pytest.MonkeyP
     async def talk(made: Replicas) -> None:
         await made.run(4, made.one)
         assert made.one.leads
-        await made.one.give_back()
+        await made.one.release()
         server.between = overtaken
         await made.run(30, made.one, made.other)
         assert not made.one.leads

@@ -11,7 +11,7 @@ import pytest
 
 from nri_numa.kube.api import KubeAPI
 from nri_numa.kube.requests import Form, Outcome, Request, Resource, Result, Verb
-from tests.beds.fake_api_server import Asked, FakeAPIServer, Said, fake, status
+from tests.beds.fake_api_server import FakeAPIServer, Said, fake, status
 
 NODE = {"metadata": {"name": "n1", "labels": {"a": "b"}}}
 GET = Request(output="node", verb=Verb.GET, resource=Resource.NODES, name="n1")
@@ -186,20 +186,6 @@ def test_a_budget_that_forbids_an_eviction_is_not_a_busy_server(
     said = status(429, "Cannot evict pod", "DisruptionBudget", Retry_After="10")
     with fake(tmp_path, monkeypatch, lambda asked: said):
         assert ask(tmp_path, GET).result is Result.BLOCKED
-
-
-def test_a_renewed_token_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kubelet writes a new one long before the old one ends, and nobody tells us."""
-
-    def answer(asked: Asked) -> Said:
-        if asked.authorization == "Bearer second":
-            return Said(200, NODE)
-        (tmp_path / "token").write_text("second")
-        return status(401, "expired")
-
-    with fake(tmp_path, monkeypatch, answer) as server:
-        assert ask(tmp_path, GET).result is Result.DONE
-    assert [one.authorization for one in server.asked] == ["Bearer first", "Bearer second"]
 
 
 def test_a_renewed_certificate_authority_is_read(

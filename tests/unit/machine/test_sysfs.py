@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from nri_numa.cli.machine import capture
 from nri_numa.errors import TopologyError
 from nri_numa.machine.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.machine.model import CoreKind, MemoryReading, NUMAMemory, Topology
@@ -676,3 +677,36 @@ def test_this_machine_can_be_read() -> None:
     reading = read_memory("/", machine)
     for node in reading.numa_nodes.values():
         assert 0 <= node.available_bytes <= node.total_bytes
+
+
+# --- initiators and memory tiers: what the kernel tells of memory without CPUs --------------------
+
+
+def test_initiators_and_tiers_are_read_and_survive_a_capture(tmp_path: Path) -> None:
+    base = machines.memory_only()
+    nodes = {
+        i: replace(n, initiators=NUMASet([i % 2]), tier=4 if n.cpus else 22)
+        for i, n in base.numa_nodes.items()
+    }
+    machine = replace(base, numa_nodes=nodes)
+    root = write_sysfs(tmp_path / "root", machine)
+    assert discover(root).numa_nodes == nodes
+    # As the kernel has it: a link to the NUMA node's directory.
+    link = root / "sys/devices/system/node/node2/access1/initiators/node0"
+    link.unlink()
+    link.symlink_to("../../../node0")
+    assert discover(root).numa_nodes == nodes
+    report = capture(root, tmp_path / "machine.tar.gz")
+    assert "sys/devices/system/node/node2/access1/initiators/node0" in report.files
+    packed = discover(tmp_path / "machine.tar.gz")
+    assert packed.numa_nodes[2].initiators == NUMASet([0])
+    assert packed.numa_nodes[2].tier == 22
+
+
+def test_access0_is_believed_where_there_is_no_access1(tmp_path: Path) -> None:
+    files = sysfs_files(machines.memory_only())
+    files["sys/devices/system/node/node2/access0/initiators/node1"] = ""
+    files["sys/devices/virtual/memory_tiering/uevent"] = ""
+    read = discover(write_tree(tmp_path, files))
+    assert read.numa_nodes[2].initiators == NUMASet([1])
+    assert read.numa_nodes[2].tier is None

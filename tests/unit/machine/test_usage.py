@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,9 +12,15 @@ from nri_numa.errors import TopologyError
 from nri_numa.machine.cgroups import CgroupPlace, CgroupReader
 from nri_numa.machine.synthetic import synthetic, sysfs_files
 from nri_numa.machine.usage import (
+    NUMA_MAPS,
+    NUMA_STAT,
     ContainerUsage,
+    MemoryPlaces,
     cpu_times,
+    local_bytes,
+    mapped_by_numa_node,
     memory_by_numa_node,
+    memory_places,
     read_container,
     read_usage,
 )
@@ -104,3 +112,191 @@ def test_a_container_without_those_files_and_one_without_a_cgroup(tmp_path: Path
     reader = CgroupReader(str(tmp_path))
     there = read_container(reader, CgroupPlace("/pods/a"), str(tmp_path), 4096)
     assert there == ContainerUsage(None, {})
+
+
+# --- where a container's memory is: a number, or why there is none --------------------------------
+
+
+PLACE = CgroupPlace("/pods/a")
+MAPS = b"""5576dd821000 default file=/usr/bin/head mapped=2 N0=2 kernelpagesize_kB=4
+7f0000000000 bind:1 anon=6 dirty=6 active=0 N0=1 N1=5 kernelpagesize_kB=4
+7f0010000000 default file=/a\\040N1\\0759 mapped=1 N1=1 kernelpagesize_kB=4
+7f0020000000 default file=/dev/hugepages/x\\040(deleted) huge dirty=2 N1=2 kernelpagesize_kB=2048
+7f0030000000 default heap
+7ffc00000000 default stack anon=3 N0=3
+"""
+
+
+class Tree:
+    """A cgroup file system of version 1 or 2 with one container, and a proc with its processes."""
+
+    def __init__(self, root: Path, version: int) -> None:
+        self.root = root / "cgroup"
+        self.proc = root / "proc"
+        self.proc.mkdir(parents=True)
+        self.home = self.root / ("pods/a" if version == 2 else "cpuset/pods/a")
+        self.home.mkdir(parents=True)
+        if version == 2:
+            (self.root / "cgroup.controllers").touch()
+
+    def processes(self, *pids: int) -> None:
+        (self.home / "cgroup.procs").write_text("".join(f"{pid}\n" for pid in pids))
+
+    def maps(self, pid: int, data: bytes | None) -> None:
+        (self.proc / str(pid)).mkdir()
+        (self.proc / str(pid) / "maps").touch()
+        if data is not None:
+            (self.proc / str(pid) / NUMA_MAPS).write_bytes(data)
+
+    def look(self, **more: float) -> MemoryPlaces:
+        reader = CgroupReader(str(self.root), proc=str(self.proc))
+        ticks = iter(range(10**9))
+        return memory_places(
+            reader,
+            PLACE,
+            str(self.root),
+            proc=str(self.proc),
+            page_size=4096,
+            limit=more.get("limit", 10**6),
+            clock=lambda: float(next(ticks)),
+        )
+
+
+def test_the_cgroup_of_version_2_tells_bytes(tmp_path: Path) -> None:
+    tree = Tree(tmp_path, 2)
+    (tree.home / NUMA_STAT).write_text("anon N0=4096 N1=8192\nfile N0=0 N1=4096\n")
+    found = tree.look()
+    assert found == MemoryPlaces({0: 4096, 1: 12288}, NUMA_STAT)
+    assert local_bytes(found.by_numa_node, {1}) == 12288
+
+
+@pytest.mark.parametrize("unified_controller", [False, True])
+def test_version_1_tells_pages_and_a_hybrid_may_have_the_file_in_either(
+    tmp_path: Path, unified_controller: bool
+) -> None:
+    tree = Tree(tmp_path, 1)
+    where = "unified" if unified_controller else "memory"
+    text = "anon N0=4096 N1=8192\n" if unified_controller else "total=3 N0=1 N1=2\n"
+    (tree.root / where / "pods/a").mkdir(parents=True)
+    (tree.root / where / "pods/a" / NUMA_STAT).write_text(text)
+    assert tree.look() == MemoryPlaces({0: 4096, 1: 8192}, NUMA_STAT)
+
+
+def test_lines_of_numa_maps_count_pages_of_the_size_they_name() -> None:
+    found: dict[int, int] = {}
+    mapped_by_numa_node(MAPS, found)
+    huge = 2 * 2048 * 1024
+    assert found == {0: 3 * 4096, 1: 6 * 4096 + huge}, "a line without a page size says nothing"
+
+
+@pytest.mark.parametrize("text", [b"", b"\n\n", b"\xff\x00 N=1", b"N0=5", b"x N99999=1 y"])
+def test_what_is_no_numa_maps_tells_nothing(text: bytes) -> None:
+    found: dict[int, int] = {}
+    mapped_by_numa_node(text, found)
+    assert found == {}
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_without_that_file_the_processes_are_asked_those_of_inner_cgroups_too(
+    tmp_path: Path, version: int
+) -> None:
+    tree = Tree(tmp_path, version)
+    tree.processes(10)
+    (tree.home / "inner").mkdir()
+    (tree.home / "inner/cgroup.procs").write_text("11\n")
+    tree.maps(10, b"a default anon=1 N0=1 kernelpagesize_kB=4\n")
+    tree.maps(11, b"a default anon=2 N1=2 kernelpagesize_kB=4")  # cut off before the line feed
+    assert tree.look() == MemoryPlaces({0: 4096, 1: 8192}, NUMA_MAPS)
+
+
+def test_a_hundred_thousand_lines_are_read_whole_or_not_at_all(tmp_path: Path) -> None:
+    tree = Tree(tmp_path, 2)
+    tree.processes(10)
+    tree.maps(10, b"7f0000000000 default anon=1 dirty=1 N1=1 kernelpagesize_kB=4\n" * 100_000)
+    assert tree.look() == MemoryPlaces({1: 4096 * 100_000}, NUMA_MAPS)
+    # The clock of this test goes on by one with each piece that was read.
+    found = tree.look(limit=5)
+    assert found.by_numa_node == {}
+    assert "took too long" in found.because
+
+
+def test_processes_that_end_meanwhile_are_left_out(tmp_path: Path) -> None:
+    tree = Tree(tmp_path, 2)
+    tree.processes(10, 11)
+    tree.maps(10, b"a default anon=1 N0=1 kernelpagesize_kB=4\n")
+    assert tree.look().by_numa_node == {0: 4096}
+    tree.processes(11)
+    found = tree.look()
+    assert (found.by_numa_node, found.source) == ({}, "")
+    assert "its processes ended" in found.because
+
+
+def test_a_number_that_became_somebody_elses_is_left_out(tmp_path: Path) -> None:
+    """Process 11 leaves the container while it is read: its number may be another's by then."""
+    tree = Tree(tmp_path, 2)
+    tree.processes(10, 11)
+    tree.maps(10, b"a default anon=1 N0=1 kernelpagesize_kB=4\n")
+    tree.maps(11, b"a default anon=9 N1=9 kernelpagesize_kB=4\n")
+
+    looks = iter(range(100))
+
+    def leaving() -> float:
+        if next(looks) == 1:  # the first look is before the list of processes is read
+            tree.processes(10)
+        return 0.0
+
+    reader = CgroupReader(str(tree.root), proc=str(tree.proc))
+    found = memory_places(
+        reader, PLACE, str(tree.root), proc=str(tree.proc), page_size=4096, clock=leaving
+    )
+    assert found == MemoryPlaces({0: 4096}, NUMA_MAPS)
+
+
+def test_each_reason_is_told_and_no_zero(tmp_path: Path) -> None:
+    tree = Tree(tmp_path, 2)
+    assert "no process" in tree.look().because
+    tree.processes(0, 10)
+    assert "a PID namespace" in tree.look().because
+    tree.processes(10)
+    tree.maps(10, None)
+    assert tree.look().because == (
+        "its cgroup has no memory.numa_stat, and this kernel has no numa_maps"
+    )
+    (tree.home / NUMA_STAT).write_text("")
+    assert tree.look().because.startswith("memory.numa_stat names no NUMA node")
+    (tree.home / NUMA_STAT).unlink()
+    (tree.proc / "10" / NUMA_MAPS).mkdir()
+    assert "of process 10 cannot be read: Is a directory" in tree.look().because
+    (tree.home / NUMA_STAT).mkdir()
+    assert tree.look().because.startswith("memory.numa_stat cannot be read: Is a directory")
+    tree.processes(*range(1, 2000))
+    assert "1999 processes are more than" in tree.look().because
+    gone = memory_places(
+        CgroupReader(str(tree.root)), CgroupPlace("/pods/b"), str(tree.root), page_size=4096
+    )
+    assert gone.because == "it has no cgroup that can be read"
+
+
+def test_too_many_cgroups_are_not_walked(tmp_path: Path) -> None:
+    tree = Tree(tmp_path, 2)
+    for n in range(300):
+        (tree.home / f"inner{n}").mkdir()
+    assert "more than 256 cgroups" in tree.look().because
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self/numa_maps").exists(), reason="this kernel has no numa_maps"
+)
+def test_a_real_process(tmp_path: Path) -> None:
+    tree = Tree(tmp_path, 2)
+    with subprocess.Popen(["/bin/sleep", "1000"]) as process:
+        try:
+            tree.processes(process.pid, os.getpid())
+            reader = CgroupReader(str(tree.root))
+            found = memory_places(
+                reader, PLACE, str(tree.root), page_size=os.sysconf("SC_PAGE_SIZE"), limit=60
+            )
+        finally:
+            process.kill()
+    assert found.source == NUMA_MAPS
+    assert sum(found.by_numa_node.values()) > 1 << 20

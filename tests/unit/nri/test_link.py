@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import random
+import socket
 from pathlib import Path
 
 import pytest
 
 from nri_numa.errors import ConfigError
-from nri_numa.nri.link import LinkSettings, NRILink
+from nri_numa.nri.link import LinkSettings, NRILink, Preinstalled, preinstalled_from_environment
 from nri_numa.runtime import backoff_delays
 from tests.beds.link_bed import eventually, running
 from tests.beds.recording_plugin import RecordingPlugin
@@ -53,3 +55,66 @@ async def test_without_any_settings_a_runtime_that_is_not_there_is_waited_for(
         for _ in range(3):
             await asyncio.sleep(0)
         assert not task.done()
+
+
+# --- what a runtime sets for the plugins it launches ----------------------------------------------
+
+
+def test_an_ordinary_process_was_not_launched() -> None:
+    """Name and index may be preset for external plugins; they are left alone then."""
+    environ = {"NRI_PLUGIN_NAME": "x", "NRI_PLUGIN_IDX": "10", "PATH": "/bin"}
+    assert preinstalled_from_environment(environ) is None
+    assert environ == {"NRI_PLUGIN_NAME": "x", "NRI_PLUGIN_IDX": "10", "PATH": "/bin"}
+
+
+def test_the_descriptor_and_the_variables_do_not_reach_children() -> None:
+    one, other = socket.socketpair()
+    with one, other:
+        os.set_inheritable(one.fileno(), True)
+        environ = {
+            "NRI_PLUGIN_SOCKET": str(one.fileno()),
+            "NRI_PLUGIN_NAME": "numapin",
+            "NRI_PLUGIN_IDX": "10",
+        }
+        assert preinstalled_from_environment(environ) == Preinstalled(
+            descriptor=one.fileno(), name="numapin", index="10"
+        )
+        assert environ == {}
+        assert not os.get_inheritable(one.fileno())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "three",
+        "-1",
+        "1.5",
+        " 3",
+        "99999",
+        "99999999999999999999999",
+        "\N{ARABIC-INDIC DIGIT THREE}",
+    ],
+)
+def test_a_descriptor_that_is_none_is_named_with_its_value(text: str) -> None:
+    environ = {"NRI_PLUGIN_SOCKET": text, "NRI_PLUGIN_NAME": "x", "NRI_PLUGIN_IDX": "10"}
+    with pytest.raises(ConfigError) as caught:
+        preinstalled_from_environment(environ)
+    (problem,) = caught.value.problems
+    assert problem.startswith(f"NRI_PLUGIN_SOCKET: {text!r} is no open file descriptor")
+    assert environ == {}
+
+
+@pytest.mark.parametrize(("name", "index"), [(None, "10"), ("x", None), ("x", "ten"), ("", "10")])
+def test_a_missing_or_malformed_identity_is_named_beside_everything_else(
+    name: str | None, index: str | None
+) -> None:
+    environ = {"NRI_PLUGIN_SOCKET": "nonsense"}
+    if name is not None:
+        environ["NRI_PLUGIN_NAME"] = name
+    if index is not None:
+        environ["NRI_PLUGIN_IDX"] = index
+    with pytest.raises(ConfigError) as caught:
+        preinstalled_from_environment(environ)
+    assert len(caught.value.problems) == 2
+    assert caught.value.problems[0].startswith("NRI_PLUGIN_NAME, NRI_PLUGIN_IDX: plugin ")

@@ -14,14 +14,14 @@ from nri_numa.scheduler.node_room import NodeRoom
 from nri_numa.scheduler.nodes import Nodes
 from nri_numa.scheduler.pod_reader import PodReader
 from nri_numa.scheduler.published import read
-from nri_numa.scheduler.watcher import NodeWatcher, PodWatcher, Waker
+from nri_numa.scheduler.watcher import NodeWatcher, PodActivator, PodWatcher
 
 PREFIX = "numa.kubernetes.io"
 GIB = 1 << 30
 
 
-class Recorder(Waker):
-    """A waker that writes to no Node."""
+class Recorder(PodActivator):
+    """A activator that writes to no Node."""
 
     def __init__(self) -> None:
         self.nodes: list[str] = []
@@ -39,13 +39,15 @@ class Watched:
 
     def __init__(self, *, settle: float = 10) -> None:
         self.now = 0.0
-        self.waker = Recorder()
+        self.activator = Recorder()
         self.nodes = Nodes()
         self.reader = PodReader(Settings())
         config = AgentConfig(scheduler=Scheduling(settle=settle))
         api = KubeAPI("/nonexistent", "test")
-        self.topologies = NodeWatcher(self.nodes, self.waker, PREFIX, lambda: self.now)
-        self.pods = PodWatcher(api, self.nodes, self.reader, self.waker, config, lambda: self.now)
+        self.topologies = NodeWatcher(self.nodes, self.activator, PREFIX, lambda: self.now)
+        self.pods = PodWatcher(
+            api, self.nodes, self.reader, self.activator, config, lambda: self.now
+        )
 
     def free(self) -> tuple[int, ...]:
         room = self.nodes.room("n1")

@@ -16,7 +16,7 @@ from nri_numa.config.sections import Scheduling
 from nri_numa.kube.api import KubeAPI, Watch, Watched, name_of
 from nri_numa.scheduler.extender import Extender, SchedulerMetrics
 from nri_numa.scheduler.protocol import Binding
-from nri_numa.scheduler.watcher import TOPOLOGIES, Waker
+from nri_numa.scheduler.watcher import TOPOLOGIES, PodActivator
 from tests.beds.fake_api_server import Asked, Said, fake, status
 from tests.unit.scheduler.objects import PREFIX, container, pod, single, topology
 
@@ -368,7 +368,7 @@ class Recorder(Watched):
     def remove(self, document: Mapping[str, Any]) -> None:
         self.changes.append(("removed", name_of(document)))
 
-    def gone(self, key: str) -> None:
+    def removed(self, key: str) -> None:
         self.changes.append(("gone", key))
 
     def listed(self, keys: frozenset[str]) -> None:
@@ -496,10 +496,10 @@ def test_rights_that_are_missing_are_named_and_questions_wait(
 # --- waking -----------------------------------------------------------------------------------
 
 
-def waker(directory: Path, clock: Callable[[], float]) -> Waker:
+def activator(directory: Path, clock: Callable[[], float]) -> PodActivator:
     config = AgentConfig(scheduler=Scheduling(credentials=str(directory)))
     api = KubeAPI(str(directory), "test")
-    return Waker(api, config, SchedulerMetrics("test").wakes, clock=clock, wall=lambda: 1.5)
+    return PodActivator(api, config, SchedulerMetrics("test").wakes, clock=clock, wall=lambda: 1.5)
 
 
 def test_room_wakes_who_was_refused_and_nobody_else(
@@ -509,7 +509,7 @@ def test_room_wakes_who_was_refused_and_nobody_else(
 
     async def wake() -> None:
         now = [0.0]
-        made = waker(tmp_path, lambda: now[0])
+        made = activator(tmp_path, lambda: now[0])
         made.more_room("n0")  # no pod waits
         made.refused("a")
         made.settled("a")
@@ -545,7 +545,7 @@ def test_who_takes_over_wakes_the_pods_that_were_refused_before(
     async def talk(made: Extender) -> None:
         tasks = [
             asyncio.create_task(made.tick()),
-            asyncio.create_task(made.waker.run(made.leads)),
+            asyncio.create_task(made.activator.run(made.leads)),
         ]
         async with asyncio.timeout(180):
             while "wakes_total 1.0" not in made.measured().decode():
@@ -559,7 +559,7 @@ def test_who_takes_over_wakes_the_pods_that_were_refused_before(
     assert [asked.path.partition("?")[0] for asked in server.asked] == ["/api/v1/nodes/n1"]
 
 
-def test_without_a_node_no_pod_is_woken(tmp_path: Path) -> None:
-    made = waker(tmp_path, lambda: 0.0)
+def test_without_a_node_no_pod_is_activated(tmp_path: Path) -> None:
+    made = activator(tmp_path, lambda: 0.0)
     made.wake("")
     assert not made.due

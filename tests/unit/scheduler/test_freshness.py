@@ -24,7 +24,7 @@ def test_it_holds_while_it_is_renewed() -> None:
     assert fresh.stale(1200.0) == ["n"]
     assert not fresh.seen("n", said("12:05"), 1300.0), "somebody else changed it"
     assert fresh.seen("n", said("12:30"), 1400.0)
-    fresh.gone("n")
+    fresh.remove("n")
     assert fresh.stale(1e9) == []
 
 

@@ -39,11 +39,11 @@ def test_a_bound_pod_is_held_until_its_node_counts_it() -> None:
     watched = watched_node()
     watched.pods.put(bound())
     assert watched.free() == (4, 1)
-    assert watched.waker.pods == ["uid-p"]
+    assert watched.activator.pods == ["uid-p"]
     watched.pods.remove(bound())
     assert watched.at(9.9) == (4, 1)
     assert watched.at(10.0) == (4, 4)
-    assert watched.waker.nodes == ["n1", "n1"]
+    assert watched.activator.nodes == ["n1", "n1"]
 
 
 def test_a_pod_with_several_containers_is_held_longer() -> None:
@@ -112,9 +112,9 @@ def test_nodes_come_change_and_go() -> None:
     watched.topologies.put({"metadata": {"name": "n1"}, "zones": 3})
     assert isinstance(watched.nodes.room("n1"), Unreadable)
     watched.topologies.put(topology(1, 1, name="n2"))
-    watched.topologies.gone("n1")
+    watched.topologies.removed("n1")
     assert watched.nodes.names == {"n2"}
-    watched.topologies.gone("n2")
+    watched.topologies.removed("n2")
     assert not watched.nodes.names
     for garbage in ({}, {"metadata": 3}, {"metadata": {"name": 3}}):
         watched.topologies.put(garbage)
@@ -128,7 +128,7 @@ def test_a_list_ends_what_it_does_not_name_and_is_counted() -> None:
     watched.topologies.put(topology(4, 1, charged=[("uid-p", "main")]))
     watched.pods.listed(frozenset())
     assert not watched.nodes.holds
-    assert watched.waker.nodes[-1] == "n1"
+    assert watched.activator.nodes[-1] == "n1"
 
 
 def test_a_list_from_before_a_binding_takes_nothing_back() -> None:
@@ -225,7 +225,9 @@ def test_no_binding_waits_longer_than_one_reading_may_take(
         watched = watched_node()
         api = KubeAPI(str(tmp_path), "test")
         config = AgentConfig(scheduler=Scheduling(bind_timeout=0.1))
-        pods = PodWatcher(api, watched.nodes, watched.reader, watched.waker, config, lambda: 0.0)
+        pods = PodWatcher(
+            api, watched.nodes, watched.reader, watched.activator, config, lambda: 0.0
+        )
         pods.listed(frozenset())
         for _ in range(2):
             with pytest.raises(TimeoutError):

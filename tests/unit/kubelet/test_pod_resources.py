@@ -12,8 +12,8 @@ import grpc
 import pytest
 
 from nri_numa.cli import explain
-from nri_numa.cri.pb import podresources_pb2 as pb
-from nri_numa.cri.pod_resources import (
+from nri_numa.kubelet.pb import podresources_pb2 as pb
+from nri_numa.kubelet.pod_resources import (
     DeviceCount,
     Given,
     GivenDevices,

@@ -84,7 +84,7 @@ def load() -> None:
     """Import what a call needs, so that the first one is quick."""
     import grpc  # noqa: F401
 
-    from nri_numa.cri.pb import podresources_pb2  # noqa: F401
+    from nri_numa.kubelet.pb import podresources_pb2  # noqa: F401
 
 
 def socket_path(kubelet_root: str) -> str:
@@ -99,7 +99,7 @@ def given_to(
 
     One call, and a second one to kubelets whose gate for asking about one pod is off.
     """
-    from nri_numa.cri.pb import podresources_pb2 as pb
+    from nri_numa.kubelet.pb import podresources_pb2 as pb
 
     request = pb.GetPodResourcesRequest(pod_namespace=namespace, pod_name=pod)
     answer = _call(kubelet_root, "Get", request, pb.GetPodResourcesResponse, timeout_s)
@@ -130,7 +130,7 @@ def device_counts(
     Two calls. What pods have comes first: a device that is given in between counts as free until
     the next look, and one that its plugin removes is not counted as given.
     """
-    from nri_numa.cri.pb import podresources_pb2 as pb
+    from nri_numa.kubelet.pb import podresources_pb2 as pb
 
     held = _held(kubelet_root, timeout_s)
     if isinstance(held, str):
@@ -172,7 +172,7 @@ def _held(kubelet_root: str, timeout_s: float) -> set[tuple[str, str]] | str:
 
 
 def _listed(kubelet_root: str, timeout_s: float) -> Any:
-    from nri_numa.cri.pb import podresources_pb2 as pb
+    from nri_numa.kubelet.pb import podresources_pb2 as pb
 
     request = pb.ListPodResourcesRequest()
     return _call(kubelet_root, "List", request, pb.ListPodResourcesResponse, timeout_s)

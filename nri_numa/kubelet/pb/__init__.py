@@ -1,0 +1,1 @@
+"""Generated PodResources messages; see proto/generate_cri.py."""

@@ -310,7 +310,7 @@ def _how_it_fits(resource: Mapping[str, Any]) -> str:
     if resource["wish"] == "impossible":
         return f"{need} needed, {_lacking(resource)}."
     ideal, now = resource["idealNumaNodes"], resource["neededNumaNodes"]
-    if ideal == now == 1:
+    if now == 1:
         alone = NUMASet(n["numaNode"] for n in resource["numaNodes"] if n["enough"])
         verb = "has that" if len(alone) == 1 else "each have that"
         who = f": {numa_text(str(alone))} {verb}" if alone else ""
@@ -319,6 +319,8 @@ def _how_it_fits(resource: Mapping[str, Any]) -> str:
         sets = [s["numaNodes"] for s in resource["sets"] if s["preferred"]]
         told = sets_text(sets, resource["everySet"], resource["narrowestCount"])
         return f"{need} needed. Even an empty machine would need {now} NUMA nodes: {told}."
+    if now < ideal:
+        return f"{need} needed. {now} NUMA nodes are enough; another resource needs {ideal}."
     would = "one NUMA node" if ideal == 1 else f"{ideal} NUMA nodes"
     return f"{need} needed. On an empty machine {would} would be enough; now it takes {now}."
 

@@ -10,6 +10,11 @@ Two bounds hold for the CPUs of a NUMA node, and the lower one counts:
 * what runs there: containers without CPUs of their own run on the shared pool, so they cannot be
   promised more than ``pool × oversale``. CPUs that somebody owns, siblings kept idle for an
   owner, and what the kubelet granted serve nobody else, however much is oversold.
+
+CPUs are withheld from the shared pool when they are owned, or kept idle beside owned ones; listed
+CPUs (``numacpu`` without ``cpus: exclusive``) stay in the pool, and nobody can own them unless the
+list is soft. Quotas and the floor of the pool are looked at when something new is granted: who
+holds more than a quota that was lowered keeps it.
 """
 
 from __future__ import annotations
@@ -462,6 +467,11 @@ class SlotCapacity(msgspec.Struct, frozen=True, kw_only=True):
 
 def slot_capacity(machine: Machine, state: NodeState) -> SlotCapacity:
     """Count what is held with slots and what could still be given.
+
+    The scheduler has one number for the whole machine and subtracts what pods request, also those
+    that have not started yet: a container that starts moves from the second part to the first, and
+    the sum stays. Exclusive CPUs without slots, idle siblings, what is allocated to containers that
+    share, and the floors of the shared pool are in neither.
 
     What becomes of siblings is counted as the configured defaults say; rules and annotations that
     say something else cost more than is counted here (``smt: isolate``). Quotas of single

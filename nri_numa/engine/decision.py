@@ -40,6 +40,14 @@ from nri_numa.machine.model import Topology, numa_text
 class Tiers(msgspec.Struct, frozen=True, kw_only=True):
     """What a machine's NUMA nodes without CPUs are good for.
 
+    CXL, HBM, the memory of a KNL in flat mode, the memory of GPUs and much of what virtual machines
+    show are NUMA nodes with memory and no CPUs. Such a NUMA node *serves* the NUMA nodes with CPUs
+    that it is near to: its initiators as the kernel names them (``access1``, then ``access0``),
+    else those at the least distance. For alignment it is a part of what it serves and no place of
+    its own. Another tier of memory is only for those who let it in. Two sorts need no leave,
+    because for some CPUs there is nothing else: the memory nearest to CPUs whose NUMA node has
+    none, and, where no NUMA node has both, all memory that the kernel puts in no other tier.
+
     Attributes:
         near: NUMA node that may be used to the NUMA nodes with CPUs that it serves.
     """

@@ -1,9 +1,11 @@
 """A live container's resources change: in-place resize, or somebody else's cpuset.
 
-A resize keeps the CPUs it can: growing adds to them, shrinking gives some of them back, and NUMA
-nodes and memory nodes stay (`nri_numa.engine.resize`). Where the new size does not fit, the
-degrade ladder decides, and its default for strict policies refuses the resize, which leaves the
-container as it is.
+A resize never moves anything. A changed ``cpuset.mems`` makes the kernel copy the pages of a
+running process (cgroup v2) or leaves them behind (v1), and nobody who resizes a pod asked for
+either. So a container keeps its memory nodes for life, CPUs of its own stay its own as long as it
+has that many, and what it gets in addition comes from the NUMA nodes it is on. What cannot grow
+there is the business of ``on-failure``, whose default for strict policies refuses the resize;
+docs/adr/0027-a-resize-stays-in-place.md says why.
 """
 
 from __future__ import annotations

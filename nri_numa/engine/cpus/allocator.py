@@ -5,10 +5,13 @@
 1. CPUs inside the NUMA affinity before CPUs outside (never outside when ``strict``);
 2. CPUs that nobody else pinned containers to before those of cores where somebody did;
 3. the kernel's isolated CPUs, as the settings say;
-4. thread siblings (`nri_numa.engine.cpus.allocator`), preferred CPUs, CPUs whose timer tick may
-   stop,
-   core kinds;
-5. among equally good ones `nri_numa.engine.cpus.orders` or `nri_numa.engine.cpus.orders`.
+4. thread siblings, preferred CPUs, CPUs whose timer tick may stop, core kinds;
+5. among equally good ones one of `nri_numa.engine.cpus.orders`.
+
+Three modes take single threads core by core (``spread``, ``isolate``, ``pair``): `next_threads`
+says which cores are the best kind that is left. ``full-core`` takes whole cores: `whole_cores`
+lists the kinds and `counts_that_fit` how many of each add up to the request. CPU sets are plain
+integers, see `nri_numa.engine.cpus.index`.
 
 docs/adr/0010-cpu-order.md tells why.
 """

@@ -6,7 +6,12 @@ KEP-1769), and the accounting
     cpu_allocatable(i) = total(i) × oversale × capacity_factor(i) − Σ requests bound to i
     mem_allocatable(i) = total(i) − Σ requests bound to i, at most what the kernel has free there
 
-Among equally good NUMA nodes a strategy decides (`nri_numa.engine.place.computed`).
+Among equally good NUMA nodes a strategy decides (docs/adr/0031-spread-by-the-scarcest-share.md).
+
+``restricted`` and ``single-numa-node`` refuse rather than use more NUMA nodes than they promise.
+The merge of hints keeps that for one container at the moment it is placed. What is checked here
+besides is what comes after: further containers of a pod that was placed as a whole, and memory that
+is no longer there by the time it is allocated.
 """
 
 from __future__ import annotations

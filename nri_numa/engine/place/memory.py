@@ -9,6 +9,11 @@ each huge page size. Two ways of accounting live here:
   operators who want its verdicts (``kubeletMemory``): only what it handed
   out counts, and a NUMA node serves either containers on it alone or one fixed *group* of NUMA
   nodes.
+
+A list of memory (``numamem``) is taken as it is, and CPUs are computed *near* it: on the listed
+NUMA nodes that have CPUs; for one without (HBM, CXL, PMEM) on those it serves. A memory policy
+(``mempolicy``) is set before the program runs or never: nothing can change that of a running
+process from outside. So a container that runs already goes without.
 """
 
 from __future__ import annotations

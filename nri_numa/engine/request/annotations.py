@@ -11,6 +11,17 @@ CPUs although the pod has a policy, and may opt out of it with ``bind: none``).
 
 Whether CPUs and NUMA nodes exist, are online and free is not asked here but in
 `nri_numa.engine.admit`, which knows the machine.
+
+Whoever may create pods decides how long annotations are: Kubernetes lets those of one pod be 256
+KiB long together, in any number of pieces, and every container of the pod reads them, on the way of
+a request that the runtime waits two seconds for. So what no machine and no pod can need is refused
+before it is looked at. The operator's permissions say who may ask for what; NRI shows of a pod its
+namespace, labels, annotations and QoS class, and nothing of who created it or of its service
+account. Rules and defaults of the operator need no permission.
+
+The annotation ``placed``, the NUMA nodes that the scheduler held for each container, is JSON
+(``{"main":"1","helper":"0-1"}``) and a preference among NUMA nodes that suit equally well, so that
+a pod that carries it of its own accord gets nothing that it could not get otherwise.
 """
 
 from __future__ import annotations

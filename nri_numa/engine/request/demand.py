@@ -3,6 +3,17 @@
 The CRI carries neither requests nor the QoS class, but both can be recovered: quota and period are
 the CPU limit, shares are the CPU request, the OOM score of a Burstable pod's container is its
 memory request (kubelet: ``pkg/kubelet/qos/policy.go`` and ``cm/helpers_linux.go``).
+
+*Slots* are exclusive CPUs that the scheduler counted, ids of the extended resource of
+`nri_numa.device_plugin`. The kubelet chooses ids for each container, and the plugin's answer to
+Allocate makes it put them on the container, as the CRI annotation ``<prefix>/slots``; it counts on
+containers only. An id is ``slot-7``, or ``numa1-slot-7`` where the plugin announces NUMA nodes: the
+kubelet has chosen the NUMA node then, so the CPUs are taken there and nowhere else. What a
+ResourceClaim gives comes the same way, written by the agent (`nri_numa.node.claims`):
+``numa1-claim-UID-0x4`` is of the first result of that claim, four CPUs on NUMA node 1.
+
+With ``staticCPUs: true`` each container of a Guaranteed pod with a whole number of CPUs owns them,
+wherever they are: the kubelet's static CPU Manager with the Topology Manager's policy none.
 """
 
 from __future__ import annotations

@@ -18,10 +18,10 @@ import tempfile
 import textwrap
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import click
+from msgspec.structs import replace
 
 from nri_numa.cli.common import progress
 from nri_numa.cli.output import WIDTH, wrapped

@@ -57,6 +57,7 @@ class _Alignment(msgspec.Struct, array_like=True, frozen=True):
     steps: int
     policy: str
     prefer_closest: bool
+    one_width: bool
     rank: list[int] | None
     needs: list[_Need | None]
 
@@ -215,6 +216,7 @@ def _packed_alignment(
         steps=alignment.steps,
         policy=str(problem.policy),
         prefer_closest=problem.prefer_closest,
+        one_width=problem.one_width,
         rank=None if rank is None else [rank.get(i, len(rank)) for i in problem.numa_ids],
         needs=needs,
     )
@@ -283,6 +285,7 @@ def _alignment(
             policy=Policy(packed.policy),
             distance=distance,
             prefer_closest=packed.prefer_closest,
+            one_width=packed.one_width,
             rank=None if rank is None else dict(zip(numa_ids, rank, strict=True)),
         ),
     )

@@ -69,6 +69,25 @@ def test_shapes_do_not_pile_up() -> None:
     assert len(keeper._shapes) <= 512
 
 
+def test_one_width_for_all_resources_is_kept() -> None:
+    """Without it, memory that fits on one NUMA node was said to be wider than ideal on two."""
+    of, both = pod("web"), {0: 4, 1: 4}
+    alignment = align(
+        [
+            ResourceDemand(resource="cpu", need=8, capacity=both, available=both),
+            ResourceDemand(resource="memory", need=1, capacity=both, available=both),
+        ],
+        numa_ids=NUMASet([0, 1]),
+        policy=Policy.RESTRICTED,
+        distance=MACHINE.topology.distance,
+        one_width=True,
+    )
+    assert alignment.preferred
+    restored = again(Trace(pod=of, container=container(of), alignment=alignment)).alignment
+    assert restored is not None
+    assert restored.resources == alignment.resources
+
+
 # --- in the agent ---------------------------------------------------------------------------------
 
 

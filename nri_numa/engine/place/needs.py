@@ -205,13 +205,13 @@ def memory_hints(case: Case, table: ResourceTable) -> list[HintDemand]:
         # Under the kubelet the memory of other pods is not looked at.
         guaranteed = case.pod.qos is QoSClass.GUARANTEED
         return [*table.kubelet.demands(needs_of(demand))] if guaranteed else []
-    kinds: list[tuple[str, int, Amounts, Amounts]] = []
+    wanted: list[tuple[str, int, Amounts, Amounts]] = []
     if demand.memory_bytes:
-        kinds.append(("memory", demand.memory_bytes, machine.usable_memory, table.memory_left))
+        wanted.append(("memory", demand.memory_bytes, machine.usable_memory, table.memory_left))
     for size, amount in sorted(demand.hugepages.items()):
         pages = machine.hugepages_capacity(size)
         capacity = {i: pages[i] for i in machine.numa_ids}
-        kinds.append((pages_name(size), amount, capacity, table.hugepages_left[size]))
+        wanted.append((pages_name(size), amount, capacity, table.hugepages_left[size]))
     return [
         ResourceDemand(
             resource=resource,
@@ -221,7 +221,7 @@ def memory_hints(case: Case, table: ResourceTable) -> list[HintDemand]:
             near=machine.tiers.near,
             share="memory",
         )
-        for resource, need, capacity, left in kinds
+        for resource, need, capacity, left in wanted
     ]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.cli.machine import capture
+from nri_numa.cli.machine import pack as capture
 from nri_numa.errors import TopologyError
 from nri_numa.machine.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.machine.model import CoreKind, MemoryReading, NUMAMemory, Topology

@@ -106,7 +106,7 @@ class Cluster:
             # The kubelet told of its start before the agent did, and it is on no list of pods: who
             # starts in this second does not know of it.
             return
-        self.watched = watched = Watched(settle=FAR, limit=FAR)
+        self.watched = watched = Watched(settle=FAR)
         self.known, self.reader = watched.nodes, watched.reader
         self.candidates = CandidateIndex(self.known, Strategy.SPREAD)
         last = self.nodes.entries[-1][1]

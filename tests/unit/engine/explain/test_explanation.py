@@ -256,6 +256,11 @@ def test_a_wider_place_than_ideal_is_called_that() -> None:
     assert "won, though wider than ideal: cpu: 6 exclusive CPUs needed, at most 4 CPUs free" in text
 
 
+def test_a_resource_that_needs_fewer_numa_nodes_than_another_says_so() -> None:
+    text = told(Node().explain({"policy": "restricted"}, resources(10, 40)))
+    assert "10 CPUs needed. 2 NUMA nodes are enough; another resource needs 3." in text
+
+
 def test_what_a_resize_could_not_get_is_not_called_wider() -> None:
     node = Node()
     of = pod("p", {"policy": "best-effort"})

@@ -57,9 +57,9 @@ class _Alignment(msgspec.Struct, array_like=True, frozen=True):
     steps: int
     policy: str
     prefer_closest: bool
-    one_width: bool
     rank: list[int] | None
     needs: list[_Need | None]
+    one_width: bool = False
 
 
 class _Packed(msgspec.Struct, array_like=True, frozen=True):

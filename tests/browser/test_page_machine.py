@@ -23,7 +23,7 @@ def test_devices_stand_there_with_their_numa_node(page: Page) -> None:
         visit(page, bed)
         assert page.run("document.getElementById('devices').hidden")
     with page_bed(machines.dual_smt_16()) as bed:
-        bed.devices = (
+        bed.pci = (
             PCIDevice(address="0000:3b:00.0", kind="GPU", numa_node=1),
             PCIDevice(address="0000:3b:00.1", kind="GPU", numa_node=1),
             PCIDevice(address="0000:02:00.0", kind="NIC"),

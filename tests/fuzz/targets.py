@@ -297,7 +297,7 @@ class Checkpoint(Target):
     def feed(self, data: bytes) -> str:
         """Load, restore, compare notes with a runtime that has two containers, and store again."""
         shutil.rmtree(self.directory)
-        self.directory.mkdir()
+        self.directory.mkdir(mode=0o700)
         (self.directory / "checkpoint").write_bytes(data)
         identity = {"version": "t", "machine": "m", "boot": "b"}
         store = CheckpointStore(str(self.directory), identity=identity, clock=lambda: 1.0)

@@ -224,7 +224,7 @@ def test_no_binding_waits_longer_than_one_reading_may_take(
     async def talk() -> None:
         watched = watched_node()
         api = KubeAPI(str(tmp_path), "test")
-        config = AgentConfig(scheduler=Scheduling(bind_timeout=0.1))
+        config = AgentConfig(scheduler=Scheduling(bind_timeout=2))
         pods = PodWatcher(
             api, watched.nodes, watched.reader, watched.activator, config, lambda: 0.0
         )

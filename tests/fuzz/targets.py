@@ -298,7 +298,9 @@ class Checkpoint(Target):
         """Load, restore, compare notes with a runtime that has two containers, and store again."""
         shutil.rmtree(self.directory)
         self.directory.mkdir(mode=0o700)
-        (self.directory / "checkpoint").write_bytes(data)
+        path = self.directory / "checkpoint"
+        path.touch(mode=0o600)
+        path.write_bytes(data)
         identity = {"version": "t", "machine": "m", "boot": "b"}
         store = CheckpointStore(str(self.directory), identity=identity, clock=lambda: 1.0)
         try:

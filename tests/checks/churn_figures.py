@@ -233,25 +233,6 @@ def _between(
                 )
 
 
-def owners_together(facts: Mapping[int, Fact], spans: Iterable[Span]) -> tuple[float, int]:
-    """(seconds with two owners of CPUs or more alive, how many there were at the same time).
-
-    Proven, as the episodes are: an owner counts from the first to the last sample of its span.
-    """
-    steps: list[tuple[float, int]] = []
-    for span in spans:
-        if span.serial in facts and owned(facts[span.serial], span):
-            steps += [(span.start, 1), (span.end, -1)]
-    owners = most = 0
-    together = since = 0.0
-    for when, step in sorted(steps):
-        if owners > 1:
-            together += when - since
-        owners, since = owners + step, when
-        most = max(most, owners)
-    return together, most
-
-
 # --- time ---------------------------------------------------------------------------------------
 
 

@@ -23,7 +23,6 @@ from tests.beds.vm_records import Outcome, Result
 from tests.machines.vm_machine import Machine, MachineError, load_machines
 from tests.vm.churn_report import OPTIONS as CHURN_OPTIONS
 from tests.vm.churn_report import Options
-from tests.vm.churn_sum import add, read
 from tests.vm.pod_cards import moves_cards
 from tests.vm.registry import all_cases, cases_for
 
@@ -67,14 +66,12 @@ def _parser() -> argparse.ArgumentParser:
         "--into",
         type=Path,
         metavar="DIRECTORY",
-        help="keep the artifacts of this run in a new directory there, for churn-sum",
+        help="keep the artifacts of this run in a new directory there",
     )
     churn.add_argument("--runtime", choices=("crun", "runc"), default=usual.runtime)
     churn.add_argument(
         "--processors", type=int, default=usual.processors, help="of the bed itself; 0: all"
     )
-    together = commands.add_parser("churn-sum", help="add up the figures of several churns")
-    together.add_argument("file", nargs="+", type=Path, help="churn.json of a run")
     churn.add_argument(
         "--hung-after",
         dest="hung_after_s",
@@ -194,16 +191,6 @@ def _churn(machines: dict[str, Machine], options: argparse.Namespace) -> int:
     return FAILED if result.outcome is Outcome.FAILED else 0
 
 
-def _churn_sum(options: argparse.Namespace) -> int:
-    try:
-        total = add(read(options.file))
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return USAGE
-    print("\n".join(total.lines()))
-    return FAILED if total.problems else 0
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
     options = _parser().parse_args(arguments)
@@ -220,8 +207,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         if options.command == "churn":
             return _churn(machines, options)
-        if options.command == "churn-sum":
-            return _churn_sum(options)
         return _run(machines, options)
     except MachineError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -31,12 +31,11 @@ from tests.checks.churn_figures import (
     Span,
     episodes,
     figure,
-    owners_together,
 )
 from tests.vm import words
 from tests.vm.churn_pods import Workers
 from tests.vm.churn_report import Options, Report, read_spans, told, write_episodes
-from tests.vm.churn_signs import LinkLog, cpu_seconds, unanswered
+from tests.vm.churn_signs import LinkLog, unanswered
 from tests.vm.churn_watch import serial_of
 from tests.vm.nursery import NurseryPlugin
 
@@ -109,8 +108,6 @@ class Churn:
         self._moments: list[tuple[float, bool]] = []
         self._begin = self._end = 0.0
         self._broken: list[BaseException] = []
-        self._used_before: dict[str, float] = {}
-        self._used: dict[str, float] = {}
         self._asked = 0.0
 
     # -- all of it -------------------------------------------------------------------------
@@ -141,10 +138,8 @@ class Churn:
         )
         try:
             self._begin = time.time()
-            self._used_before = cpu_seconds()
             self._churn()
             self._end = time.time()
-            self._used = self._use()
             unsettled = self._settle()
         finally:
             watch.send_signal(signal.SIGTERM)
@@ -208,16 +203,10 @@ class Churn:
                 self._say()
             if time.time() > reported + _REPORT_EVERY_S:
                 # Whoever ends a long run before its time has figures all the same.
-                self._end, self._used = time.time(), self._use()
+                self._end = time.time()
                 self._report([], ended=False)
                 reported = time.time()
         self._wait_active(self._moments[-1][0], _START_LIMIT_S)
-
-    def _use(self) -> dict[str, float]:
-        before = self._used_before
-        used = {name: n - before.get(name, 0.0) for name, n in cpu_seconds().items()}
-        # What ended since is in the figure of its parent.
-        return {name: round(n, 2) for name, n in used.items() if n > 0}
 
     def _hangs_now(self) -> bool:
         """Whether calls do not come back, or the plugin says that the runtime does not answer."""
@@ -365,12 +354,7 @@ class Churn:
         spans, summary = read_spans(self._spans)
         found = episodes(self.ground, facts, spans)
         away = self._away(self._end)
-        together, most = owners_together(facts, spans)
         write_episodes(self._shared / "churn-episodes.jsonl", found, facts, away, self._begin)
-        up = [
-            each for each in found if not any(a <= each.at[0] and each.at[1] <= b for a, b in away)
-        ]
-        worst = sorted(up, key=lambda e: (e.at[0] - e.at[1], e.at))[:12]
         workers = self.workers
         report = Report(
             options=self.options,
@@ -383,19 +367,12 @@ class Churn:
             restarts=self._restarts,
             refused=workers.refused,
             hangs=self._hangs,
-            pods_per_minute=round(workers.pods * 60 / (self._end - self._begin), 2),
             away_seconds=round(sum(b - a for a, b in away), 1),
             watched=summary,
-            cpu_seconds=self._used,
-            container_seconds=round(sum(span.end - span.start for span in spans), 1),
-            owners_seconds=round(together, 1),
-            owners_most=most,
             figures=[figure(kind, found, away) for kind in KINDS],
             kinds=dict(workers.kinds),
-            ways=dict(workers.ways),
             calls_failed=dict(workers.failed),
             refusals=[f"{kind}: {text}" for kind, text in sorted(workers.refusals.items())],
-            worst=[told(each, facts, self._begin) for each in worst],
             unsettled=unsettled,
             ended=ended,
         )

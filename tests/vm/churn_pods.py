@@ -146,7 +146,6 @@ class Workers:
         refused: containers that the plugin refused.
         refusals: an example for each kind.
         kinds: pods of each kind.
-        ways: how often each way of removing was taken.
         failed: calls that failed otherwise, by method and code.
         hung: set when a call did not come back, and no other did meanwhile.
     """
@@ -176,7 +175,6 @@ class Workers:
         self.pods = self.containers = self.refused = 0
         self.refusals: dict[str, str] = {}
         self.kinds: Counter[str] = Counter()
-        self.ways: Counter[str] = Counter()
         self.failed: Counter[str] = Counter()
         self.hung = threading.Event()
 
@@ -295,8 +293,6 @@ class Workers:
 
     def _take_away(self, cri: CRI, rng: random.Random, live: _Live) -> None:
         (way,) = rng.choices(list(_WAYS), list(_WAYS.values()))
-        with self._lock:
-            self.ways[way] += 1
         try:
             if way == "stop, remove, sandbox":
                 for container in live.containers:

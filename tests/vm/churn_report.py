@@ -60,19 +60,12 @@ class Report(msgspec.Struct, kw_only=True):
     restarts: int
     refused: int
     hangs: int
-    pods_per_minute: float
     away_seconds: float
     watched: dict[str, float]
-    cpu_seconds: dict[str, float]
-    container_seconds: float
-    owners_seconds: float
-    owners_most: int
     figures: list[Figure]
     kinds: dict[str, int]
-    ways: dict[str, int]
     calls_failed: dict[str, int]
     refusals: list[str]
-    worst: list[str]
     unsettled: list[str]
     ended: bool = True
 
@@ -103,8 +96,8 @@ class Report(msgspec.Struct, kw_only=True):
         """A table in Markdown, and what stands around it."""
         yield (
             f"{self.machine}, {self.runtime}: {self.pods} pods with "
-            f"{self.containers} containers in {self.seconds:.0f} s "
-            f"({self.pods_per_minute:.1f} pods per minute), {self.kills} kill -9 of the plugin, "
+            f"{self.containers} containers in {self.seconds:.0f} s, "
+            f"{self.kills} kill -9 of the plugin, "
             f"{self.restarts} restarts of containerd, {self.hangs} hangs of it, "
             f"{self.refused} containers refused"
         )
@@ -114,9 +107,7 @@ class Report(msgspec.Struct, kw_only=True):
             f"{self.watched.get('reads', 0):.0f} looks in {self.watched.get('sweeps', 0):.0f} "
             f"sweeps, one every {self.watched.get('gap_p50', 0):.3f} s "
             f"(p99 {self.watched.get('gap_p99', 0):.3f} s, longest "
-            f"{self.watched.get('gap_max', 0):.3f} s); containers lived "
-            f"{self.container_seconds:.0f} s in all, two owners or more of them together for "
-            f"{self.owners_seconds:.0f} s (at most {self.owners_most}); "
+            f"{self.watched.get('gap_max', 0):.3f} s); "
             f"the plugin was not in charge for {self.away_seconds:.0f} s"
         )
         yield "| what | episodes | began while up | s while down | s while up | at most | longest |"
@@ -127,12 +118,8 @@ class Report(msgspec.Struct, kw_only=True):
                 f"| {each.up:.2f} | {each.up_at_most:.2f} | {each.longest_up:.2f} |"
             )
         yield "kinds: " + ", ".join(f"{name} {n}" for name, n in sorted(self.kinds.items()))
-        yield "removed: " + ", ".join(f"{name} {n}" for name, n in sorted(self.ways.items()))
-        used = sorted(self.cpu_seconds.items(), key=lambda item: (-item[1], item[0]))[:10]
-        yield "CPU seconds: " + ", ".join(f"{name} {n:.0f}" for name, n in used)
         failed = ", ".join(f"{name} {n}" for name, n in sorted(self.calls_failed.items()))
         yield f"calls that failed: {failed or 'none'}"
-        yield from (f"worst: {text}" for text in self.worst)
         yield from (f"PROBLEM: {text}" for text in self.problems)
 
 

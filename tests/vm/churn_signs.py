@@ -1,4 +1,4 @@
-"""What a churn learns of the plugin, and where processor time goes."""
+"""What a churn learns of the plugin."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import http.client
 import json
 import re
-from collections import Counter
 from datetime import datetime
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from tests.checks.churn_figures import Interval
 
 # Under emulation the plugin's loop can be late by seconds.
 _ANSWER_LIMIT_S = 20.0
-_TICKS_PER_S = 100
 
 
 # What Synchronize says of a container that started without us.
@@ -99,36 +97,3 @@ def unanswered(address: str) -> str:
     finally:
         connection.close()
     return text.strip() if "has not answered" in text else ""
-
-
-def _role(entry: Path, name: str) -> str:
-    """What a program is there for: Python has five tasks here."""
-    if not name.startswith("python"):
-        return name
-    words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
-    if "tests.vm.nursery" in words:
-        parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-        above = Path(f"/proc/{parent}/cmdline").read_bytes()
-        return "plugin" if b"tests.vm.nursery" in above else "nursery"
-    for word, role in (("tests.vm.churn_watch", "watch"), ("tests.vm.guest", "driver")):
-        if word in words:
-            return role
-    return "reaper"
-
-
-def cpu_seconds() -> dict[str, float]:
-    """What the running programs have used so far, with their children that ended, by task.
-
-    The guest's clock goes on while its processor waits for the host's, so the parts tell more than
-    the sums.
-    """
-    total: Counter[str] = Counter()
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                name, _, rest = (entry / "stat").read_text().rpartition(")")
-                role = _role(entry, name.split("(", 1)[1])
-                ticks = [int(word) for word in rest.split()[11:15]]
-                total[role] += sum(ticks[:2])
-                total[f"{role}'s children"] += sum(ticks[2:])
-    return {name: ticks / _TICKS_PER_S for name, ticks in total.items() if ticks}

@@ -142,20 +142,6 @@ def containerd(request: pytest.FixtureRequest, beds: Beds, series: str) -> Itera
 
 
 @pytest.fixture
-def disposable() -> Iterator[Containerd]:
-    """A containerd 2 for one test alone: one that was hung on purpose serves nobody any more."""
-    directory = Path(tempfile.mkdtemp(prefix="nri-numa-e2e-"))
-    try:
-        require_root("containerd")
-        with Containerd(find_binaries(), directory / "c") as containerd:
-            yield containerd
-    except TestbedUnavailable as error:
-        unavailable(error)
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-
-
-@pytest.fixture
 def cri(containerd: Containerd) -> CRI:
     """The client of `containerd`."""
     return containerd.cri

@@ -123,6 +123,28 @@ def test_the_runtime_stays_away_for_a_while(node: Node) -> None:
     assert node.plugin.get("/readyz")[0] == 200
 
 
+def test_a_runtime_that_answers_no_registration_is_said_until_it_does(directory: Path) -> None:
+    """No pod starts any more and no request comes: only a call of ours without an answer tells."""
+    with Node(directory, config={"runtime": {"hungAfter": "1s"}}) as node:
+        node.start()
+        assert node.metric("nri_numa_runtime_unanswered_seconds") == 0
+        node.runtime.faults.delays["Synchronize"] = 3600
+        before = node.connections
+        node.restart_runtime()
+        node.logged("the runtime does not answer")
+        status, text = node.plugin.get("/readyz")
+        assert status == 503
+        assert "has not answered a registration" in text
+        assert node.metric("nri_numa_runtime_unanswered_seconds") >= 1
+        [line] = [r for r in node.plugin.records() if r["msg"] == "the runtime does not answer"]
+        assert "restart the runtime" in line["remedy"]
+        node.runtime.faults.delays.clear()
+        node.restart_runtime()
+        node.reconnected(before)
+        node.logged("the runtime answers again")
+        assert node.metric("nri_numa_runtime_unanswered_seconds") == 0
+
+
 INSTEAD = ["deaf socket", "file", "nothing", "directory", "dangling link"]
 
 

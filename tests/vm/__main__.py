@@ -72,14 +72,6 @@ def _parser() -> argparse.ArgumentParser:
     churn.add_argument(
         "--processors", type=int, default=usual.processors, help="of the bed itself; 0: all"
     )
-    churn.add_argument(
-        "--hung-after",
-        dest="hung_after_s",
-        type=int,
-        default=3,
-        metavar="SECONDS",
-        help="of the guest, for the answer to a registration; default: %(default)s",
-    )
     commands.add_parser("list", help="print machines and cases")
     commands.add_parser("prepare", help="install and download what is missing")
     return parser

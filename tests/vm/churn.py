@@ -35,7 +35,7 @@ from tests.checks.churn_figures import (
 from tests.vm import words
 from tests.vm.churn_pods import Workers
 from tests.vm.churn_report import Options, Report, read_spans, told, write_episodes
-from tests.vm.churn_signs import LinkLog, unanswered
+from tests.vm.churn_signs import LinkLog
 from tests.vm.churn_watch import serial_of
 from tests.vm.nursery import NurseryPlugin
 
@@ -49,8 +49,6 @@ _BACK_LIMIT_S = 120.0
 _SAY_EVERY_S = 15.0
 # Seconds of a guest that counts instructions are minutes outside.
 _REPORT_EVERY_S = 30.0
-# The plugin is asked whether the runtime answers it; each time costs it some milliseconds.
-_ASK_EVERY_S = 1.0
 
 
 class Churn:
@@ -104,11 +102,10 @@ class Churn:
             self._client,
             self._over,
         )
-        self._kills = self._restarts = self._hangs = 0
+        self._kills = self._restarts = 0
         self._moments: list[tuple[float, bool]] = []
         self._begin = self._end = 0.0
         self._broken: list[BaseException] = []
-        self._asked = 0.0
 
     # -- all of it -------------------------------------------------------------------------
 
@@ -117,12 +114,7 @@ class Churn:
         self._directory.mkdir(parents=True, exist_ok=True)
         self.containerd.start(timeout_s=_START_LIMIT_S)
         self.plugin.directory.mkdir(parents=True, exist_ok=True)
-        self.plugin.write_config(
-            {
-                "log": {"format": "json", "level": "info"},
-                "runtime": {"hungAfter": f"{self.options.hung_after_s}s"},
-            }
-        )
+        self.plugin.write_config({"log": {"format": "json", "level": "info"}})
         self.plugin.start()
         self._moments.append((time.time(), True))
         _KUBEPODS.mkdir(exist_ok=True)
@@ -172,6 +164,9 @@ class Churn:
         for thread in threads:
             thread.join(_CALL_LIMIT_S * 4)
         if self._broken:
+            # The daemon writes the stacks of all its goroutines to its log.
+            subprocess.run(["kill", "-USR1", str(self.containerd.pid)], check=False)
+            time.sleep(1)
             raise self._broken[0]
 
     def _client(self) -> CRI:
@@ -191,9 +186,7 @@ class Churn:
         said = reported = time.time()
         while not self._over():
             done = self._done()
-            if self._hangs_now():
-                self._unhang()
-            elif self._restarts < int(done * (self.options.restarts + 1)):
+            if self._restarts < int(done * (self.options.restarts + 1)):
                 self._restart_containerd()
             elif self._kills < int(done * (self.options.kills + 1)):
                 self._kill_plugin(rng)
@@ -208,21 +201,12 @@ class Churn:
                 reported = time.time()
         self._wait_active(self._moments[-1][0], _START_LIMIT_S)
 
-    def _hangs_now(self) -> bool:
-        """Whether calls do not come back, or the plugin says that the runtime does not answer."""
-        if not self.workers.hung.is_set() and time.time() > self._asked + _ASK_EVERY_S:
-            self._asked = time.time()
-            if self.plugin.running and (text := unanswered(self.plugin.address)):
-                print(f"{time.monotonic():8.1f} {text}", flush=True)
-                self.workers.hung.set()
-        return self.workers.hung.is_set()
-
     def _say(self) -> None:
         workers = self.workers
         print(
             f"{time.monotonic():8.1f} {workers.pods} pods, {workers.containers} containers, "
             f"{self._kills} kills, {self._restarts} restarts, {workers.refused} refused, "
-            f"{self._hangs} hangs, {sum(workers.failed.values())} calls failed",
+            f"{sum(workers.failed.values())} calls failed",
             flush=True,
         )
 
@@ -261,24 +245,9 @@ class Churn:
         while not self._link.active_since(since) and time.time() < deadline:
             if not self.plugin.running:
                 raise RuntimeError(f"the plugin ended by itself:\n{self.plugin.log()[-3000:]}")
-            if self._hangs_now():
+            if self._broken:
                 return
             time.sleep(0.1)
-
-    def _unhang(self) -> None:
-        """A call did not come back: keep the daemon's stacks, and go on with a new one."""
-        self._hangs += 1
-        self._moments.append((time.time(), False))
-        with contextlib.suppress(ProcessLookupError):
-            # It writes the stacks of all its goroutines to its log.
-            subprocess.run(["kill", "-USR1", str(self.containerd.pid)], check=False)
-        time.sleep(1)
-        self.containerd.kill()
-        self.containerd.start(timeout_s=_START_LIMIT_S, keep_configuration=True)
-        self._restarts += 1
-        self._asked = time.time()
-        self.workers.hung.clear()
-        self._wait_active(self._moments[-1][0], _BACK_LIMIT_S)
 
     # -- the end ---------------------------------------------------------------------------
 
@@ -366,7 +335,6 @@ class Churn:
             kills=self._kills,
             restarts=self._restarts,
             refused=workers.refused,
-            hangs=self._hangs,
             away_seconds=round(sum(b - a for a, b in away), 1),
             watched=summary,
             figures=[figure(kind, found, away) for kind in KINDS],

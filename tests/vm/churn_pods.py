@@ -31,8 +31,7 @@ from tests.machines.vm_machine import format_list
 
 _PREFIX = "numa.kubernetes.io/"
 _MIB = 1024 * 1024
-# Ways of removing a pod, and how often. containerd 2.1 can hang in the last two when a plugin comes
-# back meanwhile, and a kubelet does not take them.
+# Ways of removing a pod, and how often; a kubelet does not take the last two.
 _WAYS = {"stop, remove, sandbox": 6, "remove, sandbox": 6, "sandbox": 1, "sandbox at once": 1}
 
 
@@ -147,7 +146,6 @@ class Workers:
         refusals: an example for each kind.
         kinds: pods of each kind.
         failed: calls that failed otherwise, by method and code.
-        hung: set when a call did not come back, and no other did meanwhile.
     """
 
     def __init__(
@@ -176,7 +174,6 @@ class Workers:
         self.refusals: dict[str, str] = {}
         self.kinds: Counter[str] = Counter()
         self.failed: Counter[str] = Counter()
-        self.hung = threading.Event()
 
     def work(self, number: int) -> None:
         """Bring pods and take them away until it is over."""
@@ -200,7 +197,7 @@ class Workers:
         # A slow machine lets one call or another run out of time, too: what hangs answers nobody.
         quiet = time.monotonic() - self._answered > self._patience_s
         if error.code is grpc.StatusCode.DEADLINE_EXCEEDED and quiet:
-            self.hung.set()
+            raise RuntimeError(f"the runtime answers nothing any more: {error}")
         with self._lock:
             self.failed[f"{error.method} {error.code.name}"] += 1
 

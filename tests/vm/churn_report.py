@@ -30,8 +30,6 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             a sandbox, which takes the start of several programs written in Go.
         keep: pods that each thread lets live while it creates the next, at most.
         processors: CPUs that the programs of the bed keep to; 0: all.
-        hung_after_s: a registration that waits so long says that the runtime hangs; nobody has a
-            grace period here. Emulation by the host's clock wants a minute.
     """
 
     pods: int = 1000
@@ -44,7 +42,6 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     rounds: int = 4
     keep: int = 1
     processors: int = 1
-    hung_after_s: int = 60
 
 
 class Report(msgspec.Struct, kw_only=True):
@@ -59,7 +56,6 @@ class Report(msgspec.Struct, kw_only=True):
     kills: int
     restarts: int
     refused: int
-    hangs: int
     away_seconds: float
     watched: dict[str, float]
     figures: list[Figure]
@@ -81,10 +77,6 @@ class Report(msgspec.Struct, kw_only=True):
         Who lives when a run is ended before its time (`ended`) has not been looked at.
         """
         found = [f"not settled in the end: {text}" for text in self.unsettled]
-        # containerd 2.1 hangs by itself when a plugin registers, after a kill too, while a sandbox
-        # is removed with containers in it; it is counted, and the run goes on with a new daemon.
-        if self.hangs and "containerd 2.1." not in self.runtime:
-            found.append(f"the runtime hung {self.hangs} times")
         found += [
             f"{each.kind}: {each.episodes} times, {KINDS[each.kind]}"
             for each in self.figures
@@ -98,7 +90,7 @@ class Report(msgspec.Struct, kw_only=True):
             f"{self.machine}, {self.runtime}: {self.pods} pods with "
             f"{self.containers} containers in {self.seconds:.0f} s, "
             f"{self.kills} kill -9 of the plugin, "
-            f"{self.restarts} restarts of containerd, {self.hangs} hangs of it, "
+            f"{self.restarts} restarts of containerd, "
             f"{self.refused} containers refused"
         )
         if not self.ended:

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import re
 from datetime import datetime
 from pathlib import Path
 
 from tests.checks.churn_figures import Interval
-
-# Under emulation the plugin's loop can be late by seconds.
-_ANSWER_LIMIT_S = 20.0
-
 
 # What Synchronize says of a container that started without us.
 _UNPINNED = re.compile(r"stays unpinned: pod [^/\s]+/(?P<pod>\S+), container (?P<name>[^:\s]+):")
@@ -79,21 +74,3 @@ class LinkLog:
         """Whether it got into use after a moment, and still is as far as it knows."""
         states = self.read()
         return bool(states) and states[-1][1] == "active" and states[-1][0] >= when
-
-
-def unanswered(address: str) -> str:
-    """What ``/readyz`` says of a runtime that does not answer; empty when it says nothing of it.
-
-    Args:
-        address: host and port of the plugin.
-    """
-    host, _, port = address.rpartition(":")
-    connection = http.client.HTTPConnection(host, int(port), timeout=_ANSWER_LIMIT_S)
-    try:
-        connection.request("GET", "/readyz")
-        text = connection.getresponse().read().decode(errors="replace")
-    except (OSError, http.client.HTTPException):
-        return ""  # it is being started
-    finally:
-        connection.close()
-    return text.strip() if "has not answered" in text else ""

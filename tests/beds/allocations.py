@@ -11,8 +11,6 @@ def allocation(container_id: str = "c", kind: Kind = Kind.UNBOUND, **fields: Any
     """Of container ``app`` in pod ``shop/web``.
 
     Args:
-        container_id: of the container.
-        kind: what it has.
         fields: others of `Allocation` that are not as for a container without a request.
     """
     names = {

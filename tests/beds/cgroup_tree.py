@@ -12,9 +12,7 @@ class CgroupTree:
     """Files that look like the kernel's.
 
     Args:
-        root: becomes what is mounted at /sys/fs/cgroup.
         version: 1 or 2.
-        cpus, mems: of the machine.
     """
 
     def __init__(self, root: Path, version: int, cpus: CPUSet, mems: NUMASet) -> None:
@@ -35,9 +33,6 @@ class CgroupTree:
         """Write a cpuset as anybody can; an empty list is what a new cgroup has.
 
         Args:
-            path: of the cgroup, which is made.
-            cpus: kernel list.
-            mems: kernel list.
             above: CPUs that the parent leaves, on version 2; all when empty.
         """
         directory = self.directory(path)

@@ -48,10 +48,6 @@ def write_cpus(path: str, cpus: str) -> None:
 def remove_tree(path: str, *, kill: bool = True) -> list[Path]:
     """Remove a cgroup path with everything below it in every hierarchy.
 
-    Args:
-        path: relative to the hierarchies' roots.
-        kill: end the processes in it first.
-
     Returns:
         What is still there.
     """

@@ -35,11 +35,7 @@ class _Unwatched:
 
 
 class ClusterPage:
-    """The served page.
-
-    Attributes:
-        url: of the page.
-    """
+    """The served page."""
 
     def __init__(self, token_file: Path | None = None) -> None:
         section = Section(enabled=True, token_file=str(token_file or ""))

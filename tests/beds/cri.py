@@ -38,13 +38,7 @@ _T = TypeVar("_T")
 
 
 class CRIError(RuntimeError):
-    """The runtime refused a call.
-
-    Attributes:
-        method: name of the call.
-        code: gRPC status.
-        message: the runtime's words.
-    """
+    """The runtime refused a call."""
 
     def __init__(self, method: str, code: grpc.StatusCode, message: str) -> None:
         self.method = method
@@ -158,11 +152,7 @@ class Container:
 def poll(
     probe: Callable[[], _T | None], what: str, *, timeout_s: float = 180.0, every_s: float = 0.02
 ) -> _T:
-    """Ask until there is an answer; the limit only bounds a failure.
-
-    Raises:
-        TimeoutError: no answer within the limit.
-    """
+    """Ask until there is an answer; the limit only bounds a failure."""
     deadline = time.monotonic() + timeout_s
     while True:
         answer = probe()
@@ -181,17 +171,7 @@ def allowed(pid: int | str) -> Seen:
 
 
 class CRI:
-    """Calls one runtime; usable as a context manager.
-
-    Args:
-        socket: the runtime's socket.
-        log_root: directory below which pods get their log directories.
-        image: reference of the image that containers are made of.
-        on_cgroup: told the cgroup parent of each pod, so that somebody can clean up.
-        timeout_s: limit of each call.
-        cgroup_root: where the kubelet's cgroup tree begins.
-        slices: cgroup parents are slices, as a kubelet with the systemd driver names them.
-    """
+    """Calls one runtime; usable as a context manager."""
 
     def __init__(
         self,
@@ -229,11 +209,7 @@ class CRI:
         self._channel.close()
 
     def call(self, method: str, request: Any, response: type[_T], service: str = "Runtime") -> _T:
-        """One call by its name.
-
-        Raises:
-            CRIError: the runtime refused.
-        """
+        """One call by its name."""
         multi_callable = self._channel.unary_unary(
             f"/runtime.v1.{service}Service/{method}",
             request_serializer=type(request).SerializeToString,
@@ -286,15 +262,11 @@ class CRI:
         """RunPodSandbox.
 
         Args:
-            name: pod name.
-            namespace: pod namespace.
             annotations: the pod's annotations; the kubelet's own are added.
             labels: the pod's labels; the kubelet's own are added.
-            qos: decides the cgroup parent.
             resources: pod-level sum; informs only.
             overhead: of the runtime class; informs only.
             uid: default a new one.
-            own_network: have the runtime's CNI plugins make a network for it.
         """
         uid = uid or str(uuid.uuid4())
         parts = [part for part in (self.cgroup_root, qos.value, f"pod{uid}") if part]
@@ -391,9 +363,6 @@ class CRI:
         """CreateContainer; NRI plugins decide now, the cgroup comes with `start`.
 
         `mounts` are paths of the host by path in the container, bound read-only.
-
-        Raises:
-            CRIError: a plugin or the runtime refused.
         """
         log_path = f"{name}/{attempt}.log"
         (pod.log_directory / name).mkdir(exist_ok=True)
@@ -536,11 +505,7 @@ class CRI:
         return [line.split(" ", 3)[3] for line in lines if line.count(" ") >= 3]
 
     def first_line(self, container: Container) -> Seen:
-        """What the container's process saw of itself before it did anything else.
-
-        Raises:
-            TimeoutError: it printed nothing.
-        """
+        """What the container's process saw of itself before it did anything else."""
         line = poll(
             lambda: next(iter(self.logs(container)), None), f"first line of {container.name}"
         )

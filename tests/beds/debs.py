@@ -40,9 +40,7 @@ class Wanted:
 
     Attributes:
         label: our name for it, ``containerd-1.7``.
-        package: Debian's name.
         version_prefix: preferred upstream version, ``1.7.``; empty: any.
-        suites: where to look, best first.
     """
 
     label: str
@@ -92,7 +90,6 @@ class Mirror:
     """A Debian archive the machine already trusts.
 
     Attributes:
-        uri: the archive's root.
         signed_by: value of ``Signed-By``, maybe several lines; empty: apt's own keyrings.
     """
 
@@ -122,7 +119,6 @@ def mirrors_of(text: str, *, deb822: bool) -> list[Mirror]:
     """Debian archives named in one apt source file, security archives left out.
 
     Args:
-        text: the file.
         deb822: whether it is in the ``.sources`` form; else one ``deb …`` line per source.
     """
     found: list[Mirror] = []
@@ -157,11 +153,7 @@ def mirrors_of(text: str, *, deb822: bool) -> list[Mirror]:
 
 
 def machine_mirror(etc_apt: Path = Path("/etc/apt")) -> Mirror:
-    """The Debian archive this machine uses, or ``$NRI_NUMA_DEBIAN_MIRROR``.
-
-    Raises:
-        TestbedUnavailable: there is none.
-    """
+    """The Debian archive this machine uses, or ``$NRI_NUMA_DEBIAN_MIRROR``."""
     configured = os.environ.get("NRI_NUMA_DEBIAN_MIRROR", "")
     if configured:
         return Mirror(uri=configured)
@@ -212,9 +204,6 @@ class DebCache:
     Args:
         directory: the cache; default `cache_dir`.
         mirror: the archive; default: found in the machine's apt sources when first needed.
-
-    Attributes:
-        archive_suites: where packages are looked for at all.
     """
 
     archive_suites: tuple[str, ...] = SUITES
@@ -253,15 +242,7 @@ class DebCache:
     # -- getting more ----------------------------------------------------------------------
 
     def fetch(self, *wanted: Wanted, refresh: bool = False) -> list[Package]:
-        """Have these packages, from the cache where possible.
-
-        Args:
-            wanted: what to have.
-            refresh: resolve versions anew, unpack what changed.
-
-        Raises:
-            TestbedUnavailable: not in the cache, and apt, the network or the package is missing.
-        """
+        """Have these packages, from the cache where possible."""
         if not refresh:
             have = [self.cached(each.label) for each in wanted]
             if all(have):

@@ -113,7 +113,6 @@ class Node:
     Args:
         directory: for the plugin, the machine's files and the cgroups; short.
         topology: the machine; 2 sockets with 2 NUMA nodes of 8 CPUs each when None.
-        config: of the plugin.
         request_timeout: seconds the runtime waits.
         state_directory: of the plugin, below ``directory`` when None.
     """
@@ -207,7 +206,6 @@ class Node:
 
         Args:
             fault: see `FaultyPlugin`.
-            wait: until it is connected and synchronised.
         """
         self.plugin.fault = fault
         self.plugin.start(wait=wait)
@@ -293,10 +291,7 @@ class Node:
         """Run a pod.
 
         Args:
-            name: of the pod.
             annotations: keys without the prefix.
-            qos: the part of the cgroup's path that tells the class.
-            given: the sum of its containers' resources, as a kubelet tells it.
         """
         message = pb.PodSandbox(
             name=name,
@@ -310,11 +305,7 @@ class Node:
         return self.call(self.runtime.run_pod(message))
 
     def create(self, pod: EmbeddedPod, *, cpus: float = 0, name: str = "app") -> EmbeddedContainer:
-        """Create a container of a pod, with a CPU limit.
-
-        Raises:
-            CRIError: refused.
-        """
+        """Create a container of a pod, with a CPU limit."""
         message = pb.Container(name=name)
         message.linux.resources.CopyFrom(limits(cpus))
         message.id = f"{pod.message.name}-{name}-{len(self.runtime.calls)}"

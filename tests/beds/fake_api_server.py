@@ -56,7 +56,6 @@ class FakeAPIServer:
 
     Args:
         directory: for its certificate; becomes the directory of credentials.
-        answer: to each request.
         skew: seconds that its clock is ahead.
     """
 

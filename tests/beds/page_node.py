@@ -31,14 +31,9 @@ class PageNode:
 
     Args:
         directory: for everything; short, since a socket's path is limited to 107 bytes.
-        topology: the machine.
-        config: keys of the agent's configuration.
 
     Attributes:
-        runtime: the embedded runtime.
-        plugin: the agent's process.
         url: of the page; the same after the agent was started again.
-        machine: directory with the files that the machine is read from.
     """
 
     def __init__(
@@ -114,13 +109,7 @@ class PageNode:
         """Run a pod with one container.
 
         Args:
-            pod: its name.
-            container: its name.
-            namespace: of the pod.
-            cpus: limit and request.
-            memory_gib: limit and request.
             qos: ``burstable``, ``besteffort`` or empty for Guaranteed.
-            annotations: what is asked, ``_`` for ``-``.
 
         Returns:
             The container's id; empty when it was refused.

@@ -45,13 +45,7 @@ class PluginProcess(Bed):
     """One plugin; a context manager that starts it, waits until it is ready, and ends it.
 
     Args:
-        directory: for its configuration, state and log.
-        nri_socket: of the runtime.
         config: keys of the configuration file, as in ``config/agent.yaml``.
-        sysfs_root: machine to read.
-        arguments: more flags for ``run``.
-        environment: more environment.
-        python: the interpreter.
     """
 
     def __init__(
@@ -132,15 +126,7 @@ class PluginProcess(Bed):
         self.config_file.write_text(json.dumps(document, indent=1), encoding="utf-8")
 
     def start(self, *, wait: bool = True, timeout_s: float = 180.0) -> None:
-        """Start the process.
-
-        Args:
-            wait: return when it is ready, that is registered and synchronised.
-            timeout_s: limit of that wait.
-
-        Raises:
-            RuntimeError: it ended or did not get ready; the message has its log.
-        """
+        """Start the process."""
         assert not self.running, "already running"
         self.directory.mkdir(parents=True, exist_ok=True)
         self.write_config()
@@ -280,12 +266,7 @@ class PluginProcess(Bed):
 
 
 class StartPlugin:
-    """Starts plugins beside one runtime; who has it ends them.
-
-    Args:
-        directory: below which each gets a directory of its own.
-        nri_socket: of the runtime.
-    """
+    """Starts plugins beside one runtime; who has it ends them."""
 
     def __init__(self, directory: Path, nri_socket: Path) -> None:
         self._directory = directory
@@ -303,10 +284,7 @@ class StartPlugin:
         """Start one.
 
         Args:
-            config: keys of the configuration file.
-            sysfs_root: machine to read.
             state_directory: default one of its own.
-            wait: until it is ready.
         """
         directory = Path(tempfile.mkdtemp(prefix="plugin-", dir=self._directory))
         plugin = PluginProcess(directory, self._nri_socket, config=config, sysfs_root=sysfs_root)

@@ -27,9 +27,7 @@ class Prometheus:
     """One server; a context manager.
 
     Args:
-        directory: for its configuration and data.
         targets: addresses to scrape, every half second, as the job ``nri-numa``.
-        rules: rule files.
     """
 
     def __init__(self, directory: Path, targets: list[str], rules: list[Path]) -> None:

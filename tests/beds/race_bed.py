@@ -149,7 +149,6 @@ class RaceBed:
         Args:
             mode: ``aligned`` puts the owner's creation between a neighbour's creation and the end
                 of its start; ``free`` starts the calls of all pods together, sandboxes included.
-            count: how many.
         """
         assert mode in MODES, f"mode {mode!r}: one of {', '.join(MODES)}"
         for number in range(count):
@@ -329,14 +328,7 @@ def _alignments(number: int) -> tuple[str, Callable[[Part], None]]:
 
 
 def judge(result: Round, parts: Sequence[Part], owned: CPUSet, end: float) -> None:
-    """Work out a round's figures.
-
-    Args:
-        result: where they go.
-        parts: the neighbours and, last, the owner.
-        owned: the owner's CPUs.
-        end: until when somebody looked.
-    """
+    """Work out a round's figures."""
     neighbours, owner = parts[:-1], parts[-1]
     tracks = [part.tracked for part in neighbours]
     result.wrong_ms = overlap_ms(tracks, owned, owner.began, end)

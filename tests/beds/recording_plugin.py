@@ -41,13 +41,7 @@ class RecordingPlugin:
     """Fits `nri_numa.runtime.RuntimeHandler`.
 
     Attributes:
-        log: what happened, as short texts: ``RunPodSandbox web``, ``CreateContainer app``.
-        states: every state of the link with its detail.
         hooks: by method name, what to do instead of answering nothing.
-        pods: of the last Synchronize, by id.
-        containers: of the last Synchronize, by id.
-        errors: exceptions that reached `internal_error`.
-        broken: how many connections broke the protocol.
     """
 
     reads_mentions = False

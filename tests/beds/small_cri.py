@@ -36,13 +36,7 @@ class SmallContainer:
 
 
 class SmallCRI:
-    """The runtime; usable as an asynchronous context manager.
-
-    Args:
-        socket: where it serves.
-        events: whether it has an event stream.
-        verbose: whether it shows OCI specs.
-    """
+    """The runtime; usable as an asynchronous context manager."""
 
     def __init__(self, socket: Path, *, events: bool = True, verbose: bool = True) -> None:
         self.socket = socket

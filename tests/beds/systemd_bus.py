@@ -22,10 +22,7 @@ class SystemdBus:
     """Listens at a socket of its own.
 
     Attributes:
-        scopes: that talk to it.
         refusing: what it answers instead of setting anything; empty when it sets.
-        deaf: it answers and sets nothing.
-        calls: unit and properties of each call, as kernel lists.
     """
 
     def __init__(self, directory: Path) -> None:

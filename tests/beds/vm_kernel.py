@@ -50,9 +50,6 @@ class KernelCache(DebCache):
 
         Args:
             series: ``6.12``; empty: the oldest.
-
-        Raises:
-            TestbedUnavailable: it cannot be had.
         """
         label = f"{_LABEL}-{series}" if series else _LABEL
         package = self.cached(label)

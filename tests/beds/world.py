@@ -81,11 +81,7 @@ class Forgetful(CheckpointStore):
 
 
 class StillClock(Clock):
-    """Stands still; what is deferred is done at once, and waiting takes no time.
-
-    Attributes:
-        later: is given what is deferred.
-    """
+    """Stands still; what is deferred is done at once, and waiting takes no time."""
 
     def __init__(
         self,
@@ -284,8 +280,6 @@ class World:
 
         Args:
             granted: CPUs; all others are its shared set.
-            reserved: CPUs that it never grants, as its configuration tells.
-            mems: NUMA nodes of granted memory.
         """
         cpus = {(f"uid-{p}", c): CPUSet.parse(text) for (p, c), text in (granted or {}).items()}
         before = self.agent.state.kubelet

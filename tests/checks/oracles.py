@@ -225,12 +225,7 @@ def walk(
     """Merge hint lists by looking at every combination.
 
     Args:
-        lists: as `hints_of` makes them.
-        numa_ids: the machine's NUMA nodes.
-        policy: whose filter and verdict to apply.
-        distance: given, masks of one width are compared by average distance first.
         rank: see `nri_numa.engine.align.hints.Order`.
-        by: ``product``, ``fold``, or ``any`` for the product while it is small.
     """
     everything = frozenset(numa_ids)
     if policy is Policy.NONE:

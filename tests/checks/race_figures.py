@@ -22,7 +22,6 @@ class Sighting:
 
     Attributes:
         at: when, in seconds.
-        cpus: its ``Cpus_allowed_list``.
     """
 
     at: float
@@ -35,10 +34,6 @@ def wrong_intervals(
     """When one process was allowed on owned CPUs.
 
     Args:
-        track: sightings in the order of their times.
-        owned: CPUs of somebody else.
-        begin: since when they are owned.
-        end: until when somebody looked.
         sure: count from one wrong sighting to the next wrong one, at least that long it was wrong.
             Otherwise a sighting holds until the next one, whatever that shows: at most that long.
 
@@ -68,8 +63,6 @@ def overlap_ms(
     """Milliseconds during which at least one process was allowed on owned CPUs.
 
     Args:
-        tracks: for each process its sightings.
-        owned: CPUs of somebody else.
         begin: since when they are owned, in seconds.
         end: until when somebody looked, in seconds.
         sure: at least, instead of at most, as in `wrong_intervals`.
@@ -96,21 +89,9 @@ class Round:
     """What one round showed.
 
     Attributes:
-        series: upstream version of containerd.
-        mode: ``aligned`` or ``free``.
-        variant: where the owner's creation fell.
         wrong_ms: time a neighbour was allowed on owned CPUs, since the owner's first instruction;
             at most, a sighting holds until the next one.
-        sure_ms: the same from sighting to sighting: at least, however busy the machine was.
-        since_grant_ms: the same since the owner's CreateContainer returned.
-        first_lines: first lines of neighbours read after the grant that held an owned CPU.
-        first_lines_created_after: those among them whose CreateContainer began after the grant.
-        owner_wrong: the owner's first line was not what it was granted.
-        truncated: still wrong when the bed stopped looking: `wrong_ms` is a lower bound.
-        gap_ms: longest time between two looks at one process.
-        seconds: duration of the round.
         error: why it counts for nothing; empty when it counts.
-        detail: for a person who looks closer.
     """
 
     series: str
@@ -133,7 +114,6 @@ def quantile(values: Sequence[float], share: float) -> float:
     """The value that `share` of all do not exceed; 0 of nothing.
 
     Args:
-        values: in any order.
         share: 0 to 1.
     """
     ordered = sorted(values)
@@ -188,12 +168,7 @@ _HEAD: Final = (
 
 
 def table(rounds: Sequence[Round], *, by_variant: bool = False) -> str:
-    """A Markdown table, a row for each series and mode, in the order of their first rounds.
-
-    Args:
-        rounds: of any series and mode.
-        by_variant: a row for each variant too.
-    """
+    """A Markdown table, a row for each series and mode, in the order of their first rounds."""
     groups: dict[str, list[Round]] = {}
     for one in rounds:
         groups.setdefault(f"{one.series}, {one.mode}", []).append(one)

@@ -75,11 +75,7 @@ class Beds:
         self._count = 0
 
     def get(self, series: str) -> Containerd:
-        """A daemon that runs and serves, without pods.
-
-        Raises:
-            TestbedUnavailable: cannot be had; remembered, so that each test says it at once.
-        """
+        """A daemon that runs and serves, without pods."""
         if series in self._missing:
             raise self._missing[series]
         bed = self._running.get(series)

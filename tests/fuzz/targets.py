@@ -104,8 +104,6 @@ class Target(ABC):
     """One thing to fuzz.
 
     Attributes:
-        name: of the target, and of its part of the corpus.
-        corpus: inputs that make sense, written by hand.
         found: inputs that a fuzzer found (`tests.fuzz.guided`); anything.
     """
 

@@ -341,11 +341,7 @@ async def test_a_runtime_that_does_not_read_its_answers_is_not_served_for_ever(
 
 
 class RawPlugin:
-    """A plugin written by hand.
-
-    Attributes:
-        session: the protocol state of its connection.
-    """
+    """A plugin written by hand."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.session = PluginSession()

@@ -266,12 +266,7 @@ except urllib.error.HTTPError as error:
 
 
 class Thief:
-    """Calls the API server with nothing but a token; kubectl would need more rights to look first.
-
-    Args:
-        bed: whose API server.
-        token: stolen.
-    """
+    """Calls the API server with nothing but a token; kubectl would need more rights to look first."""
 
     def __init__(self, bed: KubeBed, token: str) -> None:
         self._enter = bed.control.namespaces.enter(mounts=False)

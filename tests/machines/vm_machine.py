@@ -176,11 +176,7 @@ class Machine:
 
 
 def parse_list(text: str) -> frozenset[int]:
-    """The numbers of a list in the kernel's form, ``0-3,8``; white space around it is dropped.
-
-    Raises:
-        ValueError: the text is no such list.
-    """
+    """The numbers of a list in the kernel's form, ``0-3,8``; white space around it is dropped."""
     numbers: set[int] = set()
     for item in text.strip().split(",") if text.strip() else ():
         match = re.fullmatch(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", item)
@@ -244,11 +240,7 @@ def _insist(machine: Machine) -> None:
 
 
 def parse_machine(name: str, text: str | bytes) -> Machine:
-    """Read one machine document.
-
-    Raises:
-        MachineError: with the first problem found.
-    """
+    """Read one machine document."""
     try:
         document = msgspec.yaml.decode(text, type=_MachineDocument)
         count = len(document.numa)
@@ -284,11 +276,7 @@ def parse_machine(name: str, text: str | bytes) -> Machine:
 
 
 def load_machines(directory: Path) -> dict[str, Machine]:
-    """All machines of a directory by name, sorted by name.
-
-    Raises:
-        MachineError: the first document that is wrong.
-    """
+    """All machines of a directory by name, sorted by name."""
     return {
         file.stem: parse_machine(file.stem, file.read_bytes())
         for file in sorted(directory.glob("*.yaml"))
@@ -363,16 +351,10 @@ def virtme_arguments(
     """The arguments of ``vng`` that boot `machine` and run one command in it as root.
 
     Args:
-        machine: what to boot.
-        kernel: the kernel's image.
-        shared: directory of the host that the guest may write.
-        guest_shared: where the guest sees it.
         command: shell command; short, it travels on the kernel's command line.
-        control: socket for QEMU's machine protocol, needed to plug CPUs.
         more: further options of QEMU, without white space.
         emulator: QEMU's program; default: the one that is installed.
         kvm: whether the host's processors run the guest; else it is emulated.
-        parameters: of the kernel, besides those that every machine has.
     """
     present = len(machine.present)
     cpus = (

@@ -70,7 +70,6 @@ def modules(repository: Path, only: Sequence[str]) -> dict[str, tuple[str, ...]]
     """The modules and their tests.
 
     Args:
-        repository: where all paths begin.
         only: modules or directories; everything when empty.
     """
     found: dict[str, tuple[str, ...]] = {}

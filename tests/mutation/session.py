@@ -74,14 +74,7 @@ class Work(Protocol):
 
 
 class Session:
-    """Plugin of pytest: where all tests would run, mutants are tried.
-
-    Args:
-        repository: where paths begin.
-        work: the mutants.
-        sure: whether a test that failed is asked once more, by the path of the module. Tests with
-            sockets and time fail on a busy machine, too.
-    """
+    """Plugin of pytest: where all tests would run, mutants are tried."""
 
     def __init__(self, repository: Path, work: Work, sure: Callable[[str], bool]) -> None:
         self._repository = repository
@@ -167,7 +160,6 @@ def forked(child: Callable[[Callable[[], None]], bool], cpu_s: int) -> tuple[str
 
     Args:
         child: is given what tells that a test ended; whether all of them passed.
-        cpu_s: more CPU time than it needs.
     """
     reading, writing = os.pipe()
     pid = os.fork()
@@ -212,10 +204,6 @@ def tried(
     """Try mutants in a process of their own; the exit status of pytest.
 
     Args:
-        repository: where paths begin.
-        asked: files and directories of tests.
-        work: the mutants.
-        said: file for what pytest says of itself.
         sure: see [Session][tests.mutation.session.Session].
     """
     sys.stdout.flush()

@@ -30,11 +30,7 @@ from tests.checks.race_figures import Round, table
 def measure(
     series: str, modes: Sequence[str], rounds: int, *, until_right: bool = False
 ) -> list[Round]:
-    """Rounds of these modes on one series, with a plugin of the default configuration.
-
-    Raises:
-        TestbedUnavailable: no containerd, no root.
-    """
+    """Rounds of these modes on one series, with a plugin of the default configuration."""
     binaries = find_binaries(series)
     # Not below the user's temporary directory: socket paths must stay short.
     directory = Path(tempfile.mkdtemp(prefix="nri-numa-race-", dir="/tmp"))

@@ -396,11 +396,7 @@ def warnings(plugin: PluginProcess) -> None:
 
 
 def containerd_soak(directory: Path, pods: int, deadline: float) -> Report:
-    """Pods on a real containerd, each a process in a cgroup of its own.
-
-    Raises:
-        TestbedUnavailable: no containerd, no root.
-    """
+    """Pods on a real containerd, each a process in a cgroup of its own."""
     from tests.beds.containerd import Containerd, find_binaries
     from tests.beds.cri import BEST_EFFORT, CRI, QoS, Resources, burstable, guaranteed
     from tests.beds.cri import CRIError as RuntimeRefused

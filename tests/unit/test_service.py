@@ -16,11 +16,7 @@ log = get_logger("test")
 
 
 class Worker:
-    """Does one thing, and waits to be cancelled.
-
-    Attributes:
-        ended: whether it came to its end in order.
-    """
+    """Does one thing, and waits to be cancelled."""
 
     def __init__(self, *raised: Exception, number: int = 0) -> None:
         self._raised, self._number = raised, number

@@ -52,15 +52,7 @@ _REPORT_EVERY_S = 30.0
 
 
 class Churn:
-    """One run.
-
-    Args:
-        options: how much.
-        machine: its name, for the report.
-        binaries: of containerd, with the OCI runtime to use.
-        shared: directory of the artifacts.
-        directory: on a tmpfs.
-    """
+    """One run."""
 
     def __init__(
         self,

@@ -130,22 +130,8 @@ class Workers:
     """What threads do with pods, and what they count.
 
     Args:
-        seed: of everything random.
         rounds: times that a pod's containers are replaced, at most.
         keep: pods that each thread lets live while it creates the next, at most.
-        patience_s: how long the runtime may answer nothing.
-        ground: the machine.
-        client: makes a client of the runtime for one thread.
-        over: whether it is time to end.
-
-    Attributes:
-        facts: of every container, by serial number, before it is created.
-        pods: whose sandbox was created.
-        containers: that were started.
-        refused: containers that the plugin refused.
-        refusals: an example for each kind.
-        kinds: pods of each kind.
-        failed: calls that failed otherwise, by method and code.
     """
 
     def __init__(

@@ -19,13 +19,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """How much of it.
 
     Attributes:
-        pods: to create in all.
-        kills: of the plugin, by SIGKILL.
-        restarts: of containerd, SIGTERM and SIGKILL in turn.
         minutes: the end, whatever was reached; 0: none.
-        seed: of everything random.
-        workers: threads that create and remove pods.
-        runtime: OCI runtime, ``crun`` or ``runc``.
         rounds: times that a pod's containers are replaced, at most; a container costs far less than
             a sandbox, which takes the start of several programs written in Go.
         keep: pods that each thread lets live while it creates the next, at most.

@@ -15,11 +15,7 @@ _UNPINNED = re.compile(r"stays unpinned: pod [^/\s]+/(?P<pod>\S+), container (?P
 
 
 class LinkLog:
-    """What the plugin says of its link, read from its log as it grows.
-
-    Attributes:
-        states: (time, state) of the link so far, in order.
-    """
+    """What the plugin says of its link, read from its log as it grows."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -59,9 +55,6 @@ class LinkLog:
         """When each container, as ``POD/NAME``, could not have what it asked for.
 
         Each time from what Synchronize said until the next one, which tries again.
-
-        Args:
-            end: of the last one.
         """
         times: dict[str, list[Interval]] = {}
         ends = [when for when, _ in self._unpinned[1:]] + [end]

@@ -94,8 +94,6 @@ class Watcher:
     """All containers below one cgroup directory.
 
     Args:
-        top: the directory.
-        out: where spans go, a JSON array per line.
         clock: seconds.
     """
 

@@ -103,14 +103,7 @@ class CaseTimeoutError(Exception):
 
 
 class Guest:
-    """What a case works with.
-
-    Attributes:
-        machine: the document this machine was booted from.
-        containerd: the runtime.
-        plugin: `nri-numa run`.
-        notes: lines for the report, measured values.
-    """
+    """What a case works with."""
 
     def __init__(self, machine: Machine, shared: Path) -> None:
         self.machine = machine
@@ -210,15 +203,8 @@ class Guest:
         """Start a Guaranteed pod with one container, ``main``.
 
         Args:
-            name: of the pod.
-            annotations: ``numa.kubernetes.io/`` is put before each key.
-            cpus: CPU limit and request.
-            memory_mib: memory limit and request.
             command: default: print what may be used and sleep.
             resources: instead of `cpus` and `memory_mib`.
-
-        Raises:
-            CRIError: the runtime, or the plugin through it, refused.
         """
         pod = self.sandbox(name, annotations)
         return self.container(
@@ -276,9 +262,7 @@ class Guest:
         They are the container's first line, its process now, and its cgroup for both.
 
         Args:
-            container: which one.
             cpus: what they must be; default: whatever the witnesses agree on.
-            mems: likewise.
 
         Returns:
             What they agree on.
@@ -362,11 +346,7 @@ class Guest:
     # -- the machine -----------------------------------------------------------------------
 
     def qemu(self, command: str, **arguments: object) -> None:
-        """Have the host run one command of QEMU's machine protocol.
-
-        Raises:
-            RuntimeError: QEMU refused.
-        """
+        """Have the host run one command of QEMU's machine protocol."""
         self._asked += 1
         name = f"{self._asked:03}.json"
         scratch = self.shared / "ask.tmp"
@@ -399,12 +379,7 @@ class Guest:
     # -- running ---------------------------------------------------------------------------
 
     def run(self, case: Case, begins: Callable[[], object] = lambda: None) -> Result:
-        """Run one case and clean up after it; again if it failed while the machine stood still.
-
-        Args:
-            case: which one.
-            begins: called at the beginning of each try.
-        """
+        """Run one case and clean up after it; again if it failed while the machine stood still."""
 
         def attempt() -> Result:
             begins()

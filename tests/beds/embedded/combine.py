@@ -77,7 +77,6 @@ class CreateMerge:
     Attributes:
         container: the container as adjusted so far; what the next plugin is shown. A copy of the
             requested one, completed with empty sub-messages, as plugins are shown it.
-        updates: of other containers.
     """
 
     def __init__(self, container: pb.Container) -> None:

@@ -41,15 +41,10 @@ class RuntimeProfile:
     """How a runtime of a certain version behaves.
 
     Attributes:
-        name: what Configure tells as the runtime's name.
-        version: what it tells as the version.
         nri_version: what it tells as the NRI release; empty before NRI 0.12.
         tells_timeouts: NRI 0.7 and later tell their timeouts.
-        events: the mask of the event bits it knows.
         per_event: one method for each event, falling back to StateChange on code 12; False sends
             StateChange at once.
-        update_failures_as_list: answer a failed UpdateContainers with the list of failed updates
-            (the library's way) and not with an error (containerd's way).
     """
 
     name: str = "containerd"
@@ -80,16 +75,8 @@ class Faults:
     """What goes wrong on purpose. The defaults do nothing; change them while the runtime runs.
 
     Attributes:
-        configure_first: send Configure before the answer to RegisterPlugin.
         delays: seconds to wait before a request of this method is sent, by method.
-        drop_in: method whose next request is cut in the middle, then the connection is reset.
-        bogus_replies: before the answer to each call of the plugin, send answers for a stream that
-            does not exist, and after it the same answer again.
         empty_slices: number of empty Synchronize slices before the real ones.
-        unknown_fields: add a field of a later release to every request.
-        metadata: sent with every request.
-        negative_timeout: tell every plugin that its time is over already.
-        even_stream: before each request send one with an even stream id.
         unknown_connection: before each request send frames of connections nobody knows, and an
             empty frame.
         split: write in pieces of this many bytes, with the loop running in between; 0 for whole.
@@ -110,14 +97,7 @@ class Faults:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallRecord:
-    """One request to a plugin, for reports and tests.
-
-    Attributes:
-        plugin: ``NN-name``.
-        method: the method called on the wire.
-        seconds: until the answer.
-        outcome: ``ok``, or why not.
-    """
+    """One request to a plugin, for reports and tests."""
 
     plugin: str
     method: str
@@ -181,9 +161,6 @@ class PluginPeer:
     """One plugin, from the runtime's side.
 
     Attributes:
-        name: plugin name.
-        index: two digits.
-        mask: the events it subscribed to.
         launched: pre-installed; name and index come from the runtime.
     """
 
@@ -256,8 +233,6 @@ class PluginPeer:
         """Send a request and return the serialised response.
 
         Args:
-            method: of the Plugin service.
-            request: its request message.
             limit: seconds the plugin has.
 
         Raises:

@@ -40,12 +40,7 @@ UPDATE_FAILED: Final = "NRI update of some containers failed"
 
 
 class PluginRegistry:
-    """The plugins of one embedded runtime.
-
-    Attributes:
-        calls: the latest requests to plugins, oldest first.
-        closed: why plugins were disconnected, oldest first.
-    """
+    """The plugins of one embedded runtime."""
 
     def __init__(
         self,

@@ -41,12 +41,7 @@ _PROTOCOL_STATES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddedMachine:
-    """What cpusets are checked against.
-
-    Attributes:
-        cpus: every CPU a container may use.
-        mems: every NUMA node with memory.
-    """
+    """What cpusets are checked against."""
 
     cpus: CPUSet
     mems: NUMASet
@@ -66,12 +61,7 @@ class EmbeddedMachine:
 
 @dataclass(slots=True, kw_only=True)
 class EmbeddedPod:
-    """A pod sandbox.
-
-    Attributes:
-        message: as plugins are shown it.
-        stopped: StopPodSandbox was done.
-    """
+    """A pod sandbox."""
 
     message: pb.PodSandbox
     stopped: bool = False
@@ -87,9 +77,6 @@ class EmbeddedContainer:
     """A container.
 
     Attributes:
-        message: the stored spec, as plugins are shown it.
-        machine: what "no cpuset" means.
-        state: where it is in its life.
         stop_told: StopContainer was sent; it is sent once.
     """
 

@@ -55,16 +55,10 @@ class Recipe:
     """What is built of one ``go.mod``.
 
     Attributes:
-        what: its name for people, ``Kubernetes``.
-        module: the Go module whose version is the release.
         files: what the build depends on, below `SOURCES`; the first is its ``go.mod``.
         packages: arguments of ``go build``; each makes a program of its own name.
         stamped: Go variables that get the release without its ``v``.
-        flags: further options of ``go build``.
         library: of C, which it is linked with; empty: it is linked statically.
-        links: further names of the program, for one that looks at the name it is called by.
-        prefix: of its folders in the cache.
-        takes: how long the build takes on two cores.
     """
 
     what: str
@@ -185,9 +179,6 @@ def find_programs(*, build: bool = True) -> Path:
     Args:
         build: build what is not there; needs a quarter of an hour and 6 GB for that time, and Go
             from PyPI where the machine has none.
-
-    Raises:
-        TestbedUnavailable: it is not in the cache, and cannot or shall not be built.
     """
     return _find(KUBERNETES, build=build)
 

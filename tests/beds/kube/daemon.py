@@ -15,10 +15,7 @@ class Daemon:
     """A process that is started, asked whether it lives, and ended by its id.
 
     Args:
-        name: for messages, and of the log file.
         command: its command line; must become the program without a fork.
-        directory: where its log goes.
-        environment: all of it.
     """
 
     def __init__(
@@ -70,12 +67,7 @@ def wait_for(
     timeout_s: float,
     every_s: float = 0.1,
 ) -> None:
-    """Wait until `probe` is true while all daemons live.
-
-    Raises:
-        RuntimeError: one of them ended.
-        TimeoutError: not true within the limit; the message has the ends of their logs.
-    """
+    """Wait until `probe` is true while all daemons live."""
 
     def ask() -> bool | None:
         for daemon in daemons:

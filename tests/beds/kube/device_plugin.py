@@ -17,13 +17,7 @@ resource at 0 for five minutes after its device plugin has gone."""
 
 
 class DevicePluginDaemon(Daemon):
-    """The process: the bed's ``/var/lib/kubelet``, the host's network, where the agent answers.
-
-    Args:
-        node: whose agent it asks.
-        name: of its log.
-        environment: more of it.
-    """
+    """The process: the bed's ``/var/lib/kubelet``, the host's network, where the agent answers."""
 
     def __init__(
         self,

@@ -47,20 +47,9 @@ def install(client: Client) -> None:
 class Extender(Bed):
     """One extender and the kube-scheduler that asks it; a context manager.
 
-    Attributes:
-        process: the extender.
-        scheduler: the kube-scheduler.
-
     Args:
-        bed: where.
-        config: more keys of the section ``scheduler``.
-        port: where it listens.
-        scheduler_port: where its kube-scheduler listens.
-        name: what pods say in ``schedulerName`` for it.
-        standby: whether another replica leads, so that nobody waits until this one is ready.
         certificate: file with a key and its certificate, which the extender and those who ask show
             and trust; such a replica has no kube-scheduler: whoever holds the file asks.
-        level: of the log lines of the extender.
     """
 
     def __init__(

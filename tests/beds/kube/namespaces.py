@@ -41,9 +41,6 @@ class Namespaces(Bed):
 
     Inside, `ADDRESS` is on the loopback interface, ``/var/lib`` and ``/var/log`` are folders of the
     bed, and ``directory/tmpfs`` is a tmpfs.
-
-    Args:
-        directory: for what is mounted.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -63,11 +60,7 @@ class Namespaces(Bed):
         return ["nsenter", f"--target={self.pid}", *flags, "--"]
 
     def start(self) -> None:
-        """Make them.
-
-        Raises:
-            TestbedUnavailable: not root, a program is missing, or the kernel refuses.
-        """
+        """Make them."""
         require_root("a Kubernetes of its own namespaces")
         for program, package in (("ip", "iproute2"), ("unshare", "util-linux"), ("mount", "mount")):
             if shutil.which(program) is None:

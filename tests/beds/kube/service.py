@@ -43,13 +43,8 @@ def below(tree: Path, program: str) -> Path:
 class Service:
     """``nri-numa COMMAND`` as another user than root in the bed's network; a context manager.
 
-    Attributes:
-        directory: of its credentials, its configuration and its log.
-
     Args:
-        bed: where it works.
         command: the subcommand; also the name of the log file.
-        token: of its service account.
         certificate: of the certificate authority; the bed's by default.
     """
 
@@ -142,11 +137,7 @@ class Service:
         return self._process.log()
 
     def records(self, message: str) -> list[dict[str, Any]]:
-        """Its log lines of one message.
-
-        Raises:
-            RuntimeError: it ended, so nothing more will come.
-        """
+        """Its log lines of one message."""
         self.check()
         lines = [json.loads(line) for line in self.log().splitlines() if line[:1] == "{"]
         return [line for line in lines if line["msg"] == message]

@@ -69,13 +69,7 @@ class Cluster:
 
 
 class World:
-    """All three.
-
-    Attributes:
-        view: what the agent says.
-        cluster: what the API server has.
-        publisher: between them.
-    """
+    """All three."""
 
     def __init__(self, directory: Path, **publish: Any) -> None:
         self.directory = directory

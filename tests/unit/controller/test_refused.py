@@ -99,11 +99,8 @@ class Cluster:
     """Nodes by what they publish, and the output that is asked once a second.
 
     Attributes:
-        pods: that the API server has, by name.
         answers: result of an eviction by the pod's name; done where none is told.
         listed: what comes of a list instead of the pods.
-        evicted: names and times.
-        requests: all that were made.
     """
 
     def __init__(

@@ -32,8 +32,7 @@ class CgroupTree:
     def write(self, path: str, cpus: str = "", mems: str = "", *, above: str = "") -> None:
         """Write a cpuset as anybody can; an empty list is what a new cgroup has.
 
-        Args:
-            above: CPUs that the parent leaves, on version 2; all when empty.
+        `above`: CPUs that the parent leaves, on version 2; all when empty.
         """
         directory = self.directory(path)
         directory.mkdir(parents=True, exist_ok=True)

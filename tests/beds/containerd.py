@@ -327,8 +327,7 @@ disabled_plugins = [
     def start(self, *, timeout_s: float = 180.0, keep_configuration: bool = False) -> None:
         """Start the daemon, wait until it serves CRI, have the image there.
 
-        Args:
-            keep_configuration: somebody changed the file; take it as it is.
+        `keep_configuration`: somebody changed the file; take it as it is.
         """
         require_root("containerd")
         if not cgroups.CGROUP_ROOT.is_dir() or not cgroups.hierarchies():

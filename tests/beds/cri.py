@@ -261,12 +261,11 @@ class CRI:
     ) -> Pod:
         """RunPodSandbox.
 
-        Args:
-            annotations: the pod's annotations; the kubelet's own are added.
-            labels: the pod's labels; the kubelet's own are added.
-            resources: pod-level sum; informs only.
-            overhead: of the runtime class; informs only.
-            uid: default a new one.
+        `annotations`: the pod's annotations; the kubelet's own are added.
+        `labels`: the pod's labels; the kubelet's own are added.
+        `resources`: pod-level sum; informs only.
+        `overhead`: of the runtime class; informs only.
+        `uid`: default a new one.
         """
         uid = uid or str(uuid.uuid4())
         parts = [part for part in (self.cgroup_root, qos.value, f"pod{uid}") if part]

@@ -118,8 +118,7 @@ def _deb822_stanzas(text: str) -> Iterator[dict[str, str]]:
 def mirrors_of(text: str, *, deb822: bool) -> list[Mirror]:
     """Debian archives named in one apt source file, security archives left out.
 
-    Args:
-        deb822: whether it is in the ``.sources`` form; else one ``deb …`` line per source.
+    `deb822`: whether it is in the ``.sources`` form; else one ``deb …`` line per source.
     """
     found: list[Mirror] = []
 

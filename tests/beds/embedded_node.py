@@ -204,8 +204,7 @@ class Node:
     def start(self, fault: str = "", *, wait: bool = True) -> None:
         """Start the plugin.
 
-        Args:
-            fault: see `FaultyPlugin`.
+        `fault`: see `FaultyPlugin`.
         """
         self.plugin.fault = fault
         self.plugin.start(wait=wait)
@@ -290,8 +289,7 @@ class Node:
     ) -> EmbeddedPod:
         """Run a pod.
 
-        Args:
-            annotations: keys without the prefix.
+        `annotations`: keys without the prefix.
         """
         message = pb.PodSandbox(
             name=name,

@@ -152,8 +152,7 @@ def pod_resources(
 ) -> Iterator[None]:
     """Serve PodResources below a kubelet's root, from threads, for callers that wait.
 
-    Args:
-        allocatable: answers GetAllocatableResources; None where the gate is off.
+    `allocatable`: answers GetAllocatableResources; None where the gate is off.
     """
     directory = root / "pod-resources"
     directory.mkdir(parents=True, exist_ok=True)

@@ -108,8 +108,7 @@ class PageNode:
     ) -> str:
         """Run a pod with one container.
 
-        Args:
-            qos: ``burstable``, ``besteffort`` or empty for Guaranteed.
+        `qos`: ``burstable``, ``besteffort`` or empty for Guaranteed.
 
         Returns:
             The container's id; empty when it was refused.

@@ -283,8 +283,7 @@ class StartPlugin:
     ) -> PluginProcess:
         """Start one.
 
-        Args:
-            state_directory: default one of its own.
+        `state_directory`: default one of its own.
         """
         directory = Path(tempfile.mkdtemp(prefix="plugin-", dir=self._directory))
         plugin = PluginProcess(directory, self._nri_socket, config=config, sysfs_root=sysfs_root)

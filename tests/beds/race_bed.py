@@ -146,9 +146,8 @@ class RaceBed:
     def rounds(self, mode: str, count: int) -> Iterator[Round]:
         """Run rounds one after the other.
 
-        Args:
-            mode: ``aligned`` puts the owner's creation between a neighbour's creation and the end
-                of its start; ``free`` starts the calls of all pods together, sandboxes included.
+        `mode`: ``aligned`` puts the owner's creation between a neighbour's creation and the end
+        of its start; ``free`` starts the calls of all pods together, sandboxes included.
         """
         assert mode in MODES, f"mode {mode!r}: one of {', '.join(MODES)}"
         for number in range(count):

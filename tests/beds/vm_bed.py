@@ -154,8 +154,7 @@ def prepare(
 ) -> Parts:
     """Install and download what is missing; a second call takes no download.
 
-    Args:
-        cache: where downloads are kept, default `cache_dir`.
+    `cache`: where downloads are kept, default `cache_dir`.
     """
     if missing := missing_packages():
         _install(missing)
@@ -399,9 +398,8 @@ def booted(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A machine that runs the ``start`` of a directory; ends with the context.
 
-    Args:
-        directory: what the guest may write; with ``start`` in it.
-        emulator: QEMU's program; default: the one that is installed.
+    `directory`: what the guest may write; with ``start`` in it.
+    `emulator`: QEMU's program; default: the one that is installed.
 
     Yields:
         The process of virtme-ng, which ends when the machine is off.

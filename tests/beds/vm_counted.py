@@ -44,8 +44,7 @@ class _Backports(DebCache):
 def write_emulator(file: Path, cache: Path | None = None) -> None:
     """Have the emulator in the cache, and write a program that starts it with its clock.
 
-    Args:
-        cache: where downloads are kept, default `cache_dir`.
+    `cache`: where downloads are kept, default `cache_dir`.
     """
     packages = _Backports((cache or cache_dir()) / "backports")
     qemu, data, bios = packages.fetch(_QEMU, _DATA, _BIOS)

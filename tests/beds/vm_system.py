@@ -96,8 +96,7 @@ class System:
 def system(release: str, cache: Path | None = None) -> System:
     """An image, made where it is missing: minutes.
 
-    Args:
-        cache: where it is kept, default `cache_dir`.
+    `cache`: where it is kept, default `cache_dir`.
     """
     debs = KernelCache(cache)
     kernel = debs.kernel(_KERNEL[release])

@@ -278,8 +278,7 @@ class World:
     ) -> None:
         """The kubelet has a static policy and granted this, by pod and container.
 
-        Args:
-            granted: CPUs; all others are its shared set.
+        `granted`: CPUs; all others are its shared set.
         """
         cpus = {(f"uid-{p}", c): CPUSet.parse(text) for (p, c), text in (granted or {}).items()}
         before = self.agent.state.kubelet

@@ -243,7 +243,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class Away:
-    """When the plugin was not in charge: it was killed, or its runtime ended, until it is in use."""
+    """When the plugin was not in charge: it or its runtime was killed, until it is in use."""
 
     intervals: list[Interval] = field(default_factory=list)
     _since: float | None = None
@@ -272,8 +272,7 @@ def _inside(when: float, intervals: Sequence[Interval]) -> bool:
 def figure(kind: str, found: Sequence[Episode], away: Sequence[Interval]) -> Figure:
     """The numbers of one kind.
 
-    Args:
-        found: from `episodes`; other kinds are passed over.
+    `found`: from `episodes`; other kinds are passed over.
     """
     mine = [episode for episode in found if episode.kind == kind]
     proven = union(episode.at for episode in mine)

@@ -224,8 +224,7 @@ def walk(
 ) -> Verdict:
     """Merge hint lists by looking at every combination.
 
-    Args:
-        rank: see `nri_numa.engine.align.hints.Order`.
+    `rank`: see `nri_numa.engine.align.hints.Order`.
     """
     everything = frozenset(numa_ids)
     if policy is Policy.NONE:

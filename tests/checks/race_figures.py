@@ -33,9 +33,8 @@ def wrong_intervals(
 ) -> list[tuple[float, float]]:
     """When one process was allowed on owned CPUs.
 
-    Args:
-        sure: count from one wrong sighting to the next wrong one, at least that long it was wrong.
-            Otherwise a sighting holds until the next one, whatever that shows: at most that long.
+    `sure`: count from one wrong sighting to the next wrong one, at least that long it was wrong.
+    Otherwise a sighting holds until the next one, whatever that shows: at most that long.
 
     Returns:
         Intervals within `begin` and `end`, in order, none empty.
@@ -62,10 +61,9 @@ def overlap_ms(
 ) -> float:
     """Milliseconds during which at least one process was allowed on owned CPUs.
 
-    Args:
-        begin: since when they are owned, in seconds.
-        end: until when somebody looked, in seconds.
-        sure: at least, instead of at most, as in `wrong_intervals`.
+    `begin`: since when they are owned, in seconds.
+    `end`: until when somebody looked, in seconds.
+    `sure`: at least, instead of at most, as in `wrong_intervals`.
     """
     intervals = sorted(
         interval
@@ -113,8 +111,7 @@ class Round:
 def quantile(values: Sequence[float], share: float) -> float:
     """The value that `share` of all do not exceed; 0 of nothing.
 
-    Args:
-        share: 0 to 1.
+    `share`: 0 to 1.
     """
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0

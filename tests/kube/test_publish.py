@@ -266,7 +266,7 @@ except urllib.error.HTTPError as error:
 
 
 class Thief:
-    """Calls the API server with nothing but a token; kubectl would need more rights to look first."""
+    """Calls the API server with nothing but a token; kubectl would need more rights."""
 
     def __init__(self, bed: KubeBed, token: str) -> None:
         self._enter = bed.control.namespaces.enter(mounts=False)

@@ -350,11 +350,10 @@ def virtme_arguments(
 ) -> list[str]:
     """The arguments of ``vng`` that boot `machine` and run one command in it as root.
 
-    Args:
-        command: shell command; short, it travels on the kernel's command line.
-        more: further options of QEMU, without white space.
-        emulator: QEMU's program; default: the one that is installed.
-        kvm: whether the host's processors run the guest; else it is emulated.
+    `command`: shell command; short, it travels on the kernel's command line.
+    `more`: further options of QEMU, without white space.
+    `emulator`: QEMU's program; default: the one that is installed.
+    `kvm`: whether the host's processors run the guest; else it is emulated.
     """
     present = len(machine.present)
     cpus = (

@@ -163,10 +163,9 @@ def run(
 ) -> int:
     """Try mutants until the time is over, and print the report.
 
-    Args:
-        only: modules or directories; everything when empty.
-        budget_s: seconds.
-        part: which of how many runs at once this is, from 0.
+    `only`: modules or directories; everything when empty.
+    `budget_s`: seconds.
+    `part`: which of how many runs at once this is, from 0.
     """
     rooms = modules(REPOSITORY, only)
     if not rooms:
@@ -206,9 +205,8 @@ def run(
 def report(known: dict[str, list[Mutant]], results: Results, began: float) -> None:
     """Print the score of each module, and who survived.
 
-    Args:
-        began: when this run did, by the wall clock; what it tried is told apart, since these
-            mutants were drawn after the tests had been written.
+    `began`: when this run did, by the wall clock; what it tried is told apart, since these
+    mutants were drawn after the tests had been written.
     """
     total: Counter[str] = Counter()
     now: Counter[str] = Counter()

@@ -158,8 +158,7 @@ def _anew(path: Path, module: str, code: str, tests: Sequence[str]) -> bool:
 def forked(child: Callable[[Callable[[], None]], bool], cpu_s: int) -> tuple[str, int]:
     """The outcome of what runs in a fork, and how many tests it ended before.
 
-    Args:
-        child: is given what tells that a test ended; whether all of them passed.
+    `child`: is given what tells that a test ended; whether all of them passed.
     """
     reading, writing = os.pipe()
     pid = os.fork()
@@ -203,8 +202,7 @@ def tried(
 ) -> int:
     """Try mutants in a process of their own; the exit status of pytest.
 
-    Args:
-        sure: see [Session][tests.mutation.session.Session].
+    `sure`: see [Session][tests.mutation.session.Session].
     """
     sys.stdout.flush()
     pid = os.fork()

@@ -202,9 +202,8 @@ class Guest:
     ) -> Container:
         """Start a Guaranteed pod with one container, ``main``.
 
-        Args:
-            command: default: print what may be used and sleep.
-            resources: instead of `cpus` and `memory_mib`.
+        `command`: default: print what may be used and sleep.
+        `resources`: instead of `cpus` and `memory_mib`.
         """
         pod = self.sandbox(name, annotations)
         return self.container(
@@ -261,8 +260,7 @@ class Guest:
 
         They are the container's first line, its process now, and its cgroup for both.
 
-        Args:
-            cpus: what they must be; default: whatever the witnesses agree on.
+        `cpus`: what they must be; default: whatever the witnesses agree on.
 
         Returns:
             What they agree on.

@@ -50,8 +50,7 @@ def network(bed: Path) -> tuple[dict[str, object], Path]:
 def give(bed: Path, pod: str, interface: str, address: str) -> None:
     """Let the next pod of a name have a network interface of the machine.
 
-    Args:
-        address: it gets, with the length of its prefix; a runtime insists on one.
+    `address`: it gets, with the length of its prefix; a runtime insists on one.
     """
     configuration = {
         "cniVersion": "1.0.0",

@@ -38,8 +38,7 @@ def booted(environment: Mapping[str, str] = os.environ) -> list[Machine]:
 def unproven(proven_by: str | Iterable[str], machines: Iterable[Machine]) -> str:
     """Why cases do not prove what a test would; empty when each runs on one of the machines.
 
-    Args:
-        proven_by: names of cases; one, or several that together say the same.
+    `proven_by`: names of cases; one, or several that together say the same.
     """
     names = [proven_by] if isinstance(proven_by, str) else list(proven_by)
     if not names:

@@ -232,8 +232,7 @@ class PluginPeer:
     async def call(self, method: str, request: Message, *, limit: float) -> bytes:
         """Send a request and return the serialised response.
 
-        Args:
-            limit: seconds the plugin has.
+        `limit`: seconds the plugin has.
 
         Raises:
             PluginLost: no answer; the connection is closed.

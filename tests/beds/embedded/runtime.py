@@ -98,13 +98,12 @@ class EmbeddedRuntime:
     ) -> None:
         """Make a runtime; it listens from `start` on.
 
-        Args:
-            socket_path: where plugins dial; a file that is there is removed.
-            request_timeout: seconds for every answer, and for a whole synchronisation.
-            registration_timeout: seconds a connection has for RegisterPlugin.
-            slice_objects: pods and containers of one Synchronize message; None sends all in one
-                and slices only above 4 MiB.
-            faults: see `Faults`.
+        `socket_path`: where plugins dial; a file that is there is removed.
+        `request_timeout`: seconds for every answer, and for a whole synchronisation.
+        `registration_timeout`: seconds a connection has for RegisterPlugin.
+        `slice_objects`: pods and containers of one Synchronize message; None sends all in one
+        and slices only above 4 MiB.
+        `faults`: see `Faults`.
         """
         self.faults = faults if faults is not None else Faults()
         self._socket_path = socket_path
@@ -158,8 +157,7 @@ class EmbeddedRuntime:
     async def adopt(self, sock: socket.socket, *, name: str, index: str, config: str = "") -> None:
         """Serve a plugin this runtime launched, over one end of a socket pair.
 
-        Args:
-            name: plugin name; what the plugin registers with is ignored.
+        `name`: plugin name; what the plugin registers with is ignored.
         """
         await self._plugins.adopt(sock, name, index, config)
 
@@ -290,8 +288,7 @@ class EmbeddedRuntime:
     async def update_container(self, container_id: str, resources: pb.LinuxResources) -> None:
         """Change a container's resources, as CRI UpdateContainerResources does.
 
-        Args:
-            resources: only what is to change; zero and empty mean "leave alone".
+        `resources`: only what is to change; zero and empty mean "leave alone".
         """
         async with self._lock:
             container = self._container(container_id)
@@ -375,8 +372,7 @@ class EmbeddedRuntime:
     ) -> None:
         """Send an event without a result to everyone who wants it.
 
-        Args:
-            fatal: what failed when a plugin refuses; empty for events whose errors are only logged.
+        `fatal`: what failed when a plugin refuses; empty for events whose errors are only logged.
         """
         shown = container.snapshot() if isinstance(container, EmbeddedContainer) else container
         for peer in self._plugins.subscribed(event):

@@ -32,9 +32,8 @@ def container(
 ) -> JsonObject:
     """A container that prints what it may use before it does anything else, and stays.
 
-    Args:
-        cpus: its request, a Kubernetes quantity; empty for none.
-        memory: its request; empty for none.
+    `cpus`: its request, a Kubernetes quantity; empty for none.
+    `memory`: its request; empty for none.
     """
     requests = {key: text for key, text in (("cpu", cpus), ("memory", memory)) if text}
     resources = {"requests": requests, **({"limits": requests} if limits else {})}
@@ -56,8 +55,7 @@ def template(
 ) -> JsonObject:
     """Metadata and spec of a pod, as a Deployment holds them.
 
-    Args:
-        containers: default `container`.
+    `containers`: default `container`.
     """
     return {
         "metadata": {"annotations": dict(annotations or {}), "labels": dict(labels or {})},

@@ -41,8 +41,7 @@ def kubelet_configuration(
 ) -> dict[str, Any]:
     """A KubeletConfiguration for a bed.
 
-    Args:
-        cgroup_root: of all pods; must be there.
+    `cgroup_root`: of all pods; must be there.
     """
     return {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
@@ -214,9 +213,8 @@ class Node(Bed):
     def cgroup_file(self, pod: JsonObject, controller: str, v1: str, v2: str) -> str:
         """Text of a file in the cgroup of a pod's first container.
 
-        Args:
-            controller: whose hierarchy on cgroup v1.
-            v2: its name on cgroup v2.
+        `controller`: whose hierarchy on cgroup v1.
+        `v2`: its name on cgroup v2.
         """
         for line in Path(f"/proc/{self.pid(pod)}/cgroup").read_text(encoding="ascii").splitlines():
             _, names, path = line.split(":", 2)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tests.beds import processes
 from tests.beds.cri import poll
 
 
-class Daemon:
+class Daemon(processes.Bed):
     """A process that is started, asked whether it lives, and ended by its id.
 
     Args:
@@ -57,6 +60,18 @@ class Daemon:
         process, self._process = self._process, None
         if process is not None:
             processes.end(process, number, timeout_s)
+
+    def close(self) -> None:
+        """End it by SIGTERM."""
+        self.end()
+
+    def records(self, message: str = "") -> list[dict[str, Any]]:
+        """Its log lines that are JSON, of one message where one is named."""
+        found = []
+        for line in self.log().splitlines():
+            with contextlib.suppress(ValueError):
+                found.append(json.loads(line))
+        return [each for each in found if message in ("", each.get("msg"))]
 
 
 def wait_for(

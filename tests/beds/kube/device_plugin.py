@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
-from typing import Any
 
 from tests.beds.kube.daemon import Daemon
 from tests.beds.kube.node import Node
@@ -35,11 +33,6 @@ class DevicePluginDaemon(Daemon):
         named = {"NRI_NUMA_DEVICE_PLUGIN_RESOURCE_NAME": RESOURCE, **(environment or {})}
         super().__init__(name, command, node.control.log_directory, plugin_environment(named))
 
-    def records(self) -> list[dict[str, Any]]:
-        """Its log lines."""
-        lines = [line for line in self.log().splitlines() if line.startswith("{")]
-        return [json.loads(line) for line in lines]
-
     def registrations(self) -> int:
         """How often the kubelet took it, over all its lives."""
-        return sum(one.get("msg") == "registered" for one in self.records())
+        return len(self.records("registered"))

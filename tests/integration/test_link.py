@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,10 +12,7 @@ import pytest
 
 from nri_numa.nri import link as nri
 from nri_numa.nri.link import LinkSettings, NRILink
-from nri_numa.nri.transport import SessionTransport
-from nri_numa.nri.wire import events as ev
 from nri_numa.nri.wire.pb import nri_pb2 as pb
-from nri_numa.nri.wire.session import PluginSession
 from nri_numa.nri.wire.versions import Event
 from nri_numa.runtime import LinkState, RequestRefused
 from tests.beds.embedded.runtime import (
@@ -502,55 +497,6 @@ async def test_a_lost_plugin_does_not_hold_up_any_operation(tmp_path: Path) -> N
             await runtime.remove_pod(pod.id)
             await runtime.wait_for_plugin()
         assert len([reason for reason in runtime.closed if "on purpose" in reason]) == 5
-
-
-async def test_an_old_style_plugin_makes_the_runtime_fall_back_for_good(tmp_path: Path) -> None:
-    """Code 12 once, and StateChange for all nine events from then on."""
-    path = str(tmp_path / "nri.sock")
-    plugin = RecordingPlugin()
-    async with EmbeddedRuntime(path) as runtime, raw_old_plugin(path) as seen:
-        await runtime.wait_for_plugin()
-        pod = await runtime.run_pod(web())
-        await runtime.remove_pod(pod.id)
-        methods = [call.method for call in runtime.calls if call.plugin == "20-old"]
-    assert methods == [
-        "Configure",
-        "Synchronize",
-        "RunPodSandbox",
-        "StateChange",
-        "StateChange",
-        "StateChange",
-    ]
-    assert seen == ["RunPodSandbox", "StateChange", "StateChange", "StateChange"]
-    assert plugin.log == []
-
-
-@asynccontextmanager
-async def raw_old_plugin(path: str) -> AsyncIterator[list[str]]:
-    """Connect a plugin of NRI 0.11: it knows StateChange, but no method for each event."""
-    session = PluginSession()
-    seen: list[str] = []
-
-    def answer(event: ev.PluginEvent) -> None:
-        if isinstance(event, ev.ConfigureRequested):
-            session.reply(event.stream, pb.ConfigureResponse(events=0x7))
-        elif isinstance(event, ev.SynchronizeRequested):
-            session.reply(event.stream)
-        elif isinstance(event, ev.PodEvent) and not seen:
-            seen.append("RunPodSandbox")
-            session.refuse(event.stream, "method RunPodSandbox", 12)
-        elif isinstance(event, ev.PodEvent):
-            seen.append("StateChange")
-            session.reply(event.stream)
-
-    connection: SessionTransport[ev.PluginEvent] = SessionTransport(session, answer)
-    await asyncio.get_running_loop().create_unix_connection(lambda: connection, path)
-    session.register("old", "20")
-    connection.flush()
-    try:
-        yield seen
-    finally:
-        await connection.aclose("done")
 
 
 async def test_a_registration_that_is_never_synchronised_is_watched(tmp_path: Path) -> None:

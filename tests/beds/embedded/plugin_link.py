@@ -43,8 +43,7 @@ class RuntimeProfile:
     Attributes:
         nri_version: what it tells as the NRI release; empty before NRI 0.12.
         tells_timeouts: NRI 0.7 and later tell their timeouts.
-        per_event: one method for each event, falling back to StateChange on code 12; False sends
-            StateChange at once.
+        per_event: one method for each event; False sends StateChange, as older ones do.
     """
 
     name: str = "containerd"
@@ -180,8 +179,8 @@ class PluginPeer:
         self.connection = _FaultyTransport(self.session, self._on_event, faults)
         loop = asyncio.get_running_loop()
         self.registration: asyncio.Future[ev.RegisterRequested] = loop.create_future()
-        self._faults = faults
         self._per_event = profile.per_event
+        self._faults = faults
         self._on_updates = on_updates
         self._on_call = on_call
         self._calls: dict[int, asyncio.Future[ev.Answered]] = {}
@@ -327,14 +326,8 @@ class PluginPeer:
             method = event.method
             kind = PLUGIN_METHODS[method]
             parts = {"pod": pod} if method in POD_EVENTS else {"pod": pod, "container": container}
-            try:
-                await self.call(method, kind(**parts), limit=limit)
-            except PluginStatus as error:
-                if error.status.code != ttrpc.Code.UNIMPLEMENTED:
-                    raise
-                self._per_event = False  # for all nine, for as long as the connection lasts
-            else:
-                return
+            await self.call(method, kind(**parts), limit=limit)
+            return
         change = pb.StateChangeEvent(event=event.name, pod=pod)
         if container is not None:
             change.container.CopyFrom(container)

@@ -92,7 +92,6 @@ class EmbeddedRuntime:
         cpus: str = "0-3",
         mems: str = "0",
         request_timeout: float = 2.0,
-        registration_timeout: float = 5.0,
         slice_objects: int | None = None,
         faults: Faults | None = None,
     ) -> None:
@@ -100,7 +99,6 @@ class EmbeddedRuntime:
 
         `socket_path`: where plugins dial; a file that is there is removed.
         `request_timeout`: seconds for every answer, and for a whole synchronisation.
-        `registration_timeout`: seconds a connection has for RegisterPlugin.
         `slice_objects`: pods and containers of one Synchronize message; None sends all in one
         and slices only above 4 MiB.
         `faults`: see `Faults`.
@@ -118,7 +116,6 @@ class EmbeddedRuntime:
             lock=self._lock,
             faults=self.faults,
             request_timeout=request_timeout,
-            registration_timeout=registration_timeout,
             slice_objects=slice_objects,
         )
         self.calls = self._plugins.calls

@@ -56,7 +56,6 @@ class Writer(CgroupWriter):
         self._last.result()
 
     def write(self, place: CgroupPlace, cpus: str, mems: str = "") -> Written:
-        """Write, or fail."""
         if self.problem:
             return Written(problem=self.problem)
         written = super().write(place, cpus, mems)
@@ -81,7 +80,6 @@ class BedClock(Clock):
         return self._bed.clock
 
     async def sleep(self, seconds: float) -> None:
-        """Pass the time."""
         await self._bed.sleep(seconds)
 
 

@@ -26,7 +26,6 @@ class CgroupTree:
             (root / "cgroup.controllers").write_text("cpuset cpu memory\n")
 
     def directory(self, path: str) -> Path:
-        """Where a cgroup is."""
         return self.base / path.strip("/")
 
     def write(self, path: str, cpus: str = "", mems: str = "", *, above: str = "") -> None:
@@ -68,7 +67,6 @@ class CgroupTree:
         (directory / "cpu.cfs_quota_us").write_text(f"{quota}\n")
 
     def remove(self, path: str) -> None:
-        """The cgroup goes away."""
         shutil.rmtree(self.directory(path))
 
     def cpus_of(self, path: str) -> str:

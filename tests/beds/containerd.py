@@ -223,7 +223,6 @@ class Containerd(processes.Bed):
 
     @property
     def pid(self) -> int:
-        """Process id of the daemon."""
         assert self._process is not None, "containerd is not running"
         return self._process.pid
 

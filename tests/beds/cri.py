@@ -70,7 +70,6 @@ class Resources:
     unified: Mapping[str, str] = field(default_factory=dict)
 
     def message(self) -> cri_pb2.LinuxContainerResources:
-        """The CRI message."""
         return cri_pb2.LinuxContainerResources(
             cpu_shares=self.shares,
             cpu_quota=self.quota,
@@ -205,11 +204,9 @@ class CRI:
         self.close()
 
     def close(self) -> None:
-        """Close the connection."""
         self._channel.close()
 
     def call(self, method: str, request: Any, response: type[_T], service: str = "Runtime") -> _T:
-        """One call by its name."""
         multi_callable = self._channel.unary_unary(
             f"/runtime.v1.{service}Service/{method}",
             request_serializer=type(request).SerializeToString,
@@ -238,7 +235,6 @@ class CRI:
         )
 
     def images(self) -> list[str]:
-        """Tags of all images."""
         answer = self.call(
             "ListImages", cri_pb2.ListImagesRequest(), cri_pb2.ListImagesResponse, "Image"
         )
@@ -332,7 +328,6 @@ class CRI:
         self.call("RemovePodSandbox", request, cri_pb2.RemovePodSandboxResponse)
 
     def pods(self) -> list[cri_pb2.PodSandbox]:
-        """ListPodSandbox without a filter."""
         answer = self.call(
             "ListPodSandbox", cri_pb2.ListPodSandboxRequest(), cri_pb2.ListPodSandboxResponse
         )
@@ -406,7 +401,6 @@ class CRI:
         )
 
     def start(self, container: Container | str) -> None:
-        """StartContainer."""
         request = cri_pb2.StartContainerRequest(container_id=_id(container))
         self.call("StartContainer", request, cri_pb2.StartContainerResponse)
 
@@ -456,7 +450,6 @@ class CRI:
         self.call("UpdateContainerResources", request, cri_pb2.UpdateContainerResourcesResponse)
 
     def containers(self, *, running: bool = False) -> list[cri_pb2.Container]:
-        """ListContainers."""
         request = cri_pb2.ListContainersRequest()
         if running:
             state = cri_pb2.ContainerStateValue(state=cri_pb2.CONTAINER_RUNNING)
@@ -467,7 +460,6 @@ class CRI:
     # -- what became of a container --------------------------------------------------------
 
     def status(self, container: Container | str) -> cri_pb2.ContainerStatusResponse:
-        """ContainerStatus, verbose."""
         request = cri_pb2.ContainerStatusRequest(container_id=_id(container), verbose=True)
         return self.call("ContainerStatus", request, cri_pb2.ContainerStatusResponse)
 
@@ -478,7 +470,6 @@ class CRI:
         return document
 
     def pid(self, container: Container | str) -> int:
-        """Process id of the first process."""
         return int(self.info(container)["pid"])
 
     def running(self, container: Container | str) -> bool:

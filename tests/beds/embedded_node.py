@@ -69,7 +69,6 @@ class FaultyPlugin(PluginProcess):
 
     @property
     def command(self) -> list[str]:
-        """The command line."""
         if not self.fault:
             return super().command
         python, _, _, *rest = super().command
@@ -102,7 +101,6 @@ class Noticing:
             setattr(self._world, name, value)
 
     def apply(self, update: pb.ContainerUpdate) -> str | None:
-        """As the world does, and tell."""
         self._told(update.container_id)
         return self._world.apply(update)
 
@@ -266,7 +264,6 @@ class Node:
 
     @staticmethod
     def cgroup(container_id: str) -> str:
-        """The cgroup of a container."""
         return f"/kubepods/{container_id}"
 
     def tamper(self, container: EmbeddedContainer, cpus: str, mems: str = "") -> None:
@@ -313,7 +310,6 @@ class Node:
     def run(
         self, name: str, annotations: Mapping[str, str], *, cpus: float = 0, qos: str = ""
     ) -> EmbeddedContainer:
-        """Run a pod with one container."""
         container = self.create(self.pod(name, annotations, qos), cpus=cpus)
         self.call(self.runtime.start_container(container.id))
         return container
@@ -323,7 +319,6 @@ class Node:
         return self.run(name, {"policy": "single-numa-node"}, cpus=cpus)
 
     def listed(self, name: str = "listed", cpus: str = "1", mems: str = "0") -> EmbeddedContainer:
-        """A container with a list."""
         return self.run(name, {"numacpu": cpus, "numamem": mems})
 
     def shared(self, name: str = "shared") -> EmbeddedContainer:
@@ -350,7 +345,6 @@ class Node:
 
     @property
     def live(self) -> list[EmbeddedContainer]:
-        """Containers that run."""
         return [c for c in self.runtime.containers.values() if c.state is ContainerState.RUNNING]
 
     def metric(self, name: str, **labels: str) -> float:

@@ -133,7 +133,6 @@ class FakeKubelet:
         return dict(one.annotations)
 
     async def preferred(self, available: list[str], must: list[str], size: int) -> list[str]:
-        """Which ids the plugin would take."""
         request = pb.PreferredAllocationRequest()
         request.container_requests.add(
             available_deviceIDs=available, must_include_deviceIDs=must, allocation_size=size

@@ -90,7 +90,6 @@ class RawRuntime:
         return pb.ConfigureResponse.FromString(answer.payload).events
 
     async def synchronize(self) -> None:
-        """Bring the plugin to active."""
         self.session.request("Synchronize", pb.SynchronizeRequest())
         await self.send()
         await self.next_event()

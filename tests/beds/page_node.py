@@ -87,7 +87,6 @@ class PageNode:
                 return
 
     def get(self, path: str) -> Any:
-        """The agent's document at a path."""
         with urllib.request.urlopen(self.url + path, timeout=10) as answer:
             return json.load(answer)
 
@@ -146,11 +145,9 @@ class PageNode:
             (directory / name).write_text(text)
 
     def remove(self, container_id: str) -> None:
-        """Stop and remove a container."""
         self.do(self.runtime.remove_container(container_id))
 
     def close(self) -> None:
-        """End the agent and the runtime."""
         self.plugin.close()
         self.do(self.runtime.stop())
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -77,7 +77,6 @@ class PluginProcess(Bed):
 
     @property
     def command(self) -> list[str]:
-        """The command line."""
         return [
             self._python,
             "-m",
@@ -98,12 +97,10 @@ class PluginProcess(Bed):
 
     @property
     def checkpoint(self) -> Path:
-        """The file of what was meant."""
         return self.state_directory / "checkpoint"
 
     @property
     def pid(self) -> int:
-        """Process id."""
         assert self._process is not None, "the plugin does not run"
         return self._process.pid
 
@@ -126,7 +123,6 @@ class PluginProcess(Bed):
         self.config_file.write_text(json.dumps(document, indent=1), encoding="utf-8")
 
     def start(self, *, wait: bool = True, timeout_s: float = 180.0) -> None:
-        """Start the process."""
         assert not self.running, "already running"
         self.directory.mkdir(parents=True, exist_ok=True)
         self.write_config()
@@ -191,7 +187,6 @@ class PluginProcess(Bed):
         os.kill(self.pid, signal.SIGHUP)
 
     def close(self) -> None:
-        """End it, whatever it does."""
         if self.running:
             self.kill()
 
@@ -235,7 +230,6 @@ class PluginProcess(Bed):
             return False
 
     def json(self, path: str) -> Any:
-        """The JSON document at a path."""
         status, body = self.get(path)
         assert status == 200, f"GET {path}: {status}: {body}"
         return json.loads(body)

@@ -71,7 +71,6 @@ class Prometheus:
 
     @property
     def url(self) -> str:
-        """Where it serves."""
         return f"http://127.0.0.1:{self._port}"
 
     def ask(self, path: str, **parameters: str) -> Any:

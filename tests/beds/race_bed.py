@@ -327,7 +327,6 @@ def _alignments(number: int) -> tuple[str, Callable[[Part], None]]:
 
 
 def judge(result: Round, parts: Sequence[Part], owned: CPUSet, end: float) -> None:
-    """Work out a round's figures."""
     neighbours, owner = parts[:-1], parts[-1]
     tracks = [part.tracked for part in neighbours]
     result.wrong_ms = overlap_ms(tracks, owned, owner.began, end)

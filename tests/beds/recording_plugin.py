@@ -27,7 +27,6 @@ def pin(cpus: str = "", mems: str = "") -> pb.LinuxResources:
 
 
 def update(container_id: str, cpus: str = "", mems: str = "") -> ContainerUpdate:
-    """Return an update of a cpuset."""
     return ContainerUpdate(container_id, cpus, mems)
 
 

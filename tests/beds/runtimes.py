@@ -38,7 +38,6 @@ def build_containerd(version: str, target: Path) -> None:
 
 
 def build_runc(version: str, target: Path) -> None:
-    """Build one runc, without seccomp."""
     flags = f"-s -w -X main.version={version}"
     _build({"runc": RUNC}, version, target, "-ldflags", flags, cgo=True)
 

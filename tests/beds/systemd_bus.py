@@ -38,7 +38,6 @@ class SystemdBus:
         Thread(target=self._serve, daemon=True).start()
 
     def make(self, unit: str, **properties: str) -> None:
-        """A scope with these properties."""
         (self.transient / unit).write_text("[Scope]\n")
         for name, value in properties.items():
             self.put(unit, name, value)
@@ -54,7 +53,6 @@ class SystemdBus:
         return (self.transient / f"{unit}.d/50-{name}.conf").read_text().rpartition("=")[2].strip()
 
     def close(self) -> None:
-        """Nobody answers any more."""
         self._listener.close()
 
     def _serve(self) -> None:
@@ -98,7 +96,6 @@ class SystemdBus:
 
 @pytest.fixture
 def systemd(tmp_path: Path) -> Iterator[SystemdBus]:
-    """One that has no scope yet."""
     bus = SystemdBus(tmp_path / "systemd")
     yield bus
     bus.close()

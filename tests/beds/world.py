@@ -65,7 +65,6 @@ class MemoryStore(CheckpointStore):
                 self.documents[key] = document
 
     def compact_if_needed(self) -> bool:
-        """Write what failed."""
         self.record({})
         return True
 
@@ -107,7 +106,6 @@ class StillClock(Clock):
         """Wait no time."""
 
     def cpu_time(self) -> float:
-        """None is used."""
         return 0.0
 
 
@@ -124,7 +122,6 @@ class _NoCgroups(CgroupReader):
         super().__init__("/nowhere")
 
     def mark(self, place: CgroupPlace, name: str) -> str:
-        """Nothing is written on them."""
         return ""
 
 
@@ -205,7 +202,6 @@ def container(
     id: str = "",  # as the runtime calls it
     oom_score_adj: int | None = None,
 ) -> Container:
-    """A container of a pod."""
     return Container(
         id=id or f"{of.name}-{name}",
         pod_id=of.id,
@@ -248,7 +244,6 @@ class World:
 
     @property
     def memory(self) -> Reading | None:
-        """What the kernel has left of it."""
         return self.reading
 
     def boot(self) -> Agent:
@@ -300,7 +295,6 @@ class World:
         self.apply(self.agent.take_pending())
 
     def synchronize(self) -> tuple[ContainerUpdate, ...]:
-        """(Re)connect."""
         updates = self.agent.synchronize(tuple(self.pods.values()), tuple(self.live.values()))
         # CRI-O fails all of it, and drops us, for one container that has just gone.
         assert all(update.ignore_failure for update in updates)
@@ -339,7 +333,6 @@ class World:
         return self.has(made.id)
 
     def refuse(self, of: PodSandbox, made: Container | None = None) -> Refused:
-        """Create and expect a refusal."""
         answer = self.create(of, made or container(of))
         assert isinstance(answer, Refused), answer
         return answer
@@ -370,7 +363,6 @@ class World:
         return None
 
     def stop(self, container_id: str) -> tuple[ContainerUpdate, ...]:
-        """Stop and remove a container."""
         self.live.pop(container_id, None)
         updates = self.agent.stop_container(container_id)
         self.apply(updates)

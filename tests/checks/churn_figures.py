@@ -219,7 +219,6 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def seconds(intervals: Iterable[Interval]) -> float:
-    """Length of all."""
     return sum(end - start for start, end in intervals)
 
 
@@ -249,12 +248,10 @@ class Away:
     _since: float | None = None
 
     def lost(self, when: float) -> None:
-        """It is not in charge from now on."""
         if self._since is None:
             self._since = when
 
     def back(self, when: float) -> None:
-        """It is synchronised."""
         if self._since is not None:
             self.intervals.append((self._since, max(when, self._since)))
             self._since = None

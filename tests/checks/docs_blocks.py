@@ -47,7 +47,6 @@ class Block:
 
 
 def blocks(page: Path = DOCS / "quick-start.md") -> list[Block]:
-    """The blocks of a page, in order."""
     found: list[Block] = []
     for match in _BLOCK.finditer(page.read_text(encoding="utf-8")):
         mark, kind, text = match["mark"] or "", match["kind"], match["text"]

@@ -248,5 +248,4 @@ def walk(
 
 
 def as_hints(hints: HintList) -> tuple[Hint, ...]:
-    """A list in the engine's own type."""
     return tuple(Hint(NUMASet(m), p) for m, p in hints if m is not None)

@@ -98,7 +98,6 @@ class Beds:
             bed.close()
 
     def close(self) -> None:
-        """End all daemons."""
         for series in list(self._running):
             self.drop(series)
 

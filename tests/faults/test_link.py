@@ -18,7 +18,6 @@ from tests.faults.conftest import THOROUGH
 
 
 def life(node: Node, name: str) -> None:
-    """Every kind of request once."""
     pod = node.pod(name, {"policy": "single-numa-node"})
     container = node.create(pod, cpus=2)
     node.call(node.runtime.start_container(container.id))

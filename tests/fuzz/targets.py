@@ -132,7 +132,6 @@ class Target(ABC):
         return len(self.corpus) + len(self.found)
 
     def feed(self, data: bytes) -> str:
-        """Try one given input."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -154,7 +153,6 @@ class Protocol(Target):
         return self.played([list(peer_bytes.cuts(rng, data)) for _ in range(2)])
 
     def feed(self, data: bytes) -> str:
-        """In one piece."""
         return self.played([[data], [data]])
 
     def played(self, packets: list[list[bytes]]) -> str:
@@ -282,7 +280,6 @@ class Checkpoint(Target):
         self.directory = Path(tempfile.mkdtemp(prefix="nri-numa-fuzz-"))
 
     def close(self) -> None:
-        """Remove the directory."""
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def one(self, rng: random.Random) -> str:
@@ -447,7 +444,6 @@ class Requests(Target):
         self.link.pod_event(Event.REMOVE_POD_SANDBOX, message.pod)
 
     def fill(self, rng: random.Random, message: Message, depth: int) -> None:
-        """Set about half of the fields."""
         for field in message.DESCRIPTOR.fields:
             if rng.random() < 0.5 or depth > 5:
                 continue
@@ -481,7 +477,6 @@ class Requests(Target):
 
 
 def clean(rng: random.Random) -> str:
-    """A text that protobuf can carry."""
     return text(rng).encode(errors="replace").decode()
 
 
@@ -491,7 +486,6 @@ class Small(Target):
     name = "small"
 
     def one(self, rng: random.Random) -> str:
-        """One of each."""
         event = mutate(rng, b"online@/devices/cpu3\0ACTION=online\0SUBSYSTEM=cpu\0")
         if rng.random() < 0.5:
             path = mutate(rng, b"kubepods-burstable-pod1.slice:cri-containerd:abc")

@@ -43,7 +43,6 @@ def publisher(bed: KubeBed, installed: Client) -> Iterator[Publisher]:
 
 
 def events(client: Client, name: str, reason: str) -> list[JsonObject]:
-    """Our Events about a pod."""
     path = "/apis/events.k8s.io/v1/namespaces/default/events"
     found = client.ask("GET", path)["items"]
     return [
@@ -285,7 +284,6 @@ class Thief:
         ).stdout  # fmt: skip
 
     def patches(self, path: str, **metadata: Any) -> str:
-        """Merge patch of metadata."""
         return self.does("PATCH", path, {"metadata": metadata})
 
 

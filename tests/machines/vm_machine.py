@@ -151,7 +151,6 @@ class Machine:
 
     @property
     def present(self) -> frozenset[int]:
-        """CPUs in their sockets at boot."""
         return frozenset(range(self.cpu_count)) - self.unplugged
 
     @property
@@ -171,7 +170,6 @@ class Machine:
         return frozenset(range(first, first + self.threads))
 
     def numa_node_of(self, cpu: int) -> int:
-        """The NUMA node of a CPU."""
         return next(i for i, node in enumerate(self.numa) if cpu in node.cpus)
 
 
@@ -240,7 +238,6 @@ def _insist(machine: Machine) -> None:
 
 
 def parse_machine(name: str, text: str | bytes) -> Machine:
-    """Read one machine document."""
     try:
         document = msgspec.yaml.decode(text, type=_MachineDocument)
         count = len(document.numa)

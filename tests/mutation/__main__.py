@@ -48,7 +48,6 @@ class Results:
         self.read()
 
     def read(self) -> None:
-        """Read what was found until now."""
         for file in sorted(
             self._work.glob("results*.jsonl"), key=lambda each: each.stat().st_mtime
         ):

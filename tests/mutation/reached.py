@@ -197,13 +197,11 @@ class Choice:
         self._noticed: dict[str, Counter[str]] = {}
 
     def noticed(self, module: str, test: str) -> None:
-        """This test found a mutant."""
         self._noticed.setdefault(module, Counter())[test] += 1
 
     def of(
         self, module: str, tests: Sequence[str], before: Sequence[int] | None = None
     ) -> list[str]:
-        """Those to ask, in their order."""
         again, known = before is not None, set(before or ())
         tests = [test for test in tests if mark(test) not in known]
         counted, best = self._noticed.get(module, Counter()), strictest(module)

@@ -83,7 +83,6 @@ class Session:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        """Try them all."""
         items = {item.nodeid: item for item in session.items}
         functions = Functions(self._repository / "nri_numa")
         gc.collect()

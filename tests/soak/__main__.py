@@ -76,7 +76,6 @@ class Report:
     pods: int = 0
 
     def print(self) -> None:
-        """Print tables in Markdown."""
         rate = self.pods / self.seconds if self.seconds else 0.0
         print(f"\n### {self.title}\n")
         print(
@@ -215,7 +214,6 @@ class EmbeddedSoak:
         self.changed: set[str] = set()
 
     async def run(self) -> Report:
-        """Do it all."""
         machine = self.directory / "machine"
         for path, text in sysfs_files(self.topology).items():
             (machine / path).parent.mkdir(parents=True, exist_ok=True)

@@ -38,7 +38,6 @@ class Worker:
 
 
 def fields(caplog: pytest.LogCaptureFixture, message: str) -> list[dict[str, Any]]:
-    """Of all lines with this message."""
     return [getattr(r, "fields", {}) for r in caplog.records if r.message == message]
 
 

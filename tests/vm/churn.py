@@ -102,7 +102,6 @@ class Churn:
     # -- all of it -------------------------------------------------------------------------
 
     def run(self) -> Report:
-        """Do it and take stock."""
         self._directory.mkdir(parents=True, exist_ok=True)
         self.containerd.start(timeout_s=_START_LIMIT_S)
         self.plugin.directory.mkdir(parents=True, exist_ok=True)
@@ -131,7 +130,6 @@ class Churn:
         return self._report(unsettled)
 
     def close(self) -> None:
-        """End everything."""
         self.plugin.close()
         self.containerd.close()
 

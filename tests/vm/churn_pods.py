@@ -51,7 +51,6 @@ class Wish:
 
 
 def _ask(rng: random.Random, ground: Ground) -> Wish:
-    """One pod of any kind."""
     kind = rng.choices(
         ("ordinary", "shared", "exclusive", "isolate", "listed", "listed-owner", "scope-pod"),
         (30, 14, 22, 9, 12, 5, 8),

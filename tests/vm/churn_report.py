@@ -136,7 +136,6 @@ def read_spans(file: Path) -> tuple[list[Span], dict[str, float]]:
 
 
 def told(episode: Episode, facts: Mapping[int, Fact], begin: float) -> str:
-    """One finding for people."""
     owner = f" of {facts[episode.owner].pod}" if episode.owner else ""
     start, end = episode.at
     return (

@@ -107,7 +107,6 @@ class MachineRuns:
             self._unbootable[name] = error
 
     def close(self) -> None:
-        """End what runs."""
         if self._running is not None:
             self._running[1].close()  # type: ignore[attr-defined]  # it is a generator
 

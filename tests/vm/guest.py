@@ -131,16 +131,13 @@ class Guest:
 
     @property
     def online(self) -> frozenset[int]:
-        """CPUs that run programs now."""
         return words.online_cpus()
 
     @property
     def memory_nodes(self) -> frozenset[int]:
-        """NUMA nodes with memory."""
         return frozenset(i for i, node in enumerate(self.machine.numa) if node.memory_mib)
 
     def cpus_of(self, numa_node: int) -> frozenset[int]:
-        """Online CPUs of a NUMA node."""
         return words.numa_cpus(numa_node)
 
     def cpu_nodes(self) -> list[int]:
@@ -157,7 +154,6 @@ class Guest:
         return nodes if len(nodes) <= 4 else [nodes[0], nodes[len(nodes) // 2], nodes[-1]]
 
     def nodes_of(self, cpus: frozenset[int]) -> frozenset[int]:
-        """NUMA nodes of some CPUs."""
         return frozenset(self.machine.numa_node_of(cpu) for cpu in cpus)
 
     def largest_node(self) -> int:
@@ -216,7 +212,6 @@ class Guest:
         )
 
     def sandbox(self, name: str, annotations: Mapping[str, str] | None = None) -> Pod:
-        """Start a pod without containers."""
         return self.containerd.cri.run_pod(
             name,
             annotations={f"numa.kubernetes.io/{k}": v for k, v in (annotations or {}).items()},
@@ -246,7 +241,6 @@ class Guest:
         return words.Allowed(cpus=parse_list(seen.cpus), mems=parse_list(seen.mems))
 
     def pid(self, container: Container) -> int:
-        """The container's first process."""
         return self.containerd.cri.pid(container)
 
     def pinned(
@@ -357,7 +351,6 @@ class Guest:
             raise RuntimeError(f"QEMU refused {command}: {answer.error}")
 
     def reset(self) -> None:
-        """Remove every pod."""
         if self.containerd.running:
             self.containerd.cri.remove_all()
 

@@ -104,5 +104,4 @@ def cases_for(machine: Machine) -> list[Case]:
 
 
 def skip(reason: str) -> None:
-    """End the running case as skipped."""
     raise SkipCase(reason)

@@ -42,7 +42,6 @@ class Owners:
         self._owners[container_id, field, key] = plugin
 
     def adopt(self, other: Owners) -> None:
-        """Take over what a copy has added."""
         self._owners = other._owners
 
     def copy(self) -> Owners:
@@ -157,7 +156,6 @@ class UpdateMerge:
         return self._records.pop(container_id, None)
 
     def updates(self) -> list[pb.ContainerUpdate]:
-        """Return the combined updates."""
         return list(self._records.values())
 
 

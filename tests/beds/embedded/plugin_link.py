@@ -212,7 +212,6 @@ class PluginPeer:
                 self._on_updates(self, event)
 
     def answer(self, stream: int, response: Message | None = None) -> None:
-        """Answer a call of the plugin."""
         self._bogus(stream + 1000)
         self.session.reply(stream, response)
         self.connection.flush()

@@ -96,7 +96,6 @@ class PluginRegistry:
         self._spawn(self._serve(peer, config))
 
     async def hang_up(self, detail: str) -> None:
-        """Close every connection."""
         for peer in list(self._peers):
             await peer.connection.aclose(detail)
 

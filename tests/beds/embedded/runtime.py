@@ -126,7 +126,6 @@ class EmbeddedRuntime:
     # ------------------------------------------------------------------ life
 
     async def start(self) -> None:
-        """Listen, on a fresh socket."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._socket_path)
         loop = asyncio.get_running_loop()
@@ -165,12 +164,10 @@ class EmbeddedRuntime:
 
     @property
     def pods(self) -> Mapping[str, EmbeddedPod]:
-        """Every pod by id."""
         return MappingProxyType(self._world.pods)
 
     @property
     def containers(self) -> Mapping[str, EmbeddedContainer]:
-        """Every container by id."""
         return MappingProxyType(self._world.containers)
 
     async def wait_for_plugin(self, count: int = 1, *, limit: float = 60.0) -> None:
@@ -260,7 +257,6 @@ class EmbeddedRuntime:
             return record
 
     async def start_container(self, container_id: str) -> None:
-        """Start a created container."""
         async with self._lock:
             container = self._container(container_id)
             if container.state is not ContainerState.CREATED:

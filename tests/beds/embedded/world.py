@@ -68,7 +68,6 @@ class EmbeddedPod:
 
     @property
     def id(self) -> str:
-        """The sandbox id."""
         return self.message.id
 
 
@@ -87,17 +86,14 @@ class EmbeddedContainer:
 
     @property
     def id(self) -> str:
-        """The container id."""
         return self.message.id
 
     @property
     def name(self) -> str:
-        """The name within its pod."""
         return self.message.name
 
     @property
     def pod_id(self) -> str:
-        """The id of its sandbox."""
         return self.message.pod_sandbox_id
 
     @property

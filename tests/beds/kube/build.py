@@ -101,7 +101,6 @@ class Recipe:
         return target if target.is_dir() else None
 
     def target(self, folder: Path, go: Path) -> Path:
-        """Where this Go's build belongs."""
         return folder / f"{self.prefix}{self.release()}-{go_version(go)}-{self.key()}"
 
     def link_flags(self) -> str:

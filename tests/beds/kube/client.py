@@ -116,7 +116,6 @@ class Client:
     # -- pods ------------------------------------------------------------------------------
 
     def pod(self, name: str, namespace: str = "default") -> JsonObject | None:
-        """A pod, or None."""
         return self.get(f"/api/v1/namespaces/{namespace}/pods/{name}")
 
     def pods(self, selector: str = "", namespace: str = "default") -> list[JsonObject]:
@@ -139,7 +138,6 @@ class Client:
         )
 
     def wait_ready(self, name: str, *, timeout_s: float = PATIENCE_S) -> JsonObject:
-        """Wait until a pod is Ready."""
         return self.wait_pod(name, is_ready, "Ready", timeout_s=timeout_s)
 
     def wait_pod(

@@ -67,7 +67,6 @@ class ControlPlane(Bed):
 
     @property
     def client(self) -> Client:
-        """Calls as the administrator."""
         if self._client is None:
             kubectl = [*self.namespaces.enter(mounts=False), str(self.programs / "kubectl")]
             self._client = Client(kubectl, self.environment, self._proxy_socket)

@@ -37,7 +37,6 @@ class Daemon(processes.Bed):
 
     @property
     def pid(self) -> int:
-        """Process id."""
         assert self._process is not None, f"{self.name} does not run"
         return self._process.pid
 
@@ -47,7 +46,6 @@ class Daemon(processes.Bed):
         self._process = processes.spawn(self.command, self.log_file, self._environment)
 
     def log(self) -> str:
-        """Everything it wrote so far."""
         return processes.logged(self.log_file)
 
     def check(self) -> None:
@@ -62,7 +60,6 @@ class Daemon(processes.Bed):
             processes.end(process, number, timeout_s)
 
     def close(self) -> None:
-        """End it by SIGTERM."""
         self.end()
 
     def records(self, message: str = "") -> list[dict[str, Any]]:

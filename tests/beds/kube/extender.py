@@ -127,12 +127,10 @@ class Extender(Bed):
                 self.wait_ready()
 
     def close(self) -> None:
-        """End both."""
         self.scheduler.end()
         self.process.end()
 
     def wait_ready(self) -> None:
-        """Until it answers and leads."""
 
         def ask() -> bool | None:
             self.process.check()
@@ -161,7 +159,6 @@ class Extender(Bed):
         )
 
     def log(self) -> str:
-        """Everything both wrote."""
         return f"{self.process.log()}\n--- {SCHEDULER}\n{self.scheduler.log()}"
 
 

@@ -50,7 +50,6 @@ class Namespaces(Bed):
 
     @property
     def pid(self) -> int:
-        """Process id of the holder."""
         assert self._holder is not None, "the namespaces are not there"
         return self._holder.pid
 
@@ -60,7 +59,6 @@ class Namespaces(Bed):
         return ["nsenter", f"--target={self.pid}", *flags, "--"]
 
     def start(self) -> None:
-        """Make them."""
         require_root("a Kubernetes of its own namespaces")
         for program, package in (("ip", "iproute2"), ("unshare", "util-linux"), ("mount", "mount")):
             if shutil.which(program) is None:

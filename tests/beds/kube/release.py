@@ -70,7 +70,6 @@ class Release(Bed):
         self.said = self.helm("install", self.name, str(CHART), "--create-namespace", "-f-")
 
     def close(self) -> None:
-        """Uninstall it."""
         self.helm("uninstall", self.name, "--ignore-not-found", "--wait")
         # Its end takes seconds, and nobody uses the name again.
         self._bed.client.request("DELETE", f"/api/v1/namespaces/{self.name}")

@@ -20,7 +20,6 @@ OWNED = CPUSet.parse("1")
 
 
 def track(*sightings: tuple[float, str]) -> list[Sighting]:
-    """Sightings of one process."""
     return [Sighting(at, CPUSet.parse(cpus)) for at, cpus in sightings]
 
 

@@ -119,7 +119,6 @@ async def until(true: Callable[[], object]) -> None:
 
 @pytest.fixture
 def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Runs a story in a world."""
 
     @asynccontextmanager
     async def world(**publish: Any) -> AsyncIterator[World]:

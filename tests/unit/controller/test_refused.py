@@ -472,7 +472,6 @@ class Watched(Cluster):
         super().__init__({"full": (2, 2)})
 
     def at(self, now: float) -> int:
-        """Looks at some time."""
         before, self.now = len(self.requests), now
         self.run(1)
         return len(self.requests) - before

@@ -131,7 +131,6 @@ class World:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Only bounds a failure."""
     async with asyncio.timeout(180):
         while not condition():
             await asyncio.sleep(0.02)

@@ -44,7 +44,6 @@ class Node:
         self._stores = stores
 
     def store(self, **identity: str) -> CheckpointStore:
-        """Make a store without loading it."""
         store = CheckpointStore(
             str(self.directory),
             identity={**IDENTITY, **identity},

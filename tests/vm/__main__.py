@@ -46,31 +46,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     usual = Options()
     churn.add_argument("--machine", default="two-sockets-smt", help="default: %(default)s")
-    churn.add_argument("--pods", type=int, default=usual.pods)
-    churn.add_argument("--kills", type=int, default=usual.kills, help="kill -9 of the plugin")
-    churn.add_argument("--restarts", type=int, default=usual.restarts, help="of containerd")
-    churn.add_argument("--minutes", type=float, default=0, help="end then, whatever was reached")
-    churn.add_argument("--seed", type=int, default=usual.seed)
-    churn.add_argument("--workers", type=int, default=usual.workers, metavar="THREADS")
+    for name in Options.__struct_fields__:  # what they mean is said there
+        value = getattr(usual, name)
+        churn.add_argument(f"--{name}", type=type(value), default=value, help="%(default)s")
     churn.add_argument(
-        "--rounds", type=int, default=usual.rounds, help="replacements of containers in a pod"
-    )
-    churn.add_argument(
-        "--keep",
-        type=int,
-        default=usual.keep,
-        metavar="PODS",
-        help="that each thread lets live while it creates the next",
-    )
-    churn.add_argument(
-        "--into",
-        type=Path,
-        metavar="DIRECTORY",
-        help="keep the artifacts of this run in a new directory there",
-    )
-    churn.add_argument("--runtime", choices=("crun", "runc"), default=usual.runtime)
-    churn.add_argument(
-        "--processors", type=int, default=usual.processors, help="of the bed itself; 0: all"
+        "--into", type=Path, help="keep the artifacts of this run in a new directory there"
     )
     commands.add_parser("list", help="print machines and cases")
     commands.add_parser("prepare", help="install and download what is missing")
@@ -158,9 +138,7 @@ def _churn(machines: dict[str, Machine], options: argparse.Namespace) -> int:
     if options.machine not in names:
         print(f"error: machine {options.machine!r}, expected {', '.join(names)}", file=sys.stderr)
         return USAGE
-    wanted = Options(
-        **{name: getattr(options, name) for name in Options.__struct_fields__},
-    )
+    wanted = Options(**{name: getattr(options, name) for name in Options.__struct_fields__})
     machine = machines[options.machine]
     directory = ARTIFACTS / "churn"
     if options.into is not None:

@@ -29,7 +29,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     pods: int = 1000
     kills: int = 200
     restarts: int = 20
-    minutes: float = 0
+    minutes: float = 0.0
     seed: int = 1
     workers: int = 5
     runtime: str = "crun"

@@ -27,9 +27,7 @@ from tests.beds.testbed import TestbedUnavailable
 from tests.checks.race_figures import Round, table
 
 
-def measure(
-    series: str, modes: Sequence[str], rounds: int, *, until_right: bool = False
-) -> list[Round]:
+def measure(series: str, modes: Sequence[str], rounds: int) -> list[Round]:
     """Rounds of these modes on one series, with a plugin of the default configuration."""
     binaries = find_binaries(series)
     # Not below the user's temporary directory: socket paths must stay short.
@@ -41,7 +39,7 @@ def measure(
             PluginProcess(directory / "plugin", containerd.nri_socket),
         ):
             for mode in modes:
-                with RaceBed(containerd, until_right=until_right) as bed:
+                with RaceBed(containerd) as bed:
                     for number, one in enumerate(bed.rounds(mode, rounds)):
                         found.append(one)
                         print(
@@ -61,7 +59,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--series", choices=(*SERIES, "all"), default="all")
     parser.add_argument("--mode", choices=(*MODES, "all"), default="all")
     parser.add_argument("--rounds", type=int, default=100, help="of each series and mode")
-    parser.add_argument("--until-right", action="store_true", help="look for up to 35 s")
     parser.add_argument("--limit-ms", type=float, default=100, help="of a round's wrong time")
     parser.add_argument("--json", type=Path, help="write every round to this file")
     options = parser.parse_args(arguments)
@@ -70,14 +67,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         for series in SERIES if options.series == "all" else (options.series,):
             modes = MODES if options.mode == "all" else (options.mode,)
-            rounds += measure(series, modes, options.rounds, until_right=options.until_right)
+            rounds += measure(series, modes, options.rounds)
     except TestbedUnavailable as error:
         print(f"not run: {error}", file=sys.stderr)
         return 3
     finally:
         if options.json is not None:
             options.json.write_text(json.dumps([asdict(one) for one in rounds]), encoding="utf-8")
-    print(table(rounds, by_variant=True))
+    print(table(rounds))
     print(
         f"load average at the end {os.getloadavg()[0]:.1f}; longest time between two looks "
         f"{max((one.gap_ms for one in rounds), default=0):.0f} ms"

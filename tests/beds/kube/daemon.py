@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import signal
 import subprocess
@@ -64,10 +63,7 @@ class Daemon(processes.Bed):
 
     def records(self, message: str = "") -> list[dict[str, Any]]:
         """Its log lines that are JSON, of one message where one is named."""
-        found = []
-        for line in self.log().splitlines():
-            with contextlib.suppress(ValueError):
-                found.append(json.loads(line))
+        found = [json.loads(line) for line in self.log().splitlines() if line[:1] == "{"]
         return [each for each in found if message in ("", each.get("msg"))]
 
 

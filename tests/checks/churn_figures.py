@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 
@@ -240,26 +240,20 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
     longest_up: float
 
 
-@dataclass(slots=True)
-class Away:
-    """When the plugin was not in charge: it or its runtime was killed, until it is in use."""
+def away(moments: Iterable[tuple[float, bool]], end: float) -> list[Interval]:
+    """When the plugin was not in charge: it or its runtime was killed, until it is in use.
 
-    intervals: list[Interval] = field(default_factory=list)
-    _since: float | None = None
-
-    def lost(self, when: float) -> None:
-        if self._since is None:
-            self._since = when
-
-    def back(self, when: float) -> None:
-        if self._since is not None:
-            self.intervals.append((self._since, max(when, self._since)))
-            self._since = None
-
-    def until(self, end: float) -> list[Interval]:
-        """All, in order; one that has not ended ends here."""
-        open_one = [] if self._since is None else [(self._since, max(end, self._since))]
-        return union([*self.intervals, *open_one])
+    `moments`: times with whether it is in charge from then on.
+    """
+    found: list[Interval] = []
+    since: float | None = None
+    for when, up in sorted(moments):
+        if not up and since is None:
+            since = when
+        elif up and since is not None:
+            found.append((since, when))
+            since = None
+    return union(found if since is None else [*found, (since, max(end, since))])
 
 
 def _inside(when: float, intervals: Sequence[Interval]) -> bool:

@@ -24,11 +24,11 @@ from tests.checks.churn_figures import (
     KINDS,
     LIST,
     UNOWNED,
-    Away,
     Fact,
     Ground,
     Interval,
     Span,
+    away,
     episodes,
     figure,
 )
@@ -294,26 +294,20 @@ class Churn:
         }
 
     def _away(self, end: float) -> list[Interval]:
-        away = Away()
         moments = list(self._moments)
         for when, state in self._link.read():
             if state == "active":
                 moments.append((when, True))
             elif state in ("disconnected", "stopped"):
                 moments.append((when, False))
-        for when, up in sorted(moments):
-            if up:
-                away.back(when)
-            else:
-                away.lost(when)
-        return away.until(end)
+        return away(moments, end)
 
     def _report(self, unsettled: list[str], *, ended: bool = True) -> Report:
         facts = self._facts()
         spans, summary = read_spans(self._spans)
         found = episodes(self.ground, facts, spans)
-        away = self._away(self._end)
-        write_episodes(self._shared / "churn-episodes.jsonl", found, facts, away, self._begin)
+        absent = self._away(self._end)
+        write_episodes(self._shared / "churn-episodes.jsonl", found, facts, absent, self._begin)
         workers = self.workers
         report = Report(
             options=self.options,
@@ -325,9 +319,9 @@ class Churn:
             kills=self._kills,
             restarts=self._restarts,
             refused=workers.refused,
-            away_seconds=round(sum(b - a for a, b in away), 1),
+            away_seconds=round(sum(b - a for a, b in absent), 1),
             watched=summary,
-            figures=[figure(kind, found, away) for kind in KINDS],
+            figures=[figure(kind, found, absent) for kind in KINDS],
             kinds=dict(workers.kinds),
             calls_failed=dict(workers.failed),
             refusals=[f"{kind}: {text}" for kind, text in sorted(workers.refusals.items())],

@@ -12,11 +12,11 @@ from tests.checks.churn_figures import (
     TWICE,
     UNOWNED,
     WRONG_CPU,
-    Away,
     Fact,
     Ground,
     Memory,
     Span,
+    away,
     episodes,
     figure,
 )
@@ -128,12 +128,8 @@ def test_sandboxes_and_unknown_programs_are_nobody() -> None:
 
 
 def test_time_while_the_plugin_was_away_is_apart() -> None:
-    away = Away()
-    away.lost(2)
-    away.lost(3)  # killed again before it was ready
-    away.back(6)
-    away.lost(20)
-    gone = away.until(25)
+    # Killed again before it was ready.
+    gone = away([(20, False), (2, False), (3, False), (6, True)], 25)
     assert gone == [(2, 6), (20, 25)]
     spans = [span(2, {2, 3}, 0, 30), span(1, ALL, 3, 7), span(1, {0}, 8, 9), span(1, ALL, 10, 11)]
     result = figure(WRONG_CPU, episodes(GROUND, FACTS, spans), gone)

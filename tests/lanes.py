@@ -38,11 +38,8 @@ class Lane:
     """Commands in order, and how they ended.
 
     Attributes:
-        name: one word.
         commands: of a shell; the next one starts when the one before has ended, well or not.
-        nice: added to the niceness of all of them.
         failed: the commands that did not end with 0.
-        seconds: how long each took.
     """
 
     name: str

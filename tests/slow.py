@@ -15,14 +15,7 @@ MERGED = Path("artifacts/tests.xml")
 
 @dataclass(frozen=True)
 class Result:
-    """One test of one run.
-
-    Attributes:
-        run: the name of its JUnit file.
-        name: ``tests.unit.engine.test_x::test_y``.
-        outcome: ``passed``, ``failed`` or ``skipped``.
-        again: how often it was tried again.
-    """
+    """One test of one run."""
 
     run: str
     name: str

@@ -10,10 +10,7 @@ from nri_numa.engine.state import Allocation, Kind
 def allocation(container_id: str = "c", kind: Kind = Kind.UNBOUND, **fields: Any) -> Allocation:
     """Of container ``app`` in pod ``shop/web``.
 
-    Args:
-        container_id: of the container.
-        kind: what it has.
-        fields: others of `Allocation` that are not as for a container without a request.
+    `fields`: others of `Allocation` that are not as for a container without a request.
     """
     names = {
         "pod_id": "p",

@@ -36,7 +36,6 @@ class Page:
             self.call(f"{domain}.enable")
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """One command and its result."""
         self._id += 1
         message = {"id": self._id, "method": method, "params": parameters}
         if self._session:
@@ -75,7 +74,6 @@ class Page:
             self.requests.append(parameters["request"]["url"])
 
     def size(self, width: int, height: int, *, dark: bool = False) -> None:
-        """Make the window this large."""
         self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -87,7 +85,6 @@ class Page:
         self.call("Emulation.setEmulatedMedia", features=[scheme])
 
     def open(self, url: str) -> None:
-        """Go somewhere."""
         self.call("Page.navigate", url=url)
 
     def run(self, expression: str) -> Any:
@@ -113,7 +110,6 @@ class Page:
         raise AssertionError(f"never true: {expression}; errors: {self.errors}")
 
     def press(self, key: str) -> None:
-        """One key, down and up."""
         codes = {
             "Tab": 9,
             "Enter": 13,
@@ -138,7 +134,6 @@ class Page:
             )
 
     def type(self, text: str) -> None:
-        """Text into the focused field."""
         self.call("Input.insertText", text=text)
 
     def click(self, selector: str) -> None:
@@ -152,7 +147,6 @@ class Page:
             self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
     def screenshot(self, path: Path) -> None:
-        """The whole page as PNG."""
         data = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)
         path.write_bytes(base64.b64decode(data["data"]))
 

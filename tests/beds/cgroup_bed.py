@@ -56,7 +56,6 @@ class Writer(CgroupWriter):
         self._last.result()
 
     def write(self, place: CgroupPlace, cpus: str, mems: str = "") -> Written:
-        """Write, or fail."""
         if self.problem:
             return Written(problem=self.problem)
         written = super().write(place, cpus, mems)
@@ -81,7 +80,6 @@ class BedClock(Clock):
         return self._bed.clock
 
     async def sleep(self, seconds: float) -> None:
-        """Pass the time."""
         await self._bed.sleep(seconds)
 
 
@@ -91,14 +89,7 @@ class CgroupBed:
 
     Attributes:
         clock: monotonic time in seconds.
-        wall: Unix time.
-        active: the link to the runtime is in use.
-        takes_updates: the runtime can be called at any moment.
-        answered: requests answered so far.
-        pushes: what was sent to the runtime, push by push.
         failing: why the runtime takes no push; empty when it does.
-        deaf: it takes pushes and writes nothing.
-        before_push, on_sleep: what happens just then.
         scopes: systemd's view; a systemd that made no scope unless a test has another one.
     """
 

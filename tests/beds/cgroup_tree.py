@@ -12,9 +12,7 @@ class CgroupTree:
     """Files that look like the kernel's.
 
     Args:
-        root: becomes what is mounted at /sys/fs/cgroup.
         version: 1 or 2.
-        cpus, mems: of the machine.
     """
 
     def __init__(self, root: Path, version: int, cpus: CPUSet, mems: NUMASet) -> None:
@@ -28,17 +26,12 @@ class CgroupTree:
             (root / "cgroup.controllers").write_text("cpuset cpu memory\n")
 
     def directory(self, path: str) -> Path:
-        """Where a cgroup is."""
         return self.base / path.strip("/")
 
     def write(self, path: str, cpus: str = "", mems: str = "", *, above: str = "") -> None:
         """Write a cpuset as anybody can; an empty list is what a new cgroup has.
 
-        Args:
-            path: of the cgroup, which is made.
-            cpus: kernel list.
-            mems: kernel list.
-            above: CPUs that the parent leaves, on version 2; all when empty.
+        `above`: CPUs that the parent leaves, on version 2; all when empty.
         """
         directory = self.directory(path)
         directory.mkdir(parents=True, exist_ok=True)
@@ -74,7 +67,6 @@ class CgroupTree:
         (directory / "cpu.cfs_quota_us").write_text(f"{quota}\n")
 
     def remove(self, path: str) -> None:
-        """The cgroup goes away."""
         shutil.rmtree(self.directory(path))
 
     def cpus_of(self, path: str) -> str:

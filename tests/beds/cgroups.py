@@ -24,21 +24,6 @@ def hierarchies() -> list[Path]:
     return sorted(p for p in CGROUP_ROOT.iterdir() if p.is_dir() and not p.is_symlink())
 
 
-def cpuset_of(path: str) -> tuple[str, str]:
-    """Effective (cpus, mems) of a cgroup path such as ``/kubepods/pod1/abc``."""
-    relative = path.lstrip("/")
-    if unified():
-        directory = CGROUP_ROOT / relative
-        names = ("cpuset.cpus.effective", "cpuset.mems.effective")
-    else:
-        directory = CGROUP_ROOT / "cpuset" / relative
-        names = ("cpuset.cpus", "cpuset.mems")
-    return (
-        (directory / names[0]).read_text(encoding="ascii").strip(),
-        (directory / names[1]).read_text(encoding="ascii").strip(),
-    )
-
-
 def write_cpus(path: str, cpus: str) -> None:
     """Write ``cpuset.cpus`` of a cgroup path behind everybody's back."""
     base = CGROUP_ROOT if unified() else CGROUP_ROOT / "cpuset"
@@ -47,10 +32,6 @@ def write_cpus(path: str, cpus: str) -> None:
 
 def remove_tree(path: str, *, kill: bool = True) -> list[Path]:
     """Remove a cgroup path with everything below it in every hierarchy.
-
-    Args:
-        path: relative to the hierarchies' roots.
-        kill: end the processes in it first.
 
     Returns:
         What is still there.

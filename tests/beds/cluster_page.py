@@ -35,11 +35,7 @@ class _Unwatched:
 
 
 class ClusterPage:
-    """The served page.
-
-    Attributes:
-        url: of the page.
-    """
+    """The served page."""
 
     def __init__(self, token_file: Path | None = None) -> None:
         section = Section(enabled=True, token_file=str(token_file or ""))
@@ -69,7 +65,6 @@ class ClusterPage:
         self._do(listen())
 
     def hang_up(self) -> None:
-        """Stop listening."""
         self._do(self._server.stop())
 
     def tell(self, *documents: Mapping[str, Any], drained: Mapping[str, str] | None = None) -> None:
@@ -88,7 +83,6 @@ class ClusterPage:
         self._do(told())
 
     def forget(self, name: str) -> None:
-        """A Node and its object are gone."""
 
         async def told() -> None:
             self._overview.node_removed(name)
@@ -100,7 +94,6 @@ class ClusterPage:
         return asyncio.run_coroutine_threadsafe(action, self._loop).result(60)
 
     def close(self) -> None:
-        """End the thread."""
         self.hang_up()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -109,7 +102,6 @@ class ClusterPage:
 
 @contextmanager
 def cluster_page(token_file: Path | None = None) -> Iterator[ClusterPage]:
-    """A page that is gone afterwards."""
     made = ClusterPage(token_file)
     try:
         yield made

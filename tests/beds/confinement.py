@@ -49,12 +49,7 @@ def _library() -> ctypes.CDLL:
 def number(name: str, architecture: str) -> int | None:
     """The number of a system call; None where the architecture has none of this name.
 
-    Args:
-        name: of the call.
-        architecture: as libseccomp calls it: ``x86_64``, ``aarch64``.
-
-    Raises:
-        ValueError: no architecture has such a call, or there is no such architecture.
+    `architecture`: as libseccomp calls it: ``x86_64``, ``aarch64``.
     """
     library = _library()
     token = library.seccomp_arch_resolve_name(architecture.encode())

@@ -47,11 +47,7 @@ class Binaries:
     """Where the programs are.
 
     Attributes:
-        series: one of `SERIES`, decides the form of the configuration.
         version: upstream version, ``2.1.9``.
-        directory: folder of containerd, ctr and the shim.
-        runc: the OCI runtime.
-        busybox: statically linked.
     """
 
     series: str
@@ -65,9 +61,6 @@ def find_binaries(series: str = MAIN_SERIES, cache: DebCache | None = None) -> B
     """The programs for a containerd of one of `SERIES`, downloaded or built where needed.
 
     Those of 2.3 come from the folder that ``NRI_NUMA_CONTAINERD`` names, where it is set.
-
-    Raises:
-        TestbedUnavailable: they cannot be had.
     """
     cache = cache or DebCache()
     if series == MAIN_SERIES and (own := os.environ.get(OWN_BINARIES, "")):
@@ -112,11 +105,7 @@ def _own_binaries(directory: Path, cache: DebCache) -> Binaries:
 
 
 def find_crun(cache: DebCache | None = None) -> tuple[Path, Path]:
-    """The OCI runtime crun, which starts in a fraction of runc's time, and its library libyajl.
-
-    Raises:
-        TestbedUnavailable: they cannot be had.
-    """
+    """The OCI runtime crun, which starts in a fraction of runc's time, and its library libyajl."""
     crun, yajl = (cache or DebCache()).fetch(CRUN, YAJL)
     library = next(iter(sorted(yajl.root.glob("usr/lib/*/libyajl.so.2"))), None)
     if library is None:
@@ -158,19 +147,13 @@ class Containerd(processes.Bed):
     """One private daemon; a context manager that starts it and cleans up after it.
 
     Args:
-        binaries: from `find_binaries`.
         directory: for everything of this daemon; short, because socket paths end at 107 bytes.
         root: content store and snapshots; default below `directory`.
         state: running tasks and their mounts; default below `directory`.
-        snapshotter: ``overlayfs`` or ``native``.
-        nri: whether the NRI socket is there.
         nri_request_timeout: as in the configuration, ``2s``.
         image: archive to import; default: built now.
-        log_level: of the daemon.
         enter: the words before the daemon's command line, ``nsenter … --``, that put it into
             namespaces of its own; they must become the daemon without a fork.
-        cni: (configuration, folder of the CNI plugins) for pods with a network of their own.
-        systemd_cgroup: containers are scopes of systemd, pods its slices.
     """
 
     def __init__(
@@ -240,7 +223,6 @@ class Containerd(processes.Bed):
 
     @property
     def pid(self) -> int:
-        """Process id of the daemon."""
         assert self._process is not None, "containerd is not running"
         return self._process.pid
 
@@ -344,13 +326,7 @@ disabled_plugins = [
     def start(self, *, timeout_s: float = 180.0, keep_configuration: bool = False) -> None:
         """Start the daemon, wait until it serves CRI, have the image there.
 
-        Args:
-            timeout_s: limit of the wait.
-            keep_configuration: somebody changed the file; take it as it is.
-
-        Raises:
-            TestbedUnavailable: this machine cannot run it.
-            RuntimeError: it ended or did not get ready; the message has the end of its log.
+        `keep_configuration`: somebody changed the file; take it as it is.
         """
         require_root("containerd")
         if not cgroups.CGROUP_ROOT.is_dir() or not cgroups.hierarchies():

@@ -38,13 +38,7 @@ _T = TypeVar("_T")
 
 
 class CRIError(RuntimeError):
-    """The runtime refused a call.
-
-    Attributes:
-        method: name of the call.
-        code: gRPC status.
-        message: the runtime's words.
-    """
+    """The runtime refused a call."""
 
     def __init__(self, method: str, code: grpc.StatusCode, message: str) -> None:
         self.method = method
@@ -76,7 +70,6 @@ class Resources:
     unified: Mapping[str, str] = field(default_factory=dict)
 
     def message(self) -> cri_pb2.LinuxContainerResources:
-        """The CRI message."""
         return cri_pb2.LinuxContainerResources(
             cpu_shares=self.shares,
             cpu_quota=self.quota,
@@ -158,11 +151,7 @@ class Container:
 def poll(
     probe: Callable[[], _T | None], what: str, *, timeout_s: float = 180.0, every_s: float = 0.02
 ) -> _T:
-    """Ask until there is an answer; the limit only bounds a failure.
-
-    Raises:
-        TimeoutError: no answer within the limit.
-    """
+    """Ask until there is an answer; the limit only bounds a failure."""
     deadline = time.monotonic() + timeout_s
     while True:
         answer = probe()
@@ -181,17 +170,7 @@ def allowed(pid: int | str) -> Seen:
 
 
 class CRI:
-    """Calls one runtime; usable as a context manager.
-
-    Args:
-        socket: the runtime's socket.
-        log_root: directory below which pods get their log directories.
-        image: reference of the image that containers are made of.
-        on_cgroup: told the cgroup parent of each pod, so that somebody can clean up.
-        timeout_s: limit of each call.
-        cgroup_root: where the kubelet's cgroup tree begins.
-        slices: cgroup parents are slices, as a kubelet with the systemd driver names them.
-    """
+    """Calls one runtime; usable as a context manager."""
 
     def __init__(
         self,
@@ -225,15 +204,9 @@ class CRI:
         self.close()
 
     def close(self) -> None:
-        """Close the connection."""
         self._channel.close()
 
     def call(self, method: str, request: Any, response: type[_T], service: str = "Runtime") -> _T:
-        """One call by its name.
-
-        Raises:
-            CRIError: the runtime refused.
-        """
         multi_callable = self._channel.unary_unary(
             f"/runtime.v1.{service}Service/{method}",
             request_serializer=type(request).SerializeToString,
@@ -262,7 +235,6 @@ class CRI:
         )
 
     def images(self) -> list[str]:
-        """Tags of all images."""
         answer = self.call(
             "ListImages", cri_pb2.ListImagesRequest(), cri_pb2.ListImagesResponse, "Image"
         )
@@ -285,16 +257,11 @@ class CRI:
     ) -> Pod:
         """RunPodSandbox.
 
-        Args:
-            name: pod name.
-            namespace: pod namespace.
-            annotations: the pod's annotations; the kubelet's own are added.
-            labels: the pod's labels; the kubelet's own are added.
-            qos: decides the cgroup parent.
-            resources: pod-level sum; informs only.
-            overhead: of the runtime class; informs only.
-            uid: default a new one.
-            own_network: have the runtime's CNI plugins make a network for it.
+        `annotations`: the pod's annotations; the kubelet's own are added.
+        `labels`: the pod's labels; the kubelet's own are added.
+        `resources`: pod-level sum; informs only.
+        `overhead`: of the runtime class; informs only.
+        `uid`: default a new one.
         """
         uid = uid or str(uuid.uuid4())
         parts = [part for part in (self.cgroup_root, qos.value, f"pod{uid}") if part]
@@ -361,7 +328,6 @@ class CRI:
         self.call("RemovePodSandbox", request, cri_pb2.RemovePodSandboxResponse)
 
     def pods(self) -> list[cri_pb2.PodSandbox]:
-        """ListPodSandbox without a filter."""
         answer = self.call(
             "ListPodSandbox", cri_pb2.ListPodSandboxRequest(), cri_pb2.ListPodSandboxResponse
         )
@@ -391,9 +357,6 @@ class CRI:
         """CreateContainer; NRI plugins decide now, the cgroup comes with `start`.
 
         `mounts` are paths of the host by path in the container, bound read-only.
-
-        Raises:
-            CRIError: a plugin or the runtime refused.
         """
         log_path = f"{name}/{attempt}.log"
         (pod.log_directory / name).mkdir(exist_ok=True)
@@ -438,7 +401,6 @@ class CRI:
         )
 
     def start(self, container: Container | str) -> None:
-        """StartContainer."""
         request = cri_pb2.StartContainerRequest(container_id=_id(container))
         self.call("StartContainer", request, cri_pb2.StartContainerResponse)
 
@@ -488,7 +450,6 @@ class CRI:
         self.call("UpdateContainerResources", request, cri_pb2.UpdateContainerResourcesResponse)
 
     def containers(self, *, running: bool = False) -> list[cri_pb2.Container]:
-        """ListContainers."""
         request = cri_pb2.ListContainersRequest()
         if running:
             state = cri_pb2.ContainerStateValue(state=cri_pb2.CONTAINER_RUNNING)
@@ -499,7 +460,6 @@ class CRI:
     # -- what became of a container --------------------------------------------------------
 
     def status(self, container: Container | str) -> cri_pb2.ContainerStatusResponse:
-        """ContainerStatus, verbose."""
         request = cri_pb2.ContainerStatusRequest(container_id=_id(container), verbose=True)
         return self.call("ContainerStatus", request, cri_pb2.ContainerStatusResponse)
 
@@ -510,7 +470,6 @@ class CRI:
         return document
 
     def pid(self, container: Container | str) -> int:
-        """Process id of the first process."""
         return int(self.info(container)["pid"])
 
     def running(self, container: Container | str) -> bool:
@@ -536,11 +495,7 @@ class CRI:
         return [line.split(" ", 3)[3] for line in lines if line.count(" ") >= 3]
 
     def first_line(self, container: Container) -> Seen:
-        """What the container's process saw of itself before it did anything else.
-
-        Raises:
-            TimeoutError: it printed nothing.
-        """
+        """What the container's process saw of itself before it did anything else."""
         line = poll(
             lambda: next(iter(self.logs(container)), None), f"first line of {container.name}"
         )

@@ -15,7 +15,6 @@ import fcntl
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -40,9 +39,7 @@ class Wanted:
 
     Attributes:
         label: our name for it, ``containerd-1.7``.
-        package: Debian's name.
         version_prefix: preferred upstream version, ``1.7.``; empty: any.
-        suites: where to look, best first.
     """
 
     label: str
@@ -92,93 +89,32 @@ class Mirror:
     """A Debian archive the machine already trusts.
 
     Attributes:
-        uri: the archive's root.
-        signed_by: value of ``Signed-By``, maybe several lines; empty: apt's own keyrings.
+        signed_by: value of ``Signed-By``; empty: apt's own keyrings.
     """
 
     uri: str
     signed_by: str = ""
 
 
-def _deb822_stanzas(text: str) -> Iterator[dict[str, str]]:
-    """The stanzas of a deb822 file, keys in lower case, continuation lines kept."""
-    for block in re.split(r"\n[ \t]*\n", text):
-        stanza: dict[str, str] = {}
-        key = ""
-        for line in block.splitlines():
-            if line.startswith("#") or not line.strip():
-                continue
-            if line[0] in " \t" and key:
-                stanza[key] += "\n" + line
-            elif ":" in line:
-                key, value = line.split(":", 1)
-                key = key.strip().lower()
-                stanza[key] = value.strip()
-        if stanza:
-            yield stanza
-
-
-def mirrors_of(text: str, *, deb822: bool) -> list[Mirror]:
-    """Debian archives named in one apt source file, security archives left out.
-
-    Args:
-        text: the file.
-        deb822: whether it is in the ``.sources`` form; else one ``deb …`` line per source.
-    """
-    found: list[Mirror] = []
-
-    def offer(uris: Sequence[str], suites: Sequence[str], components: Sequence[str], key: str):  # type: ignore[no-untyped-def]  # closure
-        if "main" in components and any(_DEBIAN_SUITE.match(suite) for suite in suites):
-            found.extend(Mirror(uri=uri, signed_by=key) for uri in uris)
-
-    if deb822:
-        for stanza in _deb822_stanzas(text):
-            enabled = stanza.get("enabled", "yes").lower() not in ("no", "false", "0")
-            if enabled and "deb" in stanza.get("types", "").split():
-                offer(
-                    stanza.get("uris", "").split(),
-                    stanza.get("suites", "").split(),
-                    stanza.get("components", "").split(),
-                    stanza.get("signed-by", ""),
-                )
-        return found
-    for line in text.splitlines():
-        match = re.match(r"^deb\s+(?:\[([^\]]*)\]\s+)?(\S+)\s+(\S+)\s+(.+)$", line.strip())
-        if match is None:
-            continue
-        options = dict(item.split("=", 1) for item in (match.group(1) or "").split() if "=" in item)
-        offer(
-            [match.group(2)],
-            [match.group(3)],
-            match.group(4).split("#")[0].split(),
-            options.get("signed-by", "").replace(",", " "),
-        )
-    return found
-
-
-def machine_mirror(etc_apt: Path = Path("/etc/apt")) -> Mirror:
-    """The Debian archive this machine uses, or ``$NRI_NUMA_DEBIAN_MIRROR``.
-
-    Raises:
-        TestbedUnavailable: there is none.
-    """
-    configured = os.environ.get("NRI_NUMA_DEBIAN_MIRROR", "")
-    if configured:
+def machine_mirror() -> Mirror:
+    """The Debian archive in this machine's apt sources, or ``$NRI_NUMA_DEBIAN_MIRROR``."""
+    if configured := os.environ.get("NRI_NUMA_DEBIAN_MIRROR", ""):
         return Mirror(uri=configured)
-    files = [etc_apt / "sources.list"]
-    parts = etc_apt / "sources.list.d"
-    if parts.is_dir():
-        files += sorted(parts.iterdir())
-    for file in files:
-        if file.suffix not in (".list", ".sources") or not file.is_file():
-            continue
-        mirrors = mirrors_of(
-            file.read_text(encoding="utf-8", errors="replace"), deb822=file.suffix == ".sources"
-        )
-        if mirrors:
-            return mirrors[0]
+    form = "--format=$(REPO_URI)|$(RELEASE)|$(COMPONENT)|$(SOURCESENTRY)"
+    with contextlib.suppress(FileNotFoundError):
+        done = subprocess.run(
+            ["apt-get", "indextargets", "--no-release-info", form, "Created-By: Packages"],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        for line in done.stdout.splitlines():
+            uri, suite, component, entry = line.split("|", 3)
+            if component == "main" and _DEBIAN_SUITE.match(suite):
+                # Of the key apt does not tell; without one its own keyrings are asked.
+                source = Path(entry.rpartition(":")[0]).read_text(encoding="utf-8")
+                key = re.search(r"signed-by[:=] *(/[^\s\]]+)", source, re.IGNORECASE)
+                return Mirror(uri=uri, signed_by=key.group(1) if key else "")
     raise TestbedUnavailable(
-        f"no Debian archive in the apt sources under {etc_apt}",
+        "no Debian archive in the apt sources of this machine",
         "use a Debian machine or set NRI_NUMA_DEBIAN_MIRROR to the address of a Debian archive",
     )
 
@@ -212,9 +148,6 @@ class DebCache:
     Args:
         directory: the cache; default `cache_dir`.
         mirror: the archive; default: found in the machine's apt sources when first needed.
-
-    Attributes:
-        archive_suites: where packages are looked for at all.
     """
 
     archive_suites: tuple[str, ...] = SUITES
@@ -253,15 +186,7 @@ class DebCache:
     # -- getting more ----------------------------------------------------------------------
 
     def fetch(self, *wanted: Wanted, refresh: bool = False) -> list[Package]:
-        """Have these packages, from the cache where possible.
-
-        Args:
-            wanted: what to have.
-            refresh: resolve versions anew, unpack what changed.
-
-        Raises:
-            TestbedUnavailable: not in the cache, and apt, the network or the package is missing.
-        """
+        """Have these packages, from the cache where possible."""
         if not refresh:
             have = [self.cached(each.label) for each in wanted]
             if all(have):
@@ -413,15 +338,6 @@ class DebCache:
         scratch = file.with_suffix(f".{os.getpid()}.tmp")
         scratch.write_text(text, encoding="utf-8")
         scratch.replace(file)
-
-    def clear(self) -> None:
-        """Forget everything."""
-        with self._lock():
-            for entry in self.directory.iterdir():
-                if entry.is_dir():
-                    shutil.rmtree(entry)
-                elif entry.name != ".lock":
-                    entry.unlink()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -32,7 +32,6 @@ class DeviceTree:
         return directory
 
     def virtual(self, *names: str) -> Path:
-        """A device of the kernel's own."""
         return self.child(self.root / "sys/devices/virtual", *names)
 
     def number(self, kind: str, number: str, device: Path) -> None:

@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-import pytest
-
 from nri_numa.config.sections import Devices
 from nri_numa.devices.lookup import GivenDevice
 from nri_numa.devices.watch import DeviceWatch
@@ -37,15 +35,3 @@ class Watch(DeviceWatch):
     def settle(self) -> None:
         while self.jobs:
             self.jobs.popleft()()
-
-
-def kubelet_answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Given]:
-    """The kubelet answers at once by this table, which has the names of pods."""
-    answers: dict[str, Given] = {}
-
-    def given_devices(root: str, namespace: str, pod: str, seconds: float = 0) -> Given:
-        return answers.get(pod, {})
-
-    monkeypatch.setattr("nri_numa.devices.watch.given_devices", given_devices)
-    monkeypatch.setattr("nri_numa.devices.watch.PAUSE", 0)
-    return answers

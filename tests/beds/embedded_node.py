@@ -69,7 +69,6 @@ class FaultyPlugin(PluginProcess):
 
     @property
     def command(self) -> list[str]:
-        """The command line."""
         if not self.fault:
             return super().command
         python, _, _, *rest = super().command
@@ -102,7 +101,6 @@ class Noticing:
             setattr(self._world, name, value)
 
     def apply(self, update: pb.ContainerUpdate) -> str | None:
-        """As the world does, and tell."""
         self._told(update.container_id)
         return self._world.apply(update)
 
@@ -113,7 +111,6 @@ class Node:
     Args:
         directory: for the plugin, the machine's files and the cgroups; short.
         topology: the machine; 2 sockets with 2 NUMA nodes of 8 CPUs each when None.
-        config: of the plugin.
         request_timeout: seconds the runtime waits.
         state_directory: of the plugin, below ``directory`` when None.
     """
@@ -205,9 +202,7 @@ class Node:
     def start(self, fault: str = "", *, wait: bool = True) -> None:
         """Start the plugin.
 
-        Args:
-            fault: see `FaultyPlugin`.
-            wait: until it is connected and synchronised.
+        `fault`: see `FaultyPlugin`.
         """
         self.plugin.fault = fault
         self.plugin.start(wait=wait)
@@ -269,7 +264,6 @@ class Node:
 
     @staticmethod
     def cgroup(container_id: str) -> str:
-        """The cgroup of a container."""
         return f"/kubepods/{container_id}"
 
     def tamper(self, container: EmbeddedContainer, cpus: str, mems: str = "") -> None:
@@ -292,11 +286,7 @@ class Node:
     ) -> EmbeddedPod:
         """Run a pod.
 
-        Args:
-            name: of the pod.
-            annotations: keys without the prefix.
-            qos: the part of the cgroup's path that tells the class.
-            given: the sum of its containers' resources, as a kubelet tells it.
+        `annotations`: keys without the prefix.
         """
         message = pb.PodSandbox(
             name=name,
@@ -310,11 +300,7 @@ class Node:
         return self.call(self.runtime.run_pod(message))
 
     def create(self, pod: EmbeddedPod, *, cpus: float = 0, name: str = "app") -> EmbeddedContainer:
-        """Create a container of a pod, with a CPU limit.
-
-        Raises:
-            CRIError: refused.
-        """
+        """Create a container of a pod, with a CPU limit."""
         message = pb.Container(name=name)
         message.linux.resources.CopyFrom(limits(cpus))
         message.id = f"{pod.message.name}-{name}-{len(self.runtime.calls)}"
@@ -324,7 +310,6 @@ class Node:
     def run(
         self, name: str, annotations: Mapping[str, str], *, cpus: float = 0, qos: str = ""
     ) -> EmbeddedContainer:
-        """Run a pod with one container."""
         container = self.create(self.pod(name, annotations, qos), cpus=cpus)
         self.call(self.runtime.start_container(container.id))
         return container
@@ -334,7 +319,6 @@ class Node:
         return self.run(name, {"policy": "single-numa-node"}, cpus=cpus)
 
     def listed(self, name: str = "listed", cpus: str = "1", mems: str = "0") -> EmbeddedContainer:
-        """A container with a list."""
         return self.run(name, {"numacpu": cpus, "numamem": mems})
 
     def shared(self, name: str = "shared") -> EmbeddedContainer:
@@ -361,7 +345,6 @@ class Node:
 
     @property
     def live(self) -> list[EmbeddedContainer]:
-        """Containers that run."""
         return [c for c in self.runtime.containers.values() if c.state is ContainerState.RUNNING]
 
     def metric(self, name: str, **labels: str) -> float:

@@ -8,7 +8,6 @@ from nri_numa.engine.state import effective_cpus
 
 
 def of_decision(machine: Machine, decision: Decision) -> Document:
-    """What the agent would show of it."""
     known = grounds(decision.trace)
     if isinstance(decision, Admitted):
         pool, withheld = decision.trace.pool_after, decision.state.withheld_bits

@@ -56,7 +56,6 @@ class FakeAPIServer:
 
     Args:
         directory: for its certificate; becomes the directory of credentials.
-        answer: to each request.
         skew: seconds that its clock is ahead.
     """
 
@@ -152,7 +151,6 @@ class FakeAPIServer:
         self._server.server_close()
 
     def environment(self) -> dict[str, str]:
-        """How a pod is told where it is."""
         return {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(self.port)}
 
 

@@ -28,14 +28,7 @@ class FakeKubelet:
     """One life of a kubelet.
 
     Args:
-        directory: for device plugins.
         refuses: the words with which registrations are refused; empty to take them.
-        watches: whether it opens ListAndWatch.
-
-    Attributes:
-        refused: registrations that it did not take.
-        resources: names that were registered, in order.
-        lists: id to (health, NUMA node), one entry for each list it was sent.
     """
 
     def __init__(self, directory: Path, *, refuses: str = "", watches: bool = True) -> None:
@@ -140,7 +133,6 @@ class FakeKubelet:
         return dict(one.annotations)
 
     async def preferred(self, available: list[str], must: list[str], size: int) -> list[str]:
-        """Which ids the plugin would take."""
         request = pb.PreferredAllocationRequest()
         request.container_requests.add(
             available_deviceIDs=available, must_include_deviceIDs=must, allocation_size=size
@@ -159,11 +151,7 @@ def pod_resources(
 ) -> Iterator[None]:
     """Serve PodResources below a kubelet's root, from threads, for callers that wait.
 
-    Args:
-        root: the kubelet's root directory.
-        get: answers Get.
-        every: answers List.
-        allocatable: answers GetAllocatableResources; None where the gate is off.
+    `allocatable`: answers GetAllocatableResources; None where the gate is off.
     """
     directory = root / "pod-resources"
     directory.mkdir(parents=True, exist_ok=True)

@@ -61,7 +61,6 @@ HOSTILE = "<script>alert(1)</script>\x1b[31m\n‮"
 
 
 def assignment(n: int, name: str = "server") -> Assignment:
-    """The n-th container."""
     return Assignment(
         id=f"{n:064x}",
         pod_uid=f"uid-{n}",

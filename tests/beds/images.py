@@ -52,11 +52,6 @@ def _layer(busybox: Path) -> bytes:
 def build_image(busybox: Path, target: Path, *, name: str = IMAGE) -> Path:
     """Write a docker archive with one layer; the same input gives the same bytes.
 
-    Args:
-        busybox: a statically linked busybox.
-        target: the archive to write.
-        name: reference with tag.
-
     Returns:
         `target`.
     """

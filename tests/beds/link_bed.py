@@ -41,11 +41,7 @@ async def running(link: NRILink) -> AsyncIterator[asyncio.Task[None]]:
 
 
 async def eventually(condition: Callable[[], bool], limit: float = 180.0) -> None:
-    """Wait until a condition holds, however long that takes on a busy machine.
-
-    Raises:
-        TimeoutError: it does not within `limit` seconds.
-    """
+    """Wait until a condition holds, however long that takes on a busy machine."""
     async with asyncio.timeout(limit):
         while not condition():
             await asyncio.sleep(0.002)
@@ -57,11 +53,7 @@ def became_active(plugin: RecordingPlugin, times: int = 1) -> bool:
 
 
 class RawRuntime:
-    """A runtime written by hand, for what a well-behaved one never does.
-
-    Attributes:
-        session: the protocol state of the connection, for proper messages.
-    """
+    """A runtime written by hand, for what a well-behaved one never does."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.session = RuntimeSession()
@@ -98,7 +90,6 @@ class RawRuntime:
         return pb.ConfigureResponse.FromString(answer.payload).events
 
     async def synchronize(self) -> None:
-        """Bring the plugin to active."""
         self.session.request("Synchronize", pb.SynchronizeRequest())
         await self.send()
         await self.next_event()

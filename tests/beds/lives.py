@@ -81,7 +81,6 @@ class Life:
         return _settings(self._random, topology)
 
     def lived(self) -> list[str]:
-        """All of it, as lines."""
         events = (
             *((self._create, 11), (self._stop, 4), (self._resize, 4), (self._restart, 1)),
             *((self._sets_a_cpuset, 1), (self._drain, 1), (self._loses_the_checkpoint, 1)),

@@ -47,7 +47,6 @@ class PageBed:
         self.serve()
 
     def facts(self) -> LinkFacts:
-        """The link at this moment."""
         return self.link
 
     def counted(self) -> None:
@@ -55,7 +54,6 @@ class PageBed:
 
     @property
     def url(self) -> str:
-        """The page."""
         return f"http://{self.address[0]}:{self.address[1]}/"
 
     def do(self, action: Callable[[], object]) -> object:
@@ -77,11 +75,9 @@ class PageBed:
         self.address = self._server.address
 
     def hang_up(self) -> None:
-        """Stop listening."""
         asyncio.run_coroutine_threadsafe(self._server.stop(), self._loop).result(20)
 
     def close(self) -> None:
-        """End the thread."""
         self.hang_up()
 
         async def settle() -> None:
@@ -153,7 +149,6 @@ class PageBed:
 def page_bed(
     topology: Topology, settings: Settings | None = None, *, token_file: str = ""
 ) -> Iterator[PageBed]:
-    """A bed that is gone afterwards."""
     bed = PageBed(topology, settings, token_file=token_file)
     try:
         yield bed

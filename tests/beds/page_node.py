@@ -31,14 +31,9 @@ class PageNode:
 
     Args:
         directory: for everything; short, since a socket's path is limited to 107 bytes.
-        topology: the machine.
-        config: keys of the agent's configuration.
 
     Attributes:
-        runtime: the embedded runtime.
-        plugin: the agent's process.
         url: of the page; the same after the agent was started again.
-        machine: directory with the files that the machine is read from.
     """
 
     def __init__(
@@ -92,7 +87,6 @@ class PageNode:
                 return
 
     def get(self, path: str) -> Any:
-        """The agent's document at a path."""
         with urllib.request.urlopen(self.url + path, timeout=10) as answer:
             return json.load(answer)
 
@@ -113,14 +107,7 @@ class PageNode:
     ) -> str:
         """Run a pod with one container.
 
-        Args:
-            pod: its name.
-            container: its name.
-            namespace: of the pod.
-            cpus: limit and request.
-            memory_gib: limit and request.
-            qos: ``burstable``, ``besteffort`` or empty for Guaranteed.
-            annotations: what is asked, ``_`` for ``-``.
+        `qos`: ``burstable``, ``besteffort`` or empty for Guaranteed.
 
         Returns:
             The container's id; empty when it was refused.
@@ -158,11 +145,9 @@ class PageNode:
             (directory / name).write_text(text)
 
     def remove(self, container_id: str) -> None:
-        """Stop and remove a container."""
         self.do(self.runtime.remove_container(container_id))
 
     def close(self) -> None:
-        """End the agent and the runtime."""
         self.plugin.close()
         self.do(self.runtime.stop())
         self._loop.call_soon_threadsafe(self._loop.stop)

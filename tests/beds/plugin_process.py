@@ -45,13 +45,7 @@ class PluginProcess(Bed):
     """One plugin; a context manager that starts it, waits until it is ready, and ends it.
 
     Args:
-        directory: for its configuration, state and log.
-        nri_socket: of the runtime.
         config: keys of the configuration file, as in ``config/agent.yaml``.
-        sysfs_root: machine to read.
-        arguments: more flags for ``run``.
-        environment: more environment.
-        python: the interpreter.
     """
 
     def __init__(
@@ -83,7 +77,6 @@ class PluginProcess(Bed):
 
     @property
     def command(self) -> list[str]:
-        """The command line."""
         return [
             self._python,
             "-m",
@@ -104,12 +97,10 @@ class PluginProcess(Bed):
 
     @property
     def checkpoint(self) -> Path:
-        """The file of what was meant."""
         return self.state_directory / "checkpoint"
 
     @property
     def pid(self) -> int:
-        """Process id."""
         assert self._process is not None, "the plugin does not run"
         return self._process.pid
 
@@ -132,15 +123,6 @@ class PluginProcess(Bed):
         self.config_file.write_text(json.dumps(document, indent=1), encoding="utf-8")
 
     def start(self, *, wait: bool = True, timeout_s: float = 180.0) -> None:
-        """Start the process.
-
-        Args:
-            wait: return when it is ready, that is registered and synchronised.
-            timeout_s: limit of that wait.
-
-        Raises:
-            RuntimeError: it ended or did not get ready; the message has its log.
-        """
         assert not self.running, "already running"
         self.directory.mkdir(parents=True, exist_ok=True)
         self.write_config()
@@ -205,7 +187,6 @@ class PluginProcess(Bed):
         os.kill(self.pid, signal.SIGHUP)
 
     def close(self) -> None:
-        """End it, whatever it does."""
         if self.running:
             self.kill()
 
@@ -249,7 +230,6 @@ class PluginProcess(Bed):
             return False
 
     def json(self, path: str) -> Any:
-        """The JSON document at a path."""
         status, body = self.get(path)
         assert status == 200, f"GET {path}: {status}: {body}"
         return json.loads(body)
@@ -280,12 +260,7 @@ class PluginProcess(Bed):
 
 
 class StartPlugin:
-    """Starts plugins beside one runtime; who has it ends them.
-
-    Args:
-        directory: below which each gets a directory of its own.
-        nri_socket: of the runtime.
-    """
+    """Starts plugins beside one runtime; who has it ends them."""
 
     def __init__(self, directory: Path, nri_socket: Path) -> None:
         self._directory = directory
@@ -302,11 +277,7 @@ class StartPlugin:
     ) -> PluginProcess:
         """Start one.
 
-        Args:
-            config: keys of the configuration file.
-            sysfs_root: machine to read.
-            state_directory: default one of its own.
-            wait: until it is ready.
+        `state_directory`: default one of its own.
         """
         directory = Path(tempfile.mkdtemp(prefix="plugin-", dir=self._directory))
         plugin = PluginProcess(directory, self._nri_socket, config=config, sysfs_root=sysfs_root)

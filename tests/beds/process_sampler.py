@@ -25,13 +25,7 @@ _CPUS = re.compile(rb"^Cpus_allowed_list:\s*(\S*)$", re.MULTILINE)
 
 @dataclass(slots=True)
 class Watched:
-    """One container under observation.
-
-    Attributes:
-        procs: the file that names its processes.
-        stage: nothing yet, ``cgroup`` is there, ``init`` waits to become the program, ``program``.
-        track: what was seen of the program.
-    """
+    """One container under observation."""
 
     procs: Path
     stage: str = ""

@@ -92,7 +92,6 @@ def commands() -> Iterator[tuple[int, bytes]]:
 
 
 def state_and_parent(pid: int) -> tuple[str, int] | None:
-    """(state, parent) of a process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:

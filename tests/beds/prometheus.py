@@ -27,9 +27,7 @@ class Prometheus:
     """One server; a context manager.
 
     Args:
-        directory: for its configuration and data.
         targets: addresses to scrape, every half second, as the job ``nri-numa``.
-        rules: rule files.
     """
 
     def __init__(self, directory: Path, targets: list[str], rules: list[Path]) -> None:
@@ -73,7 +71,6 @@ class Prometheus:
 
     @property
     def url(self) -> str:
-        """Where it serves."""
         return f"http://127.0.0.1:{self._port}"
 
     def ask(self, path: str, **parameters: str) -> Any:

@@ -42,8 +42,6 @@ SETTLE_S: Final = 0.25
 """Sets that stay right for so long after the last start end a round."""
 LIMIT_S: Final = 1.5
 """A round whose sets do not get right ends so long after the last start."""
-UNTIL_RIGHT_S: Final = 35.0
-"""The same where the whole time is asked for: longer than the interval of the drift reader."""
 
 OWNER_ANNOTATIONS: Final = {
     "numa.kubernetes.io/policy": "best-effort",
@@ -112,17 +110,11 @@ class Part:
 
 
 class RaceBed:
-    """Runs rounds on one containerd that a plugin serves; a context manager.
+    """Runs rounds on one containerd without pods that a plugin serves; a context manager."""
 
-    Args:
-        containerd: running, without pods.
-        until_right: look until all sets are right, half a minute at most, instead of 1.5 s.
-    """
-
-    def __init__(self, containerd: Containerd, *, until_right: bool = False) -> None:
+    def __init__(self, containerd: Containerd) -> None:
         self._containerd = containerd
         self._cri: CRI = containerd.cri
-        self._limit_s = UNTIL_RIGHT_S if until_right else LIMIT_S
         self._pool = ThreadPoolExecutor(NEIGHBOURS + 1, thread_name_prefix="pod")
         self._pods: dict[str, Pod] = {}
         self._count = 0
@@ -146,10 +138,8 @@ class RaceBed:
     def rounds(self, mode: str, count: int) -> Iterator[Round]:
         """Run rounds one after the other.
 
-        Args:
-            mode: ``aligned`` puts the owner's creation between a neighbour's creation and the end
-                of its start; ``free`` starts the calls of all pods together, sandboxes included.
-            count: how many.
+        `mode`: ``aligned`` puts the owner's creation between a neighbour's creation and the end
+        of its start; ``free`` starts the calls of all pods together, sandboxes included.
         """
         assert mode in MODES, f"mode {mode!r}: one of {', '.join(MODES)}"
         for number in range(count):
@@ -213,7 +203,7 @@ class RaceBed:
             with Sampler() as sampler:
                 play(sampler)
                 owned = self._granted(parts[-1])
-                result.truncated = not self._settle(parts, owned)
+                self._settle(parts, owned)
                 end = time.time()
             for part in parts:
                 self._first_line(part)
@@ -226,8 +216,8 @@ class RaceBed:
         result.seconds = time.monotonic() - began
         return result
 
-    def _settle(self, parts: Sequence[Part], owned: CPUSet) -> bool:
-        """Wait until all sets stay right, or for the limit; whether they are right."""
+    def _settle(self, parts: Sequence[Part], owned: CPUSet) -> None:
+        """Wait until all sets stay right, or for the limit."""
         last = max(part.started for part in parts)
         right_since = 0.0
         while True:
@@ -235,9 +225,9 @@ class RaceBed:
             right = not any(part.at_fault(owned) for part in parts if not part.owner)
             right_since = (right_since or now) if right else 0.0
             if right and now - max(right_since, last) >= SETTLE_S:
-                return True
-            if now - last >= self._limit_s:
-                return right
+                return
+            if now - last >= LIMIT_S:
+                return
             time.sleep(0.01)
 
     # -- calls -----------------------------------------------------------------------------
@@ -329,21 +319,11 @@ def _alignments(number: int) -> tuple[str, Callable[[Part], None]]:
 
 
 def judge(result: Round, parts: Sequence[Part], owned: CPUSet, end: float) -> None:
-    """Work out a round's figures.
-
-    Args:
-        result: where they go.
-        parts: the neighbours and, last, the owner.
-        owned: the owner's CPUs.
-        end: until when somebody looked.
-    """
     neighbours, owner = parts[:-1], parts[-1]
     tracks = [part.tracked for part in neighbours]
     result.wrong_ms = overlap_ms(tracks, owned, owner.began, end)
     result.sure_ms = overlap_ms(tracks, owned, owner.began, end, sure=True)
-    result.since_grant_ms = overlap_ms(tracks, owned, owner.created, end)
     wrong = [part for part in neighbours if part.began > owner.created and part.first_cpus & owned]
-    result.first_lines = len(wrong)
     result.first_lines_created_after = sum(part.create_called > owner.created for part in wrong)
     result.owner_wrong = owner.first_cpus != owned
     result.gap_ms = max(longest_gap_ms(part.tracked) for part in parts)

@@ -27,7 +27,6 @@ def pin(cpus: str = "", mems: str = "") -> pb.LinuxResources:
 
 
 def update(container_id: str, cpus: str = "", mems: str = "") -> ContainerUpdate:
-    """Return an update of a cpuset."""
     return ContainerUpdate(container_id, cpus, mems)
 
 
@@ -41,13 +40,7 @@ class RecordingPlugin:
     """Fits `nri_numa.runtime.RuntimeHandler`.
 
     Attributes:
-        log: what happened, as short texts: ``RunPodSandbox web``, ``CreateContainer app``.
-        states: every state of the link with its detail.
         hooks: by method name, what to do instead of answering nothing.
-        pods: of the last Synchronize, by id.
-        containers: of the last Synchronize, by id.
-        errors: exceptions that reached `internal_error`.
-        broken: how many connections broke the protocol.
     """
 
     reads_mentions = False

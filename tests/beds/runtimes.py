@@ -30,11 +30,7 @@ PROGRAMS = ("containerd", "ctr", "containerd-shim-runc-v2")
 
 
 def build_containerd(version: str, target: Path) -> None:
-    """Build the three programs of one containerd 2.
-
-    Raises:
-        TestbedUnavailable: Go is missing, or fails.
-    """
+    """Build the three programs of one containerd 2."""
     packages = {name: f"{CONTAINERD}/cmd/{name}" for name in PROGRAMS}
     flags = f"-s -w -X {CONTAINERD}/version.Version={version}"
     tags = "no_btrfs no_devmapper no_zfs no_aufs"
@@ -42,11 +38,6 @@ def build_containerd(version: str, target: Path) -> None:
 
 
 def build_runc(version: str, target: Path) -> None:
-    """Build one runc, without seccomp.
-
-    Raises:
-        TestbedUnavailable: Go or the C compiler is missing, or fails.
-    """
     flags = f"-s -w -X main.version={version}"
     _build({"runc": RUNC}, version, target, "-ldflags", flags, cgo=True)
 

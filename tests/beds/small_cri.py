@@ -36,13 +36,7 @@ class SmallContainer:
 
 
 class SmallCRI:
-    """The runtime; usable as an asynchronous context manager.
-
-    Args:
-        socket: where it serves.
-        events: whether it has an event stream.
-        verbose: whether it shows OCI specs.
-    """
+    """The runtime; usable as an asynchronous context manager."""
 
     def __init__(self, socket: Path, *, events: bool = True, verbose: bool = True) -> None:
         self.socket = socket
@@ -65,7 +59,6 @@ class SmallCRI:
         await self.stop()
 
     async def start(self) -> None:
-        """Serve."""
         self._server = grpc.aio.server()
         handlers = {
             name: _unary(getattr(self, f"_{name}"), getattr(cri_pb2, f"{name}Request"))
@@ -105,7 +98,6 @@ class SmallCRI:
         self._tell(pod_id, pod_id, cri_pb2.CONTAINER_CREATED_EVENT)
 
     def create(self, container_id: str, pod_id: str, *, milli: int = 0, **more: Any) -> None:
-        """CreateContainer."""
         cpu = {"shares": milli * 1024 // 1000, "quota": milli * 100, "period": 100_000}
         one = SmallContainer(container_id, pod_id, cpu=cpu if milli else {}, **more)
         self.containers[container_id] = one
@@ -124,13 +116,11 @@ class SmallCRI:
         one.memory = memory
 
     def end(self, container_id: str) -> None:
-        """StopContainer."""
         one = self.containers[container_id]
         one.state = cri_pb2.CONTAINER_EXITED
         self._tell(container_id, one.pod, cri_pb2.CONTAINER_STOPPED_EVENT)
 
     def remove(self, container_id: str) -> None:
-        """RemoveContainer."""
         one = self.containers.pop(container_id)
         self._tell(container_id, one.pod, cri_pb2.CONTAINER_DELETED_EVENT)
 

@@ -22,10 +22,7 @@ class SystemdBus:
     """Listens at a socket of its own.
 
     Attributes:
-        scopes: that talk to it.
         refusing: what it answers instead of setting anything; empty when it sets.
-        deaf: it answers and sets nothing.
-        calls: unit and properties of each call, as kernel lists.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -41,7 +38,6 @@ class SystemdBus:
         Thread(target=self._serve, daemon=True).start()
 
     def make(self, unit: str, **properties: str) -> None:
-        """A scope with these properties."""
         (self.transient / unit).write_text("[Scope]\n")
         for name, value in properties.items():
             self.put(unit, name, value)
@@ -57,7 +53,6 @@ class SystemdBus:
         return (self.transient / f"{unit}.d/50-{name}.conf").read_text().rpartition("=")[2].strip()
 
     def close(self) -> None:
-        """Nobody answers any more."""
         self._listener.close()
 
     def _serve(self) -> None:
@@ -101,7 +96,6 @@ class SystemdBus:
 
 @pytest.fixture
 def systemd(tmp_path: Path) -> Iterator[SystemdBus]:
-    """One that has no scope yet."""
     bus = SystemdBus(tmp_path / "systemd")
     yield bus
     bus.close()

@@ -7,12 +7,7 @@ from pathlib import Path
 
 
 class TestbedUnavailable(RuntimeError):
-    """A real component cannot be had on this machine; a reason to skip, never a test failure.
-
-    Attributes:
-        what: what is missing.
-        remedy: what a person can do about it.
-    """
+    """A real component cannot be had on this machine; a reason to skip, never a test failure."""
 
     __test__ = False  # pytest collects classes by their name
 

@@ -22,12 +22,7 @@ _PLACES = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Pod:
-    """What the plugin reads of a pod.
-
-    Attributes:
-        apps, inits: requests of each container.
-        qos: Guaranteed, Burstable or BestEffort.
-    """
+    """What the plugin reads of a pod."""
 
     apps: Sequence[Requests]
     inits: Sequence[Requests] = field(default_factory=tuple)
@@ -36,10 +31,6 @@ class Pod:
 
 def passes(found: Mapping[str, Any], pod: Pod) -> bool:
     """Whether the plugin lets a pod onto the node.
-
-    Args:
-        found: attributes and zones of the node's object.
-        pod: to be scheduled.
 
     Raises:
         IndexError: as the plugin panics, and kube-scheduler with it.

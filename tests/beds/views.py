@@ -22,7 +22,6 @@ class Linked:
         self.link = link
 
     def facts(self) -> LinkFacts:
-        """The link at this moment."""
         return self.link
 
 

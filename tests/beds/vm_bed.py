@@ -154,14 +154,7 @@ def prepare(
 ) -> Parts:
     """Install and download what is missing; a second call takes no download.
 
-    Args:
-        containerd: release lines to have.
-        cni: whether pods get network cards, for which CNI plugins are needed.
-        systems: releases of Debian that machines boot as a whole.
-        cache: where downloads are kept, default `cache_dir`.
-
-    Raises:
-        TestbedUnavailable: something cannot be had; says what and what to do.
+    `cache`: where downloads are kept, default `cache_dir`.
     """
     if missing := missing_packages():
         _install(missing)
@@ -205,14 +198,7 @@ class Run:
     """One boot of one machine; iterate over it to get the results as they come.
 
     Args:
-        parts: from `prepare`.
-        machine: what to boot.
-        cases: names of the cases, in order.
         directory: the artifacts; emptied first.
-        boot_limit_s: until the guest's first word.
-        case_limit_s: between two words of the guest.
-        environment: further variables for the program in the guest.
-        counted: the guest's clock counts instructions (`tests.beds.vm_counted`).
     """
 
     def __init__(
@@ -245,7 +231,6 @@ class Run:
 
         Raises:
             GuestDidNotBoot: no case was even started, and not because of a case.
-            TestbedUnavailable: the artifacts cannot be written.
         """
         left = list(self.cases)
         with (
@@ -413,16 +398,8 @@ def booted(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A machine that runs the ``start`` of a directory; ends with the context.
 
-    Args:
-        parts: from `prepare`.
-        machine: what to boot.
-        directory: what the guest may write; with ``start`` in it.
-        lock: from `one_machine_at_a_time`.
-        control: socket for QEMU's machine protocol.
-        more: further options of QEMU.
-        enter: the words before the command line that put it into namespaces.
-        emulator: QEMU's program; default: the one that is installed.
-        parameters: of the kernel, besides those that every machine has.
+    `directory`: what the guest may write; with ``start`` in it.
+    `emulator`: QEMU's program; default: the one that is installed.
 
     Yields:
         The process of virtme-ng, which ends when the machine is off.
@@ -558,10 +535,6 @@ def one_machine_at_a_time() -> Iterator[int]:
 
     Yields:
         The descriptor that holds the lock.
-
-    Raises:
-        TestbedUnavailable: the cache cannot be written.
-        RuntimeError: this thread runs a machine already, so it would wait for itself for ever.
     """
     if getattr(_THIS_THREAD, "runs_a_machine", False):
         raise RuntimeError("a virtual machine of this thread still runs; end it before the next")

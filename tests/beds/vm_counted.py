@@ -44,12 +44,7 @@ class _Backports(DebCache):
 def write_emulator(file: Path, cache: Path | None = None) -> None:
     """Have the emulator in the cache, and write a program that starts it with its clock.
 
-    Args:
-        file: the program.
-        cache: where downloads are kept, default `cache_dir`.
-
-    Raises:
-        TestbedUnavailable: it cannot be had.
+    `cache`: where downloads are kept, default `cache_dir`.
     """
     packages = _Backports((cache or cache_dir()) / "backports")
     qemu, data, bios = packages.fetch(_QEMU, _DATA, _BIOS)

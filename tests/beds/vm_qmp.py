@@ -18,12 +18,6 @@ def execute(
 ) -> Any:
     """Run one command.
 
-    Args:
-        path: socket of ``-qmp unix:PATH,server=on,wait=off``.
-        command: such as ``device_add``.
-        arguments: its arguments.
-        timeout_s: limit of each read.
-
     Returns:
         What QEMU returned.
 

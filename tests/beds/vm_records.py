@@ -85,11 +85,9 @@ class Writer:
         self._file = (directory / RECORDS).open("ab", buffering=0)
 
     def write(self, record: Record) -> None:
-        """Append one record."""
         self._file.write(msgspec.json.encode(record) + b"\n")
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 

@@ -96,12 +96,7 @@ class System:
 def system(release: str, cache: Path | None = None) -> System:
     """An image, made where it is missing: minutes.
 
-    Args:
-        release: of Debian, ``trixie``.
-        cache: where it is kept, default `cache_dir`.
-
-    Raises:
-        TestbedUnavailable: it cannot be made here.
+    `cache`: where it is kept, default `cache_dir`.
     """
     debs = KernelCache(cache)
     kernel = debs.kernel(_KERNEL[release])
@@ -271,16 +266,7 @@ def command(
     control: Path | None = None,
     more: Sequence[str] = (),
 ) -> list[str]:
-    """The command line of QEMU that boots a machine; its console is the standard output.
-
-    Args:
-        machine: what to boot.
-        found: from `system`.
-        qemu: the program.
-        shared: directory of the host that the guest may write.
-        control: socket for QEMU's machine protocol.
-        more: further options.
-    """
+    """The command line of QEMU that boots a machine; its console is the standard output."""
     parameters = (
         "root=/dev/vda rw console=ttyS0 pci=nomsi mitigations=off loglevel=5 panic=-1 "
         "systemd.show_status=0 systemd.unit=multi-user.target"

@@ -65,7 +65,6 @@ class MemoryStore(CheckpointStore):
                 self.documents[key] = document
 
     def compact_if_needed(self) -> bool:
-        """Write what failed."""
         self.record({})
         return True
 
@@ -81,11 +80,7 @@ class Forgetful(CheckpointStore):
 
 
 class StillClock(Clock):
-    """Stands still; what is deferred is done at once, and waiting takes no time.
-
-    Attributes:
-        later: is given what is deferred.
-    """
+    """Stands still; what is deferred is done at once, and waiting takes no time."""
 
     def __init__(
         self,
@@ -111,7 +106,6 @@ class StillClock(Clock):
         """Wait no time."""
 
     def cpu_time(self) -> float:
-        """None is used."""
         return 0.0
 
 
@@ -128,7 +122,6 @@ class _NoCgroups(CgroupReader):
         super().__init__("/nowhere")
 
     def mark(self, place: CgroupPlace, name: str) -> str:
-        """Nothing is written on them."""
         return ""
 
 
@@ -209,7 +202,6 @@ def container(
     id: str = "",  # as the runtime calls it
     oom_score_adj: int | None = None,
 ) -> Container:
-    """A container of a pod."""
     return Container(
         id=id or f"{of.name}-{name}",
         pod_id=of.id,
@@ -252,7 +244,6 @@ class World:
 
     @property
     def memory(self) -> Reading | None:
-        """What the kernel has left of it."""
         return self.reading
 
     def boot(self) -> Agent:
@@ -282,10 +273,7 @@ class World:
     ) -> None:
         """The kubelet has a static policy and granted this, by pod and container.
 
-        Args:
-            granted: CPUs; all others are its shared set.
-            reserved: CPUs that it never grants, as its configuration tells.
-            mems: NUMA nodes of granted memory.
+        `granted`: CPUs; all others are its shared set.
         """
         cpus = {(f"uid-{p}", c): CPUSet.parse(text) for (p, c), text in (granted or {}).items()}
         before = self.agent.state.kubelet
@@ -307,7 +295,6 @@ class World:
         self.apply(self.agent.take_pending())
 
     def synchronize(self) -> tuple[ContainerUpdate, ...]:
-        """(Re)connect."""
         updates = self.agent.synchronize(tuple(self.pods.values()), tuple(self.live.values()))
         # CRI-O fails all of it, and drops us, for one container that has just gone.
         assert all(update.ignore_failure for update in updates)
@@ -346,7 +333,6 @@ class World:
         return self.has(made.id)
 
     def refuse(self, of: PodSandbox, made: Container | None = None) -> Refused:
-        """Create and expect a refusal."""
         answer = self.create(of, made or container(of))
         assert isinstance(answer, Refused), answer
         return answer
@@ -377,7 +363,6 @@ class World:
         return None
 
     def stop(self, container_id: str) -> tuple[ContainerUpdate, ...]:
-        """Stop and remove a container."""
         self.live.pop(container_id, None)
         updates = self.agent.stop_container(container_id)
         self.apply(updates)

@@ -12,7 +12,6 @@ from tests.beds.browser import CHROMIUM, Page, browser
 
 @pytest.fixture(scope="session")
 def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    """The browser's only tab."""
     if CHROMIUM is None:
         reason = "chromium is not installed (Debian's package is called chromium)"
         if os.environ.get("NRI_NUMA_REQUIRE_BROWSER") == "1":

@@ -32,14 +32,12 @@ SINGLE = "single-numa-node"
 
 
 def one(node: PageNode) -> None:
-    """A small machine."""
     node.create("cache-0", cpus=2, memory_gib=4, policy=SINGLE, smt="full-core")
     node.create("web-0", namespace="front", cpus=0.5, memory_gib=1, policy="best-effort")
     node.create("coredns-5d78c9869d-k2j4m", namespace="kube-system", qos="burstable")
 
 
 def four(node: PageNode) -> None:
-    """One of everything."""
     node.create("router-0", cpus=2, memory_gib=4, numacpu="14-15", numamem="1")
     node.create(TRAIN.format(0), cpus=4, memory_gib=8, policy=SINGLE)
     node.create("solver-0", cpus=4, memory_gib=8, policy=SINGLE, smt="full-core")
@@ -67,7 +65,6 @@ def sixteen(node: PageNode) -> None:
 
 
 def sixty_four(node: PageNode) -> None:
-    """A thousand containers."""
     for n in range(900):
         pod = f"web-{n}-6d5f7c9b8-abcde"
         node.create(pod, namespace=f"front-{n % 7}", cpus=0.2, memory_gib=0.1, policy="best-effort")
@@ -134,7 +131,6 @@ def row(pod: str) -> Callable[[Page], None]:
 
 
 def numa(numa_node: int) -> Callable[[Page], None]:
-    """Choose a NUMA node."""
     return lambda page: page.click(f'[data-numa="{numa_node}"] h4 button')
 
 

@@ -19,7 +19,6 @@ pytestmark = pytest.mark.browser
 
 @pytest.fixture(scope="session")
 def axe() -> str:
-    """The text of axe-core."""
     return axe_source()
 
 

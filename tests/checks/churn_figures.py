@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 
@@ -31,15 +31,8 @@ class Fact(msgspec.Struct, frozen=True, kw_only=True):
     """What the driver knows about one container before it creates it.
 
     Attributes:
-        serial: its number, which it carries on its command line.
-        pod: name of its pod.
-        kind: what it asked for, for people.
         owns: how many CPUs it will own; 0: none.
         listed: exactly these CPUs; None: whatever is decided.
-        isolate: the siblings of its CPUs stay idle.
-        memory: what its memory nodes have to be.
-        memory_nodes: with `Memory.LISTED`.
-        unpinned: when the plugin said of it that it cannot have what it asked for.
     """
 
     serial: int
@@ -59,14 +52,7 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         serial: of the container; 0: no container's program (a sandbox, or a runtime's own process
             that has not become the program yet).
-        cpus: ``Cpus_allowed_list``.
-        mems: ``Mems_allowed_list``.
-        group: ``cpuset.cpus.effective`` of its cgroup.
         before: the sample before the first one, in seconds; `start` if there is none.
-        start: the first sample.
-        end: the last sample.
-        after: the sample that was different, or did not find it any more.
-        samples: how many.
     """
 
     serial: int
@@ -82,16 +68,7 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Episode:
-    """Something that must not be, for a while.
-
-    Attributes:
-        kind: one of `KINDS`.
-        who: the container that could run, or get memory, where it must not.
-        owner: the owner of the CPUs, where there is one.
-        cpus: the CPUs, or the memory nodes.
-        at: proven.
-        at_most: with the time to the samples around it.
-    """
+    """Something that must not be, for a while."""
 
     kind: str
     who: int
@@ -136,13 +113,7 @@ def owned(fact: Fact, span: Span) -> frozenset[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ground:
-    """The machine.
-
-    Attributes:
-        siblings: of each CPU, itself among them.
-        numa_node: of each CPU.
-        memory_nodes: all that have memory.
-    """
+    """The machine."""
 
     siblings: Mapping[int, frozenset[int]]
     numa_node: Mapping[int, int]
@@ -233,25 +204,6 @@ def _between(
                 )
 
 
-def owners_together(facts: Mapping[int, Fact], spans: Iterable[Span]) -> tuple[float, int]:
-    """(seconds with two owners of CPUs or more alive, how many there were at the same time).
-
-    Proven, as the episodes are: an owner counts from the first to the last sample of its span.
-    """
-    steps: list[tuple[float, int]] = []
-    for span in spans:
-        if span.serial in facts and owned(facts[span.serial], span):
-            steps += [(span.start, 1), (span.end, -1)]
-    owners = most = 0
-    together = since = 0.0
-    for when, step in sorted(steps):
-        if owners > 1:
-            together += when - since
-        owners, since = owners + step, when
-        most = max(most, owners)
-    return together, most
-
-
 # --- time ---------------------------------------------------------------------------------------
 
 
@@ -267,7 +219,6 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def seconds(intervals: Iterable[Interval]) -> float:
-    """Length of all."""
     return sum(end - start for start, end in intervals)
 
 
@@ -275,13 +226,9 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
     """One kind of episode in numbers; times in seconds, each moment counted once.
 
     Attributes:
-        kind: one of `KINDS`.
-        episodes: how many.
         began_up: how many of them began while the plugin was in charge.
         down: seconds while the plugin was not in charge (killed, or not yet synchronised).
         up: seconds while it was.
-        up_at_most: the same with the time to the samples around each episode.
-        longest_up: the longest stretch while it was.
     """
 
     kind: str
@@ -293,32 +240,20 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
     longest_up: float
 
 
-@dataclass(slots=True)
-class Away:
-    """When the plugin was not in charge: it was killed, or its runtime ended, until it is in use.
+def away(moments: Iterable[tuple[float, bool]], end: float) -> list[Interval]:
+    """When the plugin was not in charge: it or its runtime was killed, until it is in use.
 
-    Attributes:
-        intervals: so far.
+    `moments`: times with whether it is in charge from then on.
     """
-
-    intervals: list[Interval] = field(default_factory=list)
-    _since: float | None = None
-
-    def lost(self, when: float) -> None:
-        """It is not in charge from now on."""
-        if self._since is None:
-            self._since = when
-
-    def back(self, when: float) -> None:
-        """It is synchronised."""
-        if self._since is not None:
-            self.intervals.append((self._since, max(when, self._since)))
-            self._since = None
-
-    def until(self, end: float) -> list[Interval]:
-        """All, in order; one that has not ended ends here."""
-        open_one = [] if self._since is None else [(self._since, max(end, self._since))]
-        return union([*self.intervals, *open_one])
+    found: list[Interval] = []
+    since: float | None = None
+    for when, up in sorted(moments):
+        if not up and since is None:
+            since = when
+        elif up and since is not None:
+            found.append((since, when))
+            since = None
+    return union(found if since is None else [*found, (since, max(end, since))])
 
 
 def _inside(when: float, intervals: Sequence[Interval]) -> bool:
@@ -328,10 +263,7 @@ def _inside(when: float, intervals: Sequence[Interval]) -> bool:
 def figure(kind: str, found: Sequence[Episode], away: Sequence[Interval]) -> Figure:
     """The numbers of one kind.
 
-    Args:
-        kind: which.
-        found: from `episodes`; other kinds are passed over.
-        away: when the plugin was not in charge, as `union` returns it.
+    `found`: from `episodes`; other kinds are passed over.
     """
     mine = [episode for episode in found if episode.kind == kind]
     proven = union(episode.at for episode in mine)

@@ -35,10 +35,6 @@ class Block:
     """One block of commands.
 
     Attributes:
-        root: needs root and a runtime.
-        stays: goes on until the other blocks are done.
-        stops: ends what stays before it runs.
-        code: exit code it must end with.
         shows: lines it must have printed; spaces count as one.
     """
 
@@ -51,11 +47,6 @@ class Block:
 
 
 def blocks(page: Path = DOCS / "quick-start.md") -> list[Block]:
-    """The blocks of a page, in order.
-
-    Raises:
-        ValueError: a block of commands has no mark, or a mark is unknown.
-    """
     found: list[Block] = []
     for match in _BLOCK.finditer(page.read_text(encoding="utf-8")):
         mark, kind, text = match["mark"] or "", match["kind"], match["text"]
@@ -126,11 +117,7 @@ def environment(programs: Path, more: Mapping[str, str] | None = None) -> dict[s
 
 
 def run(block: Block, checkout: Path, env: Mapping[str, str]) -> str:
-    """Execute a block as a person would type it, line by line; its output.
-
-    Raises:
-        AssertionError: it ended with another exit code, or did not show what the page says.
-    """
+    """Execute a block as a person would type it, line by line; its output."""
     done = subprocess.run(
         ["bash", "-e", "-c", block.text],
         cwd=checkout,

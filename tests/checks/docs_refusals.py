@@ -172,7 +172,6 @@ REFUSALS: dict[str, Callable[[], Refused]] = {
 
 
 def line(refused: Refused) -> str:
-    """What the pod's author reads."""
     return f"{refused.reason}: {refused.message}"
 
 

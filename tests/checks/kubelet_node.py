@@ -142,7 +142,6 @@ class KubeletNode:
         return got
 
     def remove(self, pod: str) -> None:
-        """Take everything of a pod back."""
         for key in [k for k in self.cpus if k[0] == pod]:
             self.default |= self.cpus.pop(key)
         for key in [k for k in self.blocks if k[0] == pod]:
@@ -214,7 +213,6 @@ class KubeletNode:
         return [cpus for cpus in self.oracle.sockets.values() if cpus & inside]
 
     def cpus_in(self, mask: Mask) -> frozenset[int]:
-        """CPUs of a mask's NUMA nodes."""
         return frozenset().union(*(self.oracle.numa.get(i, frozenset()) for i in mask))
 
     def take_cpus(self, key: tuple[str, str], count: int, mask: Mask | None) -> frozenset[int]:
@@ -236,7 +234,6 @@ class KubeletNode:
         return taken
 
     def choose(self, count: int, mask: Mask | None) -> None:
-        """Choose the rest of a pod's CPUs."""
         free = self.default - self.reserved
         inside = free
         if mask is not None:

@@ -45,7 +45,6 @@ class Case:
         )
 
     def walked(self) -> Verdict:
-        """What the oracle says."""
         return walk(
             hints_of(self.demands, self.numa_ids),
             self.numa_ids,

@@ -224,13 +224,7 @@ def walk(
 ) -> Verdict:
     """Merge hint lists by looking at every combination.
 
-    Args:
-        lists: as `hints_of` makes them.
-        numa_ids: the machine's NUMA nodes.
-        policy: whose filter and verdict to apply.
-        distance: given, masks of one width are compared by average distance first.
-        rank: see `nri_numa.engine.align.hints.Order`.
-        by: ``product``, ``fold``, or ``any`` for the product while it is small.
+    `rank`: see `nri_numa.engine.align.hints.Order`.
     """
     everything = frozenset(numa_ids)
     if policy is Policy.NONE:
@@ -254,5 +248,4 @@ def walk(
 
 
 def as_hints(hints: HintList) -> tuple[Hint, ...]:
-    """A list in the engine's own type."""
     return tuple(Hint(NUMASet(m), p) for m, p in hints if m is not None)

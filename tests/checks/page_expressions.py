@@ -72,7 +72,6 @@ WORST_CONTRAST = """(() => {
 
 
 def cell(cpu: int) -> str:
-    """The element of a CPU."""
     return f"document.querySelector('[data-cpu=\"{cpu}\"]')"
 
 

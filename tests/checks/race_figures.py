@@ -12,9 +12,6 @@ from typing import Any, Final
 
 from nri_numa.machine.cpuset import CPUSet
 
-BUCKETS_MS: Final = (0.0, 5.0, 20.0, 50.0, 100.0, 1000.0)
-"""Upper bounds of the histogram in milliseconds; what is above the last has its own bucket."""
-
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
@@ -22,7 +19,6 @@ class Sighting:
 
     Attributes:
         at: when, in seconds.
-        cpus: its ``Cpus_allowed_list``.
     """
 
     at: float
@@ -34,13 +30,8 @@ def wrong_intervals(
 ) -> list[tuple[float, float]]:
     """When one process was allowed on owned CPUs.
 
-    Args:
-        track: sightings in the order of their times.
-        owned: CPUs of somebody else.
-        begin: since when they are owned.
-        end: until when somebody looked.
-        sure: count from one wrong sighting to the next wrong one, at least that long it was wrong.
-            Otherwise a sighting holds until the next one, whatever that shows: at most that long.
+    `sure`: count from one wrong sighting to the next wrong one, at least that long it was wrong.
+    Otherwise a sighting holds until the next one, whatever that shows: at most that long.
 
     Returns:
         Intervals within `begin` and `end`, in order, none empty.
@@ -67,12 +58,9 @@ def overlap_ms(
 ) -> float:
     """Milliseconds during which at least one process was allowed on owned CPUs.
 
-    Args:
-        tracks: for each process its sightings.
-        owned: CPUs of somebody else.
-        begin: since when they are owned, in seconds.
-        end: until when somebody looked, in seconds.
-        sure: at least, instead of at most, as in `wrong_intervals`.
+    `begin`: since when they are owned, in seconds.
+    `end`: until when somebody looked, in seconds.
+    `sure`: at least, instead of at most, as in `wrong_intervals`.
     """
     intervals = sorted(
         interval
@@ -96,21 +84,9 @@ class Round:
     """What one round showed.
 
     Attributes:
-        series: upstream version of containerd.
-        mode: ``aligned`` or ``free``.
-        variant: where the owner's creation fell.
         wrong_ms: time a neighbour was allowed on owned CPUs, since the owner's first instruction;
             at most, a sighting holds until the next one.
-        sure_ms: the same from sighting to sighting: at least, however busy the machine was.
-        since_grant_ms: the same since the owner's CreateContainer returned.
-        first_lines: first lines of neighbours read after the grant that held an owned CPU.
-        first_lines_created_after: those among them whose CreateContainer began after the grant.
-        owner_wrong: the owner's first line was not what it was granted.
-        truncated: still wrong when the bed stopped looking: `wrong_ms` is a lower bound.
-        gap_ms: longest time between two looks at one process.
-        seconds: duration of the round.
         error: why it counts for nothing; empty when it counts.
-        detail: for a person who looks closer.
     """
 
     series: str
@@ -118,87 +94,46 @@ class Round:
     variant: str
     wrong_ms: float = 0.0
     sure_ms: float = 0.0
-    since_grant_ms: float = 0.0
-    first_lines: int = 0
     first_lines_created_after: int = 0
     owner_wrong: bool = False
-    truncated: bool = False
     gap_ms: float = 0.0
     seconds: float = 0.0
     error: str = ""
     detail: Mapping[str, Any] = field(default_factory=dict)
 
 
-def quantile(values: Sequence[float], share: float) -> float:
-    """The value that `share` of all do not exceed; 0 of nothing.
-
-    Args:
-        values: in any order.
-        share: 0 to 1.
-    """
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
-
-
-def histogram(values: Iterable[float]) -> list[int]:
-    """How many values fall into each bucket of `BUCKETS_MS`, and above the last."""
-    counts = [0] * (len(BUCKETS_MS) + 1)
-    for value in values:
-        counts[sum(value > bound for bound in BUCKETS_MS)] += 1
-    return counts
-
-
-def _row(label: str, rounds: Sequence[Round]) -> list[str]:
-    good = [one for one in rounds if not one.error]
-    wrong = [one.wrong_ms for one in good]
-    since_grant = [one.since_grant_ms for one in good]
-    cut = ">" if any(one.truncated for one in good) else ""
-    return [
-        label,
-        str(len(good)),
-        str(len(rounds) - len(good)),
-        str(sum(value > 0 for value in wrong)),
-        str(sum(value > 0 for value in since_grant)),
-        str(sum(one.first_lines > 0 for one in good)),
-        str(sum(one.first_lines_created_after > 0 for one in good)),
-        str(sum(one.owner_wrong for one in good)),
-        f"{quantile(wrong, 0.5):.0f}",
-        f"{quantile(wrong, 0.9):.0f}",
-        f"{cut}{max(wrong, default=0.0):.0f}",
-        f"{cut}{max((one.sure_ms for one in good), default=0.0):.0f}",
-        " ".join(map(str, histogram(wrong))),
-    ]
-
-
 _HEAD: Final = (
     "containerd, mode",
     "rounds",
     "failed",
-    "any wrong ms",
-    "same since grant",
-    "first lines wrong",
-    "created after grant",
-    "owner's wrong",
-    "median ms",
-    "p90 ms",
-    "max ms",
-    "max sure ms",
-    "0 ≤5 ≤20 ≤50 ≤100 ≤1000 >1000",
+    "wrong at all",
+    "created after the grant and wrong",
+    "owner wrong",
+    "most ms",
+    "most sure ms",
 )
 
 
-def table(rounds: Sequence[Round], *, by_variant: bool = False) -> str:
-    """A Markdown table, a row for each series and mode, in the order of their first rounds.
-
-    Args:
-        rounds: of any series and mode.
-        by_variant: a row for each variant too.
-    """
+def table(rounds: Sequence[Round]) -> str:
+    """A Markdown table, a row for each series and mode, then for each variant of them."""
     groups: dict[str, list[Round]] = {}
     for one in rounds:
         groups.setdefault(f"{one.series}, {one.mode}", []).append(one)
-    if by_variant:
-        for one in rounds:
-            groups.setdefault(f"{one.series}, {one.mode}: {one.variant}", []).append(one)
+    for one in rounds:
+        groups.setdefault(f"{one.series}, {one.mode}: {one.variant}", []).append(one)
     lines = [_HEAD, ["---"] * len(_HEAD), *(_row(label, group) for label, group in groups.items())]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _row(label: str, rounds: Sequence[Round]) -> list[str]:
+    good = [one for one in rounds if not one.error]
+    return [
+        label,
+        str(len(good)),
+        str(len(rounds) - len(good)),
+        str(sum(one.wrong_ms > 0 for one in good)),
+        str(sum(one.first_lines_created_after > 0 for one in good)),
+        str(sum(one.owner_wrong for one in good)),
+        f"{max((one.wrong_ms for one in good), default=0.0):.0f}",
+        f"{max((one.sure_ms for one in good), default=0.0):.0f}",
+    ]

@@ -45,7 +45,6 @@ def shortage(clause: str) -> tuple[str, float, float] | None:
 
 
 def amount(text: str) -> float:
-    """The first quantity of a text."""
     found = re.search(r"(\d[\d.]*)(?: ([KMGT]iB|bytes))?", text)
     assert found, text
     return float(found[1]) * _UNITS.get(found[2], 1)

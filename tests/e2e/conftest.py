@@ -75,11 +75,7 @@ class Beds:
         self._count = 0
 
     def get(self, series: str) -> Containerd:
-        """A daemon that runs and serves, without pods.
-
-        Raises:
-            TestbedUnavailable: cannot be had; remembered, so that each test says it at once.
-        """
+        """A daemon that runs and serves, without pods."""
         if series in self._missing:
             raise self._missing[series]
         bed = self._running.get(series)
@@ -102,7 +98,6 @@ class Beds:
             bed.close()
 
     def close(self) -> None:
-        """End all daemons."""
         for series in list(self._running):
             self.drop(series)
 
@@ -139,20 +134,6 @@ def containerd(request: pytest.FixtureRequest, beds: Beds, series: str) -> Itera
         # What the test did to the daemon is not the next test's business.
         beds.drop(series)
         raise
-
-
-@pytest.fixture
-def disposable() -> Iterator[Containerd]:
-    """A containerd 2 for one test alone: one that was hung on purpose serves nobody any more."""
-    directory = Path(tempfile.mkdtemp(prefix="nri-numa-e2e-"))
-    try:
-        require_root("containerd")
-        with Containerd(find_binaries(), directory / "c") as containerd:
-            yield containerd
-    except TestbedUnavailable as error:
-        unavailable(error)
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 @pytest.fixture

@@ -32,7 +32,6 @@ KEY = "numa.kubernetes.io"
 
 @pytest.fixture(scope="module")
 def without_nri(series: str) -> Iterator[Containerd]:
-    """A containerd whose NRI is off."""
     directory = Path(tempfile.mkdtemp(prefix="nri-numa-cri-"))
     try:
         require_root("containerd")
@@ -55,7 +54,6 @@ def bed(without_nri: Containerd) -> Iterator[Containerd]:
 
 @pytest.fixture
 def start(request: pytest.FixtureRequest, bed: Containerd) -> Iterator[StartPlugin]:
-    """Starts agents that use CRI."""
     starter = StartPlugin(bed.directory, bed.nri_socket)
     yield starter
     for number, plugin in enumerate(starter.started):

@@ -159,14 +159,12 @@ class Terminal:
         )
 
     def interrupt(self) -> None:
-        """Ctrl-C."""
         if self._process is not None:
             process, self._process = self._process, None
             process.send_signal(signal.SIGINT)
             assert process.wait(20) == 0, self.log.read_text()
 
     def close(self) -> None:
-        """End it, whatever it does."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()

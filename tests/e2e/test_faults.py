@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -16,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from nri_numa.machine.cpuset import NO_CPUS, CPUSet
-from tests.beds.containerd import Containerd
 from tests.beds.cri import (
     BEST_EFFORT,
     CRI,
@@ -120,20 +118,6 @@ def test_a_full_state_directory_stops_nobody(
         cri.create(thief)
 
 
-def test_a_socket_that_is_replaced_is_found(
-    containerd: Containerd, cri: CRI, plugin: PluginProcess
-) -> None:
-    """Containerd removes and makes its socket anew at each start; ours must not stay on the old."""
-    for _ in range(3):
-        containerd.kill()
-        plugin.wait_ready(ready=False)
-        containerd.nri_socket.unlink(missing_ok=True)
-        containerd.start()
-        plugin.wait_ready()
-    pod = cri.run_pod("after", annotations={"numa.kubernetes.io/numacpu": "1"})
-    assert cri.first_line(cri.run(pod)).cpus == "1"
-
-
 @pytest.mark.cpus(2)
 @pytest.mark.parametrize("lost", ["checkpoint", "directory"])
 def test_an_owner_ends_while_the_state_is_lost(cri: CRI, plugin: PluginProcess, lost: str) -> None:
@@ -213,36 +197,3 @@ def test_a_pin_that_is_taken_back_is_forgotten(cri: CRI, plugin: PluginProcess) 
     assert cpus(cri, plain) == MACHINE - cpus(cri, owner)
     cri.remove_pod(owner.pod)
     poll(lambda: cpus(cri, plain) == MACHINE or None, "the whole machine again")
-
-
-def test_random_kills_under_churn(cri: CRI, plugin: PluginProcess) -> None:
-    """Kill -9 at any moment, also inside a request: the books of plugin and kernel agree after."""
-    rng = random.Random(20_251_121)
-    shared = cri.run(cri.run_pod("shared"))
-    owners: dict[str, Container] = {}
-    # More may start while the plugin is dead, which refuses nobody then.
-    most = min(3, len(MACHINE) - 1)
-    for number in range(18):
-        if rng.random() < 0.3:
-            plugin.kill()
-            plugin.start(wait=rng.random() < 0.5)
-        if len(owners) < most and (not owners or rng.random() < 0.6):
-            name = f"owner{number}"
-            pod = cri.run_pod(name, annotations=EXCLUSIVE)
-            with contextlib.suppress(CRIError):
-                owners[name] = cri.run(pod, resources=guaranteed(1))
-        else:
-            name = rng.choice(sorted(owners))
-            cri.remove_pod(owners.pop(name).pod)
-    plugin.wait_ready()
-
-    def agreed() -> bool | None:
-        taken = NO_CPUS
-        for owner in owners.values():
-            own = cpus(cri, owner)
-            if len(own) != 1 or own & taken:
-                return None
-            taken = taken | own
-        return cpus(cri, shared) == MACHINE - taken or None
-
-    poll(agreed, "each owner with one CPU of its own, the rest shared")

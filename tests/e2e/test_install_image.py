@@ -37,7 +37,6 @@ PREFIX = "numa.kubernetes.io"
 
 @pytest.fixture(scope="module")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The image as operators build it."""
     archive = tmp_path_factory.mktemp("image") / "image.tar"
     subprocess.run(
         [sys.executable, "tools/build_image.py", "-o", str(archive)], cwd=REPOSITORY, check=True
@@ -125,7 +124,6 @@ class Kubelet:
         return poll(ended, f"end of {container}", timeout_s=180)
 
     def log(self) -> str:
-        """What the last container printed."""
         return self.log_file.read_text()
 
 

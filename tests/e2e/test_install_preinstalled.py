@@ -32,7 +32,6 @@ class Installed:
         self.port = free_port()
 
     def configure(self, **more: object) -> None:
-        """Write the drop-in."""
         document = {
             "stateDir": str(self.state),
             "http": {"address": f"127.0.0.1:{self.port}"},

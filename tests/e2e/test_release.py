@@ -44,7 +44,6 @@ def release(plugin: PluginProcess, *arguments: str) -> subprocess.CompletedProce
 
 
 def results(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    """Container entries by pod name."""
     assert done.returncode == 0, done.stderr
     return {c["pod"]: c for c in json.loads(done.stdout)["containers"]}
 

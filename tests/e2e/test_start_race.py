@@ -32,7 +32,7 @@ def test_no_neighbour_stays_on_an_owned_cpu(
     """A container between its creation and its start has the CPUs it may have, soon or at once."""
     with RaceBed(containerd) as bed:
         rounds = list(bed.rounds(mode, ROUNDS))
-    print(table(rounds, by_variant=True))
+    print(table(rounds))
     assert [one.error for one in rounds if one.error] == []
     # Created after the grant: nothing was in flight, so the first instruction is already right.
     assert [one.detail for one in rounds if one.first_lines_created_after] == []

@@ -88,7 +88,6 @@ class Place:
         self.document = claim(result(), result(device="numa0", shareID="s-2"))
 
     def book(self) -> ClaimBook:
-        """Of a new process."""
         machine = Machine(
             topology=synthetic(sockets=2, numa_per_socket=1, cores_per_numa=8, threads=1),
             settings=Settings(),

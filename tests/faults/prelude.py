@@ -31,7 +31,6 @@ STEPS = ("open", "write", "fsync", "rename", "link", "ftruncate")
 
 
 def die() -> None:
-    """At once, without any clean-up."""
     os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(60)
 

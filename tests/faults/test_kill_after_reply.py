@@ -32,7 +32,6 @@ def node(directory: Path) -> Iterator[Node]:
 
 
 def died(node: Node) -> None:
-    """The plugin ended itself."""
     until(lambda: not node.plugin.running, "the plugin is dead")
 
 

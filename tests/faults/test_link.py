@@ -18,7 +18,6 @@ from tests.faults.conftest import THOROUGH
 
 
 def life(node: Node, name: str) -> None:
-    """Every kind of request once."""
     pod = node.pod(name, {"policy": "single-numa-node"})
     container = node.create(pod, cpus=2)
     node.call(node.runtime.start_container(container.id))
@@ -121,6 +120,28 @@ def test_the_runtime_stays_away_for_a_while(node: Node) -> None:
     node.reconnected(before)
     node.check()
     assert node.plugin.get("/readyz")[0] == 200
+
+
+def test_a_runtime_that_answers_no_registration_is_said_until_it_does(directory: Path) -> None:
+    """No pod starts any more and no request comes: only a call of ours without an answer tells."""
+    with Node(directory, config={"runtime": {"hungAfter": "1s"}}) as node:
+        node.start()
+        assert node.metric("nri_numa_runtime_unanswered_seconds") == 0
+        node.runtime.faults.delays["Synchronize"] = 3600
+        before = node.connections
+        node.restart_runtime()
+        node.logged("the runtime does not answer")
+        status, text = node.plugin.get("/readyz")
+        assert status == 503
+        assert "has not answered a registration" in text
+        assert node.metric("nri_numa_runtime_unanswered_seconds") >= 1
+        [line] = [r for r in node.plugin.records() if r["msg"] == "the runtime does not answer"]
+        assert "restart the runtime" in line["remedy"]
+        node.runtime.faults.delays.clear()
+        node.restart_runtime()
+        node.reconnected(before)
+        node.logged("the runtime answers again")
+        assert node.metric("nri_numa_runtime_unanswered_seconds") == 0
 
 
 INSTEAD = ["deaf socket", "file", "nothing", "directory", "dangling link"]

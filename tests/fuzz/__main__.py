@@ -28,16 +28,10 @@ SLICE = 200
 
 
 def rss_kib() -> int:
-    """Resident memory of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4
 
 
 def case(target: Target, seed: int) -> str:
-    """Play one case.
-
-    Raises:
-        AssertionError: it took too long; anything else is a finding too.
-    """
     # CPU time: a busy machine is no finding.
     started = time.process_time()
     outcome = target.one(random.Random(f"{target.name}:{seed}"))

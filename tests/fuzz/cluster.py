@@ -49,7 +49,6 @@ def _json(text: str) -> Any:
 
 
 def short(*sentences: str) -> None:
-    """Sentences that fit a log line."""
     for one in sentences:
         assert one
         assert len(one) < 3000
@@ -108,7 +107,6 @@ class Capacity(Fed):
     name = "capacity"
 
     def feed(self, data: bytes) -> str:
-        """As each of the documents."""
         text = data.decode(errors="replace")
         document = _json(text)
         taken = 0
@@ -136,17 +134,14 @@ class Capacity(Fed):
         return f"{min(taken, 3)}"
 
     def put(self, document: object) -> list[Measurement]:
-        """The body of a PUT."""
         return [from_put("n1", document, longest=LONGEST_VALIDITY)]
 
     def file(self, document: object) -> list[Measurement]:
-        """A file."""
         offers, problems = from_file(document)
         short(*problems)
         return offers
 
     def query(self, document: object) -> list[Measurement]:
-        """The answer to a query."""
         offers, problems = from_query(document, node_label="node", numa_node_label="numa_node")
         short(*problems)
         return offers

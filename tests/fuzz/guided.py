@@ -33,11 +33,7 @@ KEEP_BYTES = 40_000
 
 
 class Findings:
-    """What went wrong, each place once.
-
-    Args:
-        directory: where the inputs are written.
-    """
+    """What went wrong, each place once."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory

@@ -41,7 +41,6 @@ class Fed(Target):
     """A target that is nothing but its reader."""
 
     def one(self, rng: random.Random) -> str:
-        """A member of the corpus, damaged."""
         return self.feed(self.from_corpus(rng))
 
 
@@ -51,7 +50,6 @@ class Frames(Fed):
     name = "frames"
 
     def feed(self, data: bytes) -> str:
-        """Cut it, both ways."""
         place = data[0] if data else 0
         whole = self.cut([data])
         assert whole == self.cut([data[:place], data[place : place + 3], data[place + 3 :]])
@@ -164,7 +162,6 @@ class NoticesFile(Fed):
         self.directory = Path(tempfile.mkdtemp(prefix="nri-numa-fuzz-"))
 
     def close(self) -> None:
-        """Remove the directory."""
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def feed(self, data: bytes) -> str:
@@ -204,7 +201,6 @@ class Manifests(Fed):
     name = "manifests"
 
     def feed(self, data: bytes) -> str:
-        """As the text of a file."""
         problems: tuple[str, ...] = ()
         try:
             found = read_text(data.decode(errors="replace"), "f.yaml")
@@ -225,7 +221,6 @@ class _Writer:
         self.data = bytearray()
 
     def write(self, data: bytes) -> None:
-        """Keep it."""
         self.data += data
 
     def get_extra_info(self, name: str) -> None:
@@ -247,7 +242,6 @@ class HTTP(Fed):
         self.server = AgentServer(config, FakeView(), Metrics("0"), version="0")
 
     def close(self) -> None:
-        """Close the loop."""
         self.loop.close()
 
     def feed(self, data: bytes) -> str:

@@ -36,20 +36,22 @@ from nri_numa.engine.values.workload import (
     Resources,
     StateChange,
 )
-from nri_numa.errors import ConfigError
+from nri_numa.errors import ConfigError, RemoteProtocolError
 from nri_numa.machine.cgroups import relative_path
 from nri_numa.machine.hotplug import concerns_cpus, parse_uevent
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.node.handler import AgentHandler
+from nri_numa.nri.wire import events as ev
 from nri_numa.nri.wire.pb import nri_pb2 as pb
+from nri_numa.nri.wire.session import PluginSession, RuntimeSession, SessionLimits
 from nri_numa.nri.wire.versions import Event
 from nri_numa.observe import logs
 from nri_numa.runtime import RequestRefused
 from nri_numa.store import journal
 from nri_numa.store.checkpoint import CheckpointStore
+from tests.beds import peer_bytes
 from tests.beds.nri_requests import NRIRequests
 from tests.beds.world import PREFIX, World, container, pod, resources
-from tests.fuzz import fuzz_protocol
 
 CORPUS = Path(__file__).with_name("corpus")
 MACHINE = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=4, memory_gib=8)
@@ -102,8 +104,6 @@ class Target(ABC):
     """One thing to fuzz.
 
     Attributes:
-        name: of the target, and of its part of the corpus.
-        corpus: inputs that make sense, written by hand.
         found: inputs that a fuzzer found (`tests.fuzz.guided`); anything.
     """
 
@@ -132,7 +132,6 @@ class Target(ABC):
         return len(self.corpus) + len(self.found)
 
     def feed(self, data: bytes) -> str:
-        """Try one given input."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -140,18 +139,48 @@ class Target(ABC):
         return
 
 
+LIMITS = SessionLimits(synchronize_objects=10_000, synchronize_bytes=8 << 20)
+
+
 class Protocol(Target):
-    """Bytes of the peer: multiplexer, ttrpc, both sessions."""
+    """Bytes of the peer to both roles: events or RemoteProtocolError."""
 
     name = "protocol"
 
     def one(self, rng: random.Random) -> str:
-        """See `fuzz_protocol`."""
-        return fuzz_protocol.one(rng.randrange(1 << 32))
+        """A conversation, damaged and in pieces."""
+        data = peer_bytes.conversation(rng, rng.randrange(40))
+        return self.played([list(peer_bytes.cuts(rng, data)) for _ in range(2)])
 
     def feed(self, data: bytes) -> str:
-        """To both roles, in one piece."""
-        return "/".join(fuzz_protocol.play(one, [data]) for one in fuzz_protocol.sessions())
+        return self.played([[data], [data]])
+
+    def played(self, packets: list[list[bytes]]) -> str:
+        """What came of the packets of each role."""
+        plugin = PluginSession(limits=LIMITS)
+        plugin.register("fuzz", "10")
+        return "/".join(map(self.play, (plugin, RuntimeSession()), packets))
+
+    def play(self, session: Any, packets: list[bytes]) -> str:
+        """Feed packets, answer every event."""
+        try:
+            for packet in packets:
+                session.receive_data(packet)
+                while (event := session.next_event()) is not None:
+                    if isinstance(event, ev.ConfigureRequested):
+                        session.reply(event.stream, pb.ConfigureResponse(events=1))
+                    elif not isinstance(
+                        event,
+                        ev.Registered
+                        | ev.RegistrationRefused
+                        | ev.UpdateContainersAnswered
+                        | ev.Answered,
+                    ):
+                        session.reply(event.stream)
+                session.data_to_send()
+        except RemoteProtocolError:
+            return "remote"
+        return "ok"
 
 
 class Annotations(Target):
@@ -251,7 +280,6 @@ class Checkpoint(Target):
         self.directory = Path(tempfile.mkdtemp(prefix="nri-numa-fuzz-"))
 
     def close(self) -> None:
-        """Remove the directory."""
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def one(self, rng: random.Random) -> str:
@@ -418,7 +446,6 @@ class Requests(Target):
         self.link.pod_event(Event.REMOVE_POD_SANDBOX, message.pod)
 
     def fill(self, rng: random.Random, message: Message, depth: int) -> None:
-        """Set about half of the fields."""
         for field in message.DESCRIPTOR.fields:
             if rng.random() < 0.5 or depth > 5:
                 continue
@@ -452,7 +479,6 @@ class Requests(Target):
 
 
 def clean(rng: random.Random) -> str:
-    """A text that protobuf can carry."""
     return text(rng).encode(errors="replace").decode()
 
 
@@ -462,7 +488,6 @@ class Small(Target):
     name = "small"
 
     def one(self, rng: random.Random) -> str:
-        """One of each."""
         event = mutate(rng, b"online@/devices/cpu3\0ACTION=online\0SUBSYSTEM=cpu\0")
         if rng.random() < 0.5:
             path = mutate(rng, b"kubepods-burstable-pod1.slice:cri-containerd:abc")

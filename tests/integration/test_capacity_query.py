@@ -58,12 +58,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
 
 
 class Heard:
-    """What a query says.
-
-    Attributes:
-        offers: of the last answer.
-        up: whether each query was answered.
-    """
+    """What a query says."""
 
     def __init__(self, url: str, query: str) -> None:
         self.offers: list[Measurement] = []

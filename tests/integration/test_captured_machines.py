@@ -34,11 +34,7 @@ class Expected:
 
     Attributes:
         nodes: by NUMA node, its CPUs and MemTotal in KiB.
-        distances: rows of the NUMA nodes in order.
-        sockets: by package id, its CPUs.
-        siblings: threads of some cores, and all cores by number of threads.
         l3: CPUs of the L3 groups; a number where they are many and alike.
-        free_kib: MemFree of some NUMA nodes.
     """
 
     online: str

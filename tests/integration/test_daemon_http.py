@@ -88,19 +88,16 @@ class Node:
         return found()
 
     async def address(self) -> tuple[str, int]:
-        """Where it says that it listens."""
         match = re.search(r"address=127\.0\.0\.1:([0-9]+)", await self.line('"http listening"'))
         assert match is not None
         return "127.0.0.1", int(match[1])
 
     async def get(self, target: str, status: int = 200) -> Any:
-        """The document at a path."""
         reply = await get(await self.address(), target)
         assert reply.status == status, reply.body
         return reply.json
 
     async def metrics(self) -> dict[str, float]:
-        """All samples of a scrape."""
         reply = await get(await self.address(), "/metrics")
         assert reply.status == 200
         rows = (line.rpartition(" ") for line in reply.body.decode().splitlines())

@@ -1,4 +1,4 @@
-"""The link against peers that behave in ways no embedded runtime would, and the reverse."""
+"""The link against peers that behave in ways no embedded runtime would."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import socket
 import struct
 import time
 import tracemalloc
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +16,8 @@ from nri_numa.engine.values.workload import ContainerUpdate
 from nri_numa.nri.wire import events as ev
 from nri_numa.nri.wire import ttrpc
 from nri_numa.nri.wire.pb import nri_pb2 as pb
-from nri_numa.nri.wire.pb import ttrpc_pb2
-from nri_numa.nri.wire.session import PluginSession
 from nri_numa.runtime import LinkState, RefusedForGood, RequestRefused
-from tests.beds.embedded.runtime import CRIError, EmbeddedRuntime
+from tests.beds.embedded.runtime import EmbeddedRuntime
 from tests.beds.link_bed import (
     RawRuntime,
     became_active,
@@ -335,162 +331,3 @@ async def test_a_runtime_that_does_not_read_its_answers_is_not_served_for_ever(
         resume.set()
         await eventually(lambda: answered >= total * size)
         assert len(plugin.log) - 2 == total
-
-
-# --- the plugin misbehaves -----------------------------------------------------------------------
-
-
-class RawPlugin:
-    """A plugin written by hand.
-
-    Attributes:
-        session: the protocol state of its connection.
-    """
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.session = PluginSession()
-        self.reader = reader
-        self.writer = writer
-
-    async def send(self, data: bytes = b"") -> None:
-        self.writer.write(self.session.data_to_send() + data)
-        await self.writer.drain()
-
-    async def next_event(self) -> Any:
-        while (event := self.session.next_event()) is None:
-            data = await self.reader.read(1 << 16)
-            if not data:
-                raise EOFError
-            self.session.receive_data(data)
-        return event
-
-    async def activate(self, *, mask: int = 0x0008) -> None:
-        self.session.register("raw", "20")
-        await self.send()
-        while True:
-            event = await self.next_event()
-            if isinstance(event, ev.ConfigureRequested):
-                self.session.reply(event.stream, pb.ConfigureResponse(events=mask))
-                await self.send()
-            elif isinstance(event, ev.SynchronizeRequested):
-                self.session.reply(event.stream)
-                await self.send()
-                return
-
-
-@asynccontextmanager
-async def raw_plugin(path: str) -> AsyncIterator[RawPlugin]:
-    reader, writer = await asyncio.open_unix_connection(path)
-    try:
-        yield RawPlugin(reader, writer)
-    finally:
-        writer.transport.abort()
-        await asyncio.sleep(0)
-
-
-async def create(runtime: EmbeddedRuntime) -> str:
-    """Create a container; returns its CPUs."""
-    pod = await runtime.run_pod(pb.PodSandbox(name="web"))
-    return (await runtime.create_container(pod.id, pb.Container(name="app"))).cpus
-
-
-async def test_a_plugin_that_never_answers_is_dropped_and_the_container_made_without_it(
-    tmp_path: Path,
-) -> None:
-    path = str(tmp_path / "nri.sock")
-    async with (
-        EmbeddedRuntime(path, request_timeout=0.05) as runtime,
-        raw_plugin(path) as plugin,
-    ):
-        await plugin.activate()
-        await runtime.wait_for_plugin()
-        assert await create(runtime) == "0-3"
-        assert runtime.plugins == ()
-        await eventually(lambda: len(runtime.closed) == 1)
-        assert "no answer to CreateContainer" in runtime.closed[0]
-
-
-async def test_a_plugin_that_answers_with_data_is_dropped(tmp_path: Path) -> None:
-    path = str(tmp_path / "nri.sock")
-    async with EmbeddedRuntime(path) as runtime, raw_plugin(path) as plugin:
-        await plugin.activate()
-        await runtime.wait_for_plugin()
-        creating = asyncio.create_task(create(runtime))
-        event = await plugin.next_event()
-        await plugin.send(ttrpc.encode_frames(1, ttrpc.encode_message(event.stream, 3, b"")))
-        assert await creating == "0-3"
-        assert any("type 3" in reason for reason in runtime.closed)
-
-
-async def test_an_unreadable_answer_fails_the_creation_and_keeps_the_plugin(
-    tmp_path: Path,
-) -> None:
-    path = str(tmp_path / "nri.sock")
-    async with EmbeddedRuntime(path) as runtime, raw_plugin(path) as plugin:
-        await plugin.activate()
-        await runtime.wait_for_plugin()
-        creating = asyncio.create_task(create(runtime))
-        event = await plugin.next_event()
-        body = ttrpc_pb2.Response(payload=b"\xff").SerializeToString()
-        await plugin.send(ttrpc.encode_frames(1, ttrpc.encode_message(event.stream, 2, body)))
-        with pytest.raises(CRIError, match="unreadable response"):
-            await creating
-        assert runtime.plugins == ("20-raw",)
-
-
-@pytest.mark.parametrize("mask", [0x4000, -1])
-async def test_an_event_mask_nobody_knows_is_refused(tmp_path: Path, mask: int) -> None:
-    path = str(tmp_path / "nri.sock")
-    async with EmbeddedRuntime(path) as runtime, raw_plugin(path) as plugin:
-        with pytest.raises(EOFError):
-            await plugin.activate(mask=mask)
-        assert any("invalid plugin events" in reason for reason in runtime.closed)
-
-
-async def test_a_silent_connection_is_closed_after_the_registration_timeout(
-    tmp_path: Path,
-) -> None:
-    path = str(tmp_path / "nri.sock")
-    async with (
-        EmbeddedRuntime(path, registration_timeout=0.02) as runtime,
-        raw_plugin(path) as plugin,
-    ):
-        assert await plugin.reader.read() == b""
-        assert list(runtime.closed) == ["-: no registration"]
-
-
-async def test_a_bad_index_is_refused_and_the_socket_left_open(tmp_path: Path) -> None:
-    path = str(tmp_path / "nri.sock")
-    async with EmbeddedRuntime(path) as runtime, raw_plugin(path) as plugin:
-        plugin.session.register("raw", "20")
-        good = plugin.session.data_to_send()
-        await plugin.send(good.replace(b"\x12\x0220", b"\x12\x022x"))
-        refused = await plugin.next_event()
-        assert isinstance(refused, ev.RegistrationRefused)
-        assert "invalid plugin" in refused.status.message
-        assert list(runtime.closed) == []
-
-
-async def test_a_plugin_that_does_not_echo_a_slice_is_dropped(tmp_path: Path) -> None:
-    path = str(tmp_path / "nri.sock")
-    async with EmbeddedRuntime(path, slice_objects=1) as runtime:
-        for _ in range(2):
-            await create(runtime)
-        reader, writer = await asyncio.open_unix_connection(path)
-        session = PluginSession()
-        session.register("raw", "20")
-        writer.write(session.data_to_send())
-        # By hand, since a session of ours would not forget to echo.
-        mask = ttrpc.encode_message(1, 2, b"\x12\x02\x10\x08")
-        for method, answer in (
-            (b"Configure", mask),
-            (b"Synchronize", ttrpc.encode_message(3, 2, b"")),
-        ):
-            received = b""
-            while method not in received:
-                received += await reader.read(1 << 16)
-            writer.write(ttrpc.encode_frames(1, answer))
-        while await reader.read(1 << 16):
-            pass
-        writer.transport.abort()
-        assert any("split sync requests" in reason for reason in runtime.closed)

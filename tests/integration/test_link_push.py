@@ -46,7 +46,6 @@ OLD_CONTAINERD = RuntimeProfile(
 
 
 async def started(runtime: EmbeddedRuntime) -> EmbeddedContainer:
-    """Return a running container."""
     pod = await runtime.run_pod(pb.PodSandbox(name="web"))
     container = await runtime.create_container(pod.id, pb.Container(name="app"))
     await runtime.start_container(container.id)

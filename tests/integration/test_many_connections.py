@@ -70,7 +70,6 @@ def serving(kind: str, directory: Path) -> Iterator[tuple[subprocess.Popen[bytes
 
 
 def probe(port: int, directory: Path, *, tls: bool, source: str) -> int:
-    """The status of /healthz."""
     stream = socket.create_connection(("127.0.0.1", port), 10, (source, 0))
     if tls:
         context = ssl.create_default_context(cafile=str(directory / "cert.pem"))

@@ -16,7 +16,6 @@ from tests.beds.embedded_node import CRIError, Node, until
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[Node]:
-    """A node whose plugin runs."""
     with Node(tmp_path) as made:
         made.start()
         yield made

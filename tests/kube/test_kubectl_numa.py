@@ -81,7 +81,6 @@ def agent(bed: KubeBed) -> JsonObject:
 
 @pytest.fixture
 def observer(bed: KubeBed, client: Client, tmp_path: Path) -> Iterator[JsonObject]:
-    """An agent that runs as a pod."""
     archive = tmp_path / "image.tar"
     subprocess.run(
         [sys.executable, "-m", "tools.build_image", "-o", str(archive)], cwd=REPOSITORY, check=True

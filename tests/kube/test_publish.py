@@ -43,7 +43,6 @@ def publisher(bed: KubeBed, installed: Client) -> Iterator[Publisher]:
 
 
 def events(client: Client, name: str, reason: str) -> list[JsonObject]:
-    """Our Events about a pod."""
     path = "/apis/events.k8s.io/v1/namespaces/default/events"
     found = client.ask("GET", path)["items"]
     return [
@@ -266,12 +265,7 @@ except urllib.error.HTTPError as error:
 
 
 class Thief:
-    """Calls the API server with nothing but a token; kubectl would need more rights to look first.
-
-    Args:
-        bed: whose API server.
-        token: stolen.
-    """
+    """Calls the API server with nothing but a token; kubectl would need more rights."""
 
     def __init__(self, bed: KubeBed, token: str) -> None:
         self._enter = bed.control.namespaces.enter(mounts=False)
@@ -290,7 +284,6 @@ class Thief:
         ).stdout  # fmt: skip
 
     def patches(self, path: str, **metadata: Any) -> str:
-        """Merge patch of metadata."""
         return self.does("PATCH", path, {"metadata": metadata})
 
 

@@ -84,7 +84,6 @@ def add_node(client: Client, name: str) -> None:
 
 
 def wanting(name: str, cpus: int, *, scheduler: str = SCHEDULER, **keys: Any) -> JsonObject:
-    """A pod for one of the fake nodes."""
     return pod(
         name,
         container(cpus=str(cpus), memory="1Gi"),

@@ -99,7 +99,6 @@ def add_other(client: Client) -> None:
 
 
 def told(client: Client, uid: str) -> list[JsonObject]:
-    """Events that a pod was moved."""
     events = client.ask("GET", "/apis/events.k8s.io/v1/namespaces/default/events")["items"]
     moved = [e for e in events if e["reason"] == "NUMAPodMoved"]  # others may be about anything
     return [e for e in moved if e["regarding"]["uid"] == uid]

@@ -106,7 +106,6 @@ def _empty(bed: KubeBed) -> bool:
 
 
 def table(bed: KubeBed) -> str:
-    """The table in Markdown."""
     lines = [
         f"| container | annotation | {' | '.join(MODES)} |",
         f"|---|---|{'---|' * len(MODES)}",
@@ -123,7 +122,6 @@ def main() -> None:
 
 
 def write(page: Path, made: str) -> None:
-    """Put the table where it belongs."""
     text = page.read_text(encoding="utf-8")
     head, rest = text.split(BEGIN, 1)
     _, tail = rest.split(END, 1)

@@ -37,7 +37,6 @@ def pod(
 
 
 def container(name: str, resources: Mapping[str, Any], **more: Any) -> dict[str, Any]:
-    """A container of a pod's spec."""
     return {"name": name, "image": "busybox:1.36", "resources": resources, **more}
 
 
@@ -71,7 +70,6 @@ def run(
     reading: Reading | None = None,
     keep_going: bool = False,
 ) -> Simulation:
-    """Simulate documents on a machine."""
     manifests = read_text("\n---\n".join(documents), "pods.yaml")
     machine = Machine(topology=topology, settings=settings or Settings())
     return simulate(machine, plan(manifests.workloads), reading=reading, keep_going=keep_going)

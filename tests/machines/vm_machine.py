@@ -58,11 +58,7 @@ _MOST_CPUS = 64  # emulation of more takes minutes to boot
 
 
 class MachineError(ValueError):
-    """A machine document is wrong; says every problem found, each with its path."""
-
-    def __init__(self, name: str, problems: Sequence[str]) -> None:
-        self.problems = tuple(problems)
-        super().__init__(f"machine {name}: " + "; ".join(problems))
+    """A machine document is wrong; says where."""
 
 
 class _NumaNodeDocument(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -155,7 +151,6 @@ class Machine:
 
     @property
     def present(self) -> frozenset[int]:
-        """CPUs in their sockets at boot."""
         return frozenset(range(self.cpu_count)) - self.unplugged
 
     @property
@@ -175,16 +170,11 @@ class Machine:
         return frozenset(range(first, first + self.threads))
 
     def numa_node_of(self, cpu: int) -> int:
-        """The NUMA node of a CPU."""
         return next(i for i, node in enumerate(self.numa) if cpu in node.cpus)
 
 
 def parse_list(text: str) -> frozenset[int]:
-    """The numbers of a list in the kernel's form, ``0-3,8``; white space around it is dropped.
-
-    Raises:
-        ValueError: the text is no such list.
-    """
+    """The numbers of a list in the kernel's form, ``0-3,8``; white space around it is dropped."""
     numbers: set[int] = set()
     for item in text.strip().split(",") if text.strip() else ():
         match = re.fullmatch(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", item)
@@ -209,172 +199,81 @@ def format_list(numbers: Iterable[int]) -> str:
     return ",".join(f"{low}" if low == high else f"{low}-{high}" for low, high in ranges)
 
 
-class _Check:
-    """Collects every problem of one document."""
+def _mib(value: str | int) -> int:
+    if value == 0:
+        return 0
+    match = _SIZE.fullmatch(str(value))
+    if match is None:
+        raise ValueError(f"memory: {value!r} is not a size such as 512M or 2G")
+    return int(match.group(1)) * _MIB[match.group(2)]
 
-    def __init__(self, document: _MachineDocument) -> None:
-        self.document = document
-        self.problems: list[str] = []
 
-    def say(self, path: str, problem: str) -> None:
-        self.problems.append(f"{path}: {problem}")
-
-    def cpus(self, path: str, value: str | int, allowed: range) -> frozenset[int]:
-        try:
-            cpus = parse_list(str(value))
-        except ValueError as error:
-            self.say(path, f"{error}, expected a CPU list such as 0-3,8")
-            return frozenset()
-        if outside := cpus - set(allowed):
-            self.say(
-                path,
-                f"CPUs {format_list(outside)} do not exist, "
-                f"sockets x cores x threads gives {allowed.start}-{allowed.stop - 1}",
-            )
-        return cpus & set(allowed)
-
-    def memory(self, path: str, value: str | int) -> int:
-        if value == 0:
-            return 0
-        match = _SIZE.fullmatch(str(value))
-        if match is None:
-            self.say(path, f"{value!r} is not a size such as 512M or 2G")
-            return 0
-        return int(match.group(1)) * _MIB[match.group(2)]
-
-    def shape(self) -> range:
-        document = self.document
-        for name, value, most in (
-            ("sockets", document.sockets, 8),
-            ("cores", document.cores, 32),
-            ("threads", document.threads, 2),
-        ):
-            if not 1 <= value <= most:
-                self.say(name, f"{value}, expected 1 to {most}")
-        count = document.sockets * document.cores * document.threads
-        if count > _MOST_CPUS:
-            self.say("sockets", f"{count} CPUs in all, expected {_MOST_CPUS} at most")
-        return range(max(0, count))
-
-    def numa(self, allowed: range) -> tuple[NumaNode, ...]:
-        nodes: list[NumaNode] = []
-        owner: dict[int, int] = {}
-        if not self.document.numa:
-            self.say("numa", "no NUMA node, expected one at least")
-        for i, node in enumerate(self.document.numa):
-            path = f"numa[{i}]"
-            cpus = self.cpus(f"{path}.cpus", node.cpus, allowed)
-            memory = self.memory(f"{path}.memory", node.memory)
-            for cpu in sorted(cpus):
-                if cpu in owner:
-                    self.say(f"{path}.cpus", f"CPU {cpu} is in numa[{owner[cpu]}] already")
-                owner.setdefault(cpu, i)
-            if not cpus and not memory:
-                self.say(path, "neither CPUs nor memory, expected one of them")
-            nodes.append(NumaNode(cpus=cpus, memory_mib=memory))
-        if homeless := set(allowed) - set(owner):
-            self.say("numa", f"CPUs {format_list(homeless)} are in no NUMA node")
-        total = sum(node.memory_mib for node in nodes)
-        if total < _LEAST_MEMORY_MIB:
-            self.say("numa", f"{total} MiB in all, expected {_LEAST_MEMORY_MIB} MiB at least")
-        return tuple(nodes)
-
-    def distances(self, count: int) -> tuple[tuple[int, ...], ...]:
-        rows = self.document.distances
-        if rows is None:
-            return tuple(
-                tuple(_LOCAL_DISTANCE if i == j else _REMOTE_DISTANCE for j in range(count))
-                for i in range(count)
-            )
-        if len(rows) != count or any(len(row) != count for row in rows):
-            self.say("distances", f"expected {count} rows of {count} numbers, one per NUMA node")
-            return ()
-        for i, row in enumerate(rows):
-            for j, value in enumerate(row):
-                if i == j and value != _LOCAL_DISTANCE:
-                    self.say(f"distances[{i}][{j}]", f"{value}, expected 10 from a node to itself")
-                elif i != j and not _LOCAL_DISTANCE < value < 255:
-                    self.say(f"distances[{i}][{j}]", f"{value}, expected 11 to 254")
-        return tuple(tuple(row) for row in rows)
-
-    def absent(self, allowed: range) -> tuple[frozenset[int], frozenset[int]]:
-        offline = self.cpus("offline", self.document.offline, allowed)
-        unplugged = self.cpus("unplugged", self.document.unplugged, allowed)
-        if 0 in offline:
-            self.say("offline", "CPU 0 cannot be switched off")
-        if both := offline & unplugged:
-            self.say("offline", f"CPUs {format_list(both)} are unplugged as well")
-        if unplugged and unplugged != set(allowed[len(allowed) - len(unplugged) :]):
-            self.say("unplugged", "expected the last CPUs: the guest numbers those it finds")
-        if not set(allowed) - offline - unplugged:
-            self.say("offline", "no CPU is left")
-        return offline, unplugged
-
-    def without_tick(self, allowed: range) -> frozenset[int]:
-        nohz_full = self.cpus("nohz_full", self.document.nohz_full, allowed)
-        if 0 in nohz_full:
-            self.say("nohz_full", "CPU 0 keeps the time for the others")
-        return nohz_full
-
-    def pci(self, count: int) -> tuple[PciDevice, ...]:
-        for i, device in enumerate(self.document.pci):
-            if not 0 <= device.numa_node < count:
-                self.say(f"pci[{i}].numa_node", f"{device.numa_node}, there are {count} nodes")
-            if device.device not in QEMU_PCI_DEVICES:
-                self.say(
-                    f"pci[{i}].device",
-                    f"{device.device!r}, expected one of {', '.join(QEMU_PCI_DEVICES)}",
-                )
-        return tuple(PciDevice(numa_node=d.numa_node, device=d.device) for d in self.document.pci)
+def _insist(machine: Machine) -> None:
+    """What QEMU or the guest would say in words of their own, or not at all."""
+    cpus, nodes = frozenset(range(machine.cpu_count)), len(machine.numa)
+    placed = [cpu for node in machine.numa for cpu in node.cpus]
+    for right, problem in (
+        (0 < len(cpus) <= _MOST_CPUS, f"sockets: {len(cpus)} CPUs, expected 1 to {_MOST_CPUS}"),
+        (sorted(placed) == sorted(cpus), "numa: expected each CPU in one NUMA node"),
+        (all(n.cpus or n.memory_mib for n in machine.numa), "numa: neither CPUs nor memory"),
+        (machine.memory_mib >= _LEAST_MEMORY_MIB, f"numa: less than {_LEAST_MEMORY_MIB} MiB"),
+        (
+            all(len(row) == len(machine.distances) == nodes for row in machine.distances),
+            "distances: expected a row and a column for each NUMA node",
+        ),
+        (machine.offline | machine.unplugged | machine.nohz_full <= cpus, "offline: no such CPU"),
+        (0 not in machine.offline | machine.nohz_full, "offline: CPU 0 stays, and keeps the time"),
+        (not machine.offline & machine.unplugged, "offline: CPUs that are unplugged as well"),
+        (
+            machine.present == frozenset(range(len(machine.present))),
+            "unplugged: expected the last CPUs: the guest numbers those it finds",
+        ),
+        (
+            all(d.device in QEMU_PCI_DEVICES and 0 <= d.numa_node < nodes for d in machine.pci),
+            f"pci: expected {', '.join(QEMU_PCI_DEVICES)} on a NUMA node that is there",
+        ),
+    ):
+        if not right:
+            raise ValueError(problem)
 
 
 def parse_machine(name: str, text: str | bytes) -> Machine:
-    """Read one machine document.
-
-    Raises:
-        MachineError: with every problem found, unless the document's form itself is wrong.
-    """
     try:
         document = msgspec.yaml.decode(text, type=_MachineDocument)
-    except msgspec.MsgspecError as error:
-        raise MachineError(name, [str(error)]) from error
-    check = _Check(document)
-    allowed = check.shape()
-    numa = check.numa(allowed)
-    distances = check.distances(len(numa))
-    offline, unplugged = check.absent(allowed)
-    nohz_full = check.without_tick(allowed)
-    pci = check.pci(len(numa))
-    if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,30}", name):
-        check.say("file name", f"{name!r}, expected lower-case letters, digits and hyphens")
-    if check.problems:
-        raise MachineError(name, check.problems)
-    return Machine(
-        name=name,
-        description=document.description,
-        sockets=document.sockets,
-        cores=document.cores,
-        threads=document.threads,
-        numa=numa,
-        distances=distances,
-        explicit_distances=document.distances is not None,
-        offline=offline,
-        unplugged=unplugged,
-        nohz_full=nohz_full,
-        pci=pci,
-        containerd=document.containerd,
-        core=document.core,
-        system=document.system,
-        kubernetes=document.kubernetes,
-    )
+        count = len(document.numa)
+        usual = [
+            [_LOCAL_DISTANCE if i == j else _REMOTE_DISTANCE for j in range(count)]
+            for i in range(count)
+        ]
+        machine = Machine(
+            name=name,
+            description=document.description,
+            sockets=document.sockets,
+            cores=document.cores,
+            threads=document.threads,
+            numa=tuple(
+                NumaNode(cpus=parse_list(str(each.cpus)), memory_mib=_mib(each.memory))
+                for each in document.numa
+            ),
+            distances=tuple(tuple(row) for row in document.distances or usual),
+            explicit_distances=document.distances is not None,
+            offline=parse_list(str(document.offline)),
+            unplugged=parse_list(str(document.unplugged)),
+            nohz_full=parse_list(str(document.nohz_full)),
+            pci=tuple(PciDevice(numa_node=d.numa_node, device=d.device) for d in document.pci),
+            containerd=document.containerd,
+            core=document.core,
+            system=document.system,
+            kubernetes=document.kubernetes,
+        )
+        _insist(machine)
+    except ValueError as error:
+        raise MachineError(f"machine {name}: {error}") from error
+    return machine
 
 
 def load_machines(directory: Path) -> dict[str, Machine]:
-    """All machines of a directory by name, sorted by name.
-
-    Raises:
-        MachineError: the first document that is wrong.
-    """
+    """All machines of a directory by name, sorted by name."""
     return {
         file.stem: parse_machine(file.stem, file.read_bytes())
         for file in sorted(directory.glob("*.yaml"))
@@ -448,17 +347,10 @@ def virtme_arguments(
 ) -> list[str]:
     """The arguments of ``vng`` that boot `machine` and run one command in it as root.
 
-    Args:
-        machine: what to boot.
-        kernel: the kernel's image.
-        shared: directory of the host that the guest may write.
-        guest_shared: where the guest sees it.
-        command: shell command; short, it travels on the kernel's command line.
-        control: socket for QEMU's machine protocol, needed to plug CPUs.
-        more: further options of QEMU, without white space.
-        emulator: QEMU's program; default: the one that is installed.
-        kvm: whether the host's processors run the guest; else it is emulated.
-        parameters: of the kernel, besides those that every machine has.
+    `command`: shell command; short, it travels on the kernel's command line.
+    `more`: further options of QEMU, without white space.
+    `emulator`: QEMU's program; default: the one that is installed.
+    `kvm`: whether the host's processors run the guest; else it is emulated.
     """
     present = len(machine.present)
     cpus = (

@@ -38,7 +38,6 @@ class Results:
     """What was found about mutants so far, by their keys; a line of a file each.
 
     Args:
-        work: directory of the files.
         part: which of several runs at once this is; each has a file of its own.
     """
 
@@ -49,7 +48,6 @@ class Results:
         self.read()
 
     def read(self) -> None:
-        """Read what was found until now."""
         for file in sorted(
             self._work.glob("results*.jsonl"), key=lambda each: each.stat().st_mtime
         ):
@@ -88,15 +86,7 @@ class Results:
 
 
 class Tried:
-    """Hands out mutants until the time is over.
-
-    Args:
-        some: the mutants, in their order.
-        reached: which tests go through which line.
-        results: what is known, and what is found.
-        end: on the monotonic clock.
-        again: with tests that were not drawn the first time.
-    """
+    """Hands out mutants until the time is over."""
 
     def __init__(
         self, some: Sequence[Mutant], reached: Reached, results: Results, end: float, *, again: bool
@@ -172,13 +162,9 @@ def run(
 ) -> int:
     """Try mutants until the time is over, and print the report.
 
-    Args:
-        only: modules or directories; everything when empty.
-        budget_s: seconds.
-        work: where results are kept.
-        again: try the survivors of earlier runs again, and nothing else.
-        part: which of how many runs at once this is, from 0.
-        seed: of the order.
+    `only`: modules or directories; everything when empty.
+    `budget_s`: seconds.
+    `part`: which of how many runs at once this is, from 0.
     """
     rooms = modules(REPOSITORY, only)
     if not rooms:
@@ -218,11 +204,8 @@ def run(
 def report(known: dict[str, list[Mutant]], results: Results, began: float) -> None:
     """Print the score of each module, and who survived.
 
-    Args:
-        known: all mutants, by module.
-        results: what is known of them.
-        began: when this run did, by the wall clock; what it tried is told apart, since these
-            mutants were drawn after the tests had been written.
+    `began`: when this run did, by the wall clock; what it tried is told apart, since these
+    mutants were drawn after the tests had been written.
     """
     total: Counter[str] = Counter()
     now: Counter[str] = Counter()

@@ -28,11 +28,6 @@ class Functions:
     def replace(self, path: Path, before: str, after: str) -> bool:
         """Put other code in place of what differs.
 
-        Args:
-            path: of the module.
-            before: its source as it was imported.
-            after: its source with the mutant.
-
         Returns:
             Whether that is all of the difference: what runs when a module is imported (constants,
             defaults, decorators) is none of a function's code. If not, nothing is changed.

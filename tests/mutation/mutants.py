@@ -54,12 +54,8 @@ class Mutant:
     """One change of one module.
 
     Attributes:
-        module: path of the module, below the repository.
-        operator: what was done.
         line: number of the line, from 1.
-        before: that line as it is.
         after: that line as it becomes; more lines are joined.
-        code: the whole module with the change.
     """
 
     module: str
@@ -76,13 +72,7 @@ class Mutant:
 
 
 def mutants(repository: Path, module: str, work: Path) -> list[Mutant]:
-    """All mutants of a module, each once, in the order of their lines.
-
-    Args:
-        repository: where the path of the module begins.
-        module: its path.
-        work: where they are kept for the next time: to make them takes a quarter of a minute.
-    """
+    """All mutants of a module, each once, in the order of their lines."""
     source = (repository / module).read_text(encoding="utf-8")
     same = hashlib.sha256(f"{source}\0{Path(__file__).read_text()}".encode()).hexdigest()[:12]
     kept = work / "mutants" / f"{module.replace('/', '.')}-{same}.json"

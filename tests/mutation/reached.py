@@ -37,14 +37,7 @@ _RULES: Final = "[run]\nbranch = false\nsource = nri_numa\nomit = */pb/*\n"
 
 
 class Reached:
-    """Which test goes through which line, as coverage recorded it.
-
-    Args:
-        repository: where paths begin.
-        work: directory for what was recorded.
-        asked: files and directories of tests.
-        modules: paths of the modules that will be asked about.
-    """
+    """Which test goes through which line, as coverage recorded it."""
 
     def __init__(
         self, repository: Path, work: Path, asked: Sequence[str], modules: Sequence[str]
@@ -65,12 +58,7 @@ class Reached:
         }
 
     def tests(self, module: str, line: int) -> list[str]:
-        """The tests that go through a line or its statement, by their ids.
-
-        Args:
-            module: its path.
-            line: its number.
-        """
+        """The tests that go through a line or its statement, by their ids."""
         return sorted(
             {context.partition("|")[0] for context in self._contexts(module, line) if context}
         )
@@ -209,19 +197,11 @@ class Choice:
         self._noticed: dict[str, Counter[str]] = {}
 
     def noticed(self, module: str, test: str) -> None:
-        """This test found a mutant."""
         self._noticed.setdefault(module, Counter())[test] += 1
 
     def of(
         self, module: str, tests: Sequence[str], before: Sequence[int] | None = None
     ) -> list[str]:
-        """Those to ask, in their order.
-
-        Args:
-            module: path of the module.
-            tests: that go through the line.
-            before: for a survivor those that were asked already, by `mark`.
-        """
         again, known = before is not None, set(before or ())
         tests = [test for test in tests if mark(test) not in known]
         counted, best = self._noticed.get(module, Counter()), strictest(module)

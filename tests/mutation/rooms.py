@@ -69,9 +69,7 @@ def deterministic(module: str) -> bool:
 def modules(repository: Path, only: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """The modules and their tests.
 
-    Args:
-        repository: where all paths begin.
-        only: modules or directories; everything when empty.
+    `only`: modules or directories; everything when empty.
     """
     found: dict[str, tuple[str, ...]] = {}
     for room, tests in ROOMS.items():

@@ -74,14 +74,7 @@ class Work(Protocol):
 
 
 class Session:
-    """Plugin of pytest: where all tests would run, mutants are tried.
-
-    Args:
-        repository: where paths begin.
-        work: the mutants.
-        sure: whether a test that failed is asked once more, by the path of the module. Tests with
-            sockets and time fail on a busy machine, too.
-    """
+    """Plugin of pytest: where all tests would run, mutants are tried."""
 
     def __init__(self, repository: Path, work: Work, sure: Callable[[str], bool]) -> None:
         self._repository = repository
@@ -90,7 +83,6 @@ class Session:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        """Try them all."""
         items = {item.nodeid: item for item in session.items}
         functions = Functions(self._repository / "nri_numa")
         gc.collect()
@@ -165,9 +157,7 @@ def _anew(path: Path, module: str, code: str, tests: Sequence[str]) -> bool:
 def forked(child: Callable[[Callable[[], None]], bool], cpu_s: int) -> tuple[str, int]:
     """The outcome of what runs in a fork, and how many tests it ended before.
 
-    Args:
-        child: is given what tells that a test ended; whether all of them passed.
-        cpu_s: more CPU time than it needs.
+    `child`: is given what tells that a test ended; whether all of them passed.
     """
     reading, writing = os.pipe()
     pid = os.fork()
@@ -211,12 +201,7 @@ def tried(
 ) -> int:
     """Try mutants in a process of their own; the exit status of pytest.
 
-    Args:
-        repository: where paths begin.
-        asked: files and directories of tests.
-        work: the mutants.
-        said: file for what pytest says of itself.
-        sure: see [Session][tests.mutation.session.Session].
+    `sure`: see [Session][tests.mutation.session.Session].
     """
     sys.stdout.flush()
     pid = os.fork()

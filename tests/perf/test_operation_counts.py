@@ -226,7 +226,6 @@ class Loop:
         return None
 
     def rest(self) -> None:
-        """Do all of it."""
         while self._waiting:
             self._waiting.popleft()()
 

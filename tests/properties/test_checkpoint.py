@@ -166,7 +166,6 @@ class DyingOS:
         return fd
 
     def close(self, fd: int) -> None:
-        """Close a file of ours."""
         self.opened.discard(fd)
         os.close(fd)
 

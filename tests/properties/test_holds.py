@@ -197,7 +197,6 @@ class Cluster:
         self.nodes.entries.append((put_node, document))
 
     def step(self, what: int, number: int) -> None:
-        """One thing happens."""
         steps: tuple[Callable[[int], object], ...] = (
             self.bind, self.bind, self.start, self.start, self.leave, self.end, self.publish,
             lambda _: self.nodes.next(self.watched),

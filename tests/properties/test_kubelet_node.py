@@ -109,7 +109,6 @@ class Node:
         return got
 
     def remove(self, case: PodCase) -> None:
-        """Stop and forget a pod."""
         for one in case.wanted:
             self.state = release(self.machine, self.state, f"{case.name}-{one.name}").state
         self.state = forget_pod(self.machine, self.state, f"uid-{case.name}").state

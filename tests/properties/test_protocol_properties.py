@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from typing import Any
 
-import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -14,7 +13,6 @@ from nri_numa.nri.wire import events as ev
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.nri.wire.session import Phase, PluginSession, RuntimeSession
 from tests.beds import peer_bytes
-from tests.fuzz import fuzz_protocol
 
 
 def plugin() -> PluginSession:
@@ -107,18 +105,3 @@ def test_a_dead_session_keeps_no_more_than_one_message_of_each_connection() -> N
     finally:
         tracemalloc.stop()
     assert held < 8 << 20
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_the_generator_of_streams_reaches_interesting_places(seed: int) -> None:
-    """A guard for the tests above: their input is not all refused at the first byte."""
-    rng = random.Random(seed)
-    counts = [len(feed(plugin(), [peer_bytes.conversation(rng, 20)])[0]) for _ in range(40)]
-    assert max(counts) >= 6
-
-
-def test_the_fuzz_harness_runs() -> None:
-    """A short walk, so that the harness does not rot between the long ones."""
-    outcomes = {fuzz_protocol.one(seed) for seed in range(12)}
-    assert outcomes <= {"ok/ok", "ok/remote", "remote/ok", "remote/remote"}
-    assert len(outcomes) > 1

@@ -88,13 +88,7 @@ def _journal(before: NodeState, after: NodeState, ids: Iterable[str], uids: Iter
 
 
 def _said(decision: Decision, calm: Collection[str]) -> bytes:
-    """All that is told of a decision: what the container gets, what others get, and why.
-
-    Args:
-        decision: to tell of.
-        calm: containers that nothing asks to pin: they are added behind all others, and are told
-            what they get by then.
-    """
+    """All that is told of a decision: what the container gets, what others get, and why."""
     if isinstance(decision, Admitted):
         why = of_allocation(decision.allocation, grounds(decision.trace), decision.adjustment.cpus)
         others = [u for u in decision.updates if u.container_id not in calm]

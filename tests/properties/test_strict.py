@@ -161,7 +161,6 @@ def test_a_strict_policy_never_uses_more_numa_nodes_than_it_promises(
 
 
 def wanted(wants: tuple[float, float, int]) -> Resources:
-    """The limits of one container."""
     cpus, memory, pages = wants
     return resources(cpus, memory, hugepages={GIB: pages} if pages else None)
 

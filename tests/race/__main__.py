@@ -1,15 +1,11 @@
 """Who runs on an owned CPU, and for how long: rounds on a real containerd with a real plugin.
 
     python -m tests.race [--series 1.7|2.3|2.4|all] [--mode aligned|free|both] [--rounds 100]
-    python -m tests.race hang --minutes 30 [--kills] [--provoke 10]
 
 Each round creates three ordinary pods and one exclusive pod at the same time and reads what the
 kernel lets their processes use, from the first instruction on and then every 5 ms. Printed are
 tables; the exit status is 1 when a round was surely wrong for longer than ``--limit-ms``, and 3
 when the bed could not be had. Needs root and two CPUs.
-
-``hang`` is about containerd 2.1, which hangs for good when a plugin registers while a sandbox is
-removed with containers in it: pods are removed so while the plugin has reasons to register.
 """
 
 from __future__ import annotations
@@ -20,27 +16,19 @@ import os
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from tests.beds.containerd import MAIN_SERIES, SERIES, Containerd, find_binaries
-from tests.beds.hang_bed import STRESS_CONFIG, HangStress, provoke_hang
+from tests.beds.containerd import SERIES, Containerd, find_binaries
 from tests.beds.plugin_process import PluginProcess
 from tests.beds.race_bed import MODES, RaceBed
 from tests.beds.testbed import TestbedUnavailable
 from tests.checks.race_figures import Round, table
 
 
-def measure(
-    series: str, modes: Sequence[str], rounds: int, *, until_right: bool = False
-) -> list[Round]:
-    """Rounds of these modes on one series, with a plugin of the default configuration.
-
-    Raises:
-        TestbedUnavailable: no containerd, no root.
-    """
+def measure(series: str, modes: Sequence[str], rounds: int) -> list[Round]:
+    """Rounds of these modes on one series, with a plugin of the default configuration."""
     binaries = find_binaries(series)
     # Not below the user's temporary directory: socket paths must stay short.
     directory = Path(tempfile.mkdtemp(prefix="nri-numa-race-", dir="/tmp"))
@@ -51,7 +39,7 @@ def measure(
             PluginProcess(directory / "plugin", containerd.nri_socket),
         ):
             for mode in modes:
-                with RaceBed(containerd, until_right=until_right) as bed:
+                with RaceBed(containerd) as bed:
                     for number, one in enumerate(bed.rounds(mode, rounds)):
                         found.append(one)
                         print(
@@ -65,72 +53,12 @@ def measure(
     return found
 
 
-def hang(arguments: Sequence[str]) -> int:
-    """Look for hangs of the runtime, or provoke them; the result is the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m tests.race hang")
-    parser.add_argument("--series", choices=SERIES, default=MAIN_SERIES)
-    parser.add_argument("--minutes", type=float, default=30)
-    parser.add_argument("--kills", action="store_true", help="kill -9 of the plugin every 5 s")
-    parser.add_argument(
-        "--provoke", type=int, default=0, help="hang so many daemons on purpose instead"
-    )
-    parser.add_argument(
-        "--log", type=Path, default=Path(tempfile.gettempdir()) / "nri-numa-hang-containerd.log"
-    )
-    options = parser.parse_args(arguments)
-    directory = Path(tempfile.mkdtemp(prefix="nri-numa-hang-", dir="/tmp"))
-    print(f"{os.cpu_count()} CPUs, load average at the start {os.getloadavg()[0]:.1f}")
-    try:
-        binaries = find_binaries(options.series)
-        for number in range(options.provoke):
-            with Containerd(binaries, directory / f"c{number}") as containerd:
-                began = time.monotonic()
-                hung = provoke_hang(containerd)
-                took = time.monotonic() - began
-            print(f"{binaries.version}: {'hangs' if hung else 'does not hang'}, {took:.1f} s")
-        if options.provoke:
-            return 0
-        with (
-            Containerd(binaries, directory / "c") as containerd,
-            PluginProcess(
-                directory / "plugin", containerd.nri_socket, config=STRESS_CONFIG
-            ) as plugin,
-        ):
-            stress = HangStress(
-                containerd, plugin, options.log, kills=5.0 if options.kills else 0.0
-            )
-            report = stress.run(options.minutes * 60)
-    except TestbedUnavailable as error:
-        print(f"not run: {error}", file=sys.stderr)
-        return 3
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-    print(
-        f"containerd {binaries.version}: {report.pods} pods removed by force in "
-        f"{report.seconds:.0f} s, {report.registrations} registrations, {report.kills} kills of "
-        f"the plugin; load average at the end {os.getloadavg()[0]:.1f}"
-    )
-    slowest = ", ".join(f"{name} {took:.1f} s" for name, took in sorted(report.slowest.items()))
-    print(f"slowest calls: {slowest}")
-    for text, count in report.errors.most_common(10):
-        print(f"{count} times {text}")
-    if report.hung:
-        print(f"HUNG: {report.hung} after {report.hung_after} pods; stacks in {report.log}")
-    if report.broken:
-        print(f"the bed gave up: {report.broken}")
-    return 1 if report.hung or report.broken else 0
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the rounds that were asked for; the result is the exit status."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    if arguments[:1] == ["hang"]:
-        return hang(arguments[1:])
     parser = argparse.ArgumentParser(prog="python -m tests.race", description=__doc__)
     parser.add_argument("--series", choices=(*SERIES, "all"), default="all")
     parser.add_argument("--mode", choices=(*MODES, "all"), default="all")
     parser.add_argument("--rounds", type=int, default=100, help="of each series and mode")
-    parser.add_argument("--until-right", action="store_true", help="look for up to 35 s")
     parser.add_argument("--limit-ms", type=float, default=100, help="of a round's wrong time")
     parser.add_argument("--json", type=Path, help="write every round to this file")
     options = parser.parse_args(arguments)
@@ -139,14 +67,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         for series in SERIES if options.series == "all" else (options.series,):
             modes = MODES if options.mode == "all" else (options.mode,)
-            rounds += measure(series, modes, options.rounds, until_right=options.until_right)
+            rounds += measure(series, modes, options.rounds)
     except TestbedUnavailable as error:
         print(f"not run: {error}", file=sys.stderr)
         return 3
     finally:
         if options.json is not None:
             options.json.write_text(json.dumps([asdict(one) for one in rounds]), encoding="utf-8")
-    print(table(rounds, by_variant=True))
+    print(table(rounds))
     print(
         f"load average at the end {os.getloadavg()[0]:.1f}; longest time between two looks "
         f"{max((one.gap_ms for one in rounds), default=0):.0f} ms"

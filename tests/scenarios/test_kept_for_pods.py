@@ -25,7 +25,6 @@ KEEP = Settings(kept_seconds=600.0)
 
 
 def four(settings: Settings = KEEP, *, cgroups: CgroupReader | None = None) -> World:
-    """Four CPUs that are four cores."""
     return World(machines.single_no_smt(), settings, cgroups=cgroups)
 
 

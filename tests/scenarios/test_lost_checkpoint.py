@@ -49,7 +49,6 @@ def lose(world: World, *, key: bool = False) -> None:
 
 
 def counted(world: World, name: str) -> float:
-    """A counter or gauge of ours."""
     value = world.metrics.registry.get_sample_value(f"nri_numa_{name}")
     assert value is not None
     return value

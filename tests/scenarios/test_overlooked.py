@@ -46,7 +46,6 @@ def written(world: World, container_id: str, cpus: str) -> None:
 
 
 def four() -> World:
-    """Four CPUs that are four cores."""
     return World(machines.single_no_smt())
 
 

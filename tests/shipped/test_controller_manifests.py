@@ -182,11 +182,8 @@ def same_right(
 ) -> list[tuple[str, str]]:
     """The rules of a right of its own: the same by Helm, documented, and only where it is on.
 
-    Args:
-        component: of Kustomize.
-        keys: of the configuration, below `controller`, that switch it on; in Python's spelling.
-        on: more options of Helm, without which the keys mean nothing.
-        below: components that it needs.
+    `keys`: of the configuration, below `controller`, that switch it on; in Python's spelling.
+    `on`: more options of Helm, without which the keys mean nothing.
     """
     directory = BASE.parent / component
     theirs = list(yaml.safe_load_all((directory / "role.yaml").read_text()))

@@ -37,7 +37,6 @@ UNIT = REPOSITORY / "systemd/nri-numa.service"
 
 
 def by_kind(text: str) -> dict[str, Any]:
-    """Documents by their kind."""
     return {d["kind"]: d for d in yaml.safe_load_all(text) if d}
 
 
@@ -98,7 +97,6 @@ def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def helmed(*arguments: str) -> dict[str, Any]:
-    """What Helm makes of the chart."""
     done = helm(*arguments)
     assert done.returncode == 0, done.stderr
     return by_kind(done.stdout)

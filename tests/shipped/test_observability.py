@@ -112,7 +112,6 @@ def dashboard() -> dict[str, Any]:
 
 
 def queries() -> Iterator[tuple[str, str]]:
-    """What asks, and its expression."""
     for rule in alerts():
         yield rule["alert"], rule["expr"]
     for panel in dashboard()["panels"]:

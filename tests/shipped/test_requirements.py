@@ -49,7 +49,6 @@ def test_a_node_gets_exactly_what_the_tests_ran_with(name: str) -> None:
 
 
 def _unmarked(line: str) -> str:
-    """A pin and its hashes."""
     return re.sub(r" ; .*? (?=--hash)", " ", line)
 
 

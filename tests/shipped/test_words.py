@@ -144,7 +144,6 @@ def page() -> Iterator[tuple[str, str]]:
 
 
 def files(*patterns: str) -> Iterator[tuple[str, str]]:
-    """Lines of whole files."""
     for pattern in patterns:
         for path in sorted(ROOT.glob(pattern)):
             for number, line in enumerate(path.read_text().splitlines(), 1):

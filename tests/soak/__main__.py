@@ -4,7 +4,7 @@
 
 The plugin is a real process. First the embedded runtime drives it, with cgroup files for the
 containers, then (as root, where it can be had) a real containerd. What is sampled from outside
-while that goes on is printed as tables; the exit status is 1 when something was not as it must be,
+while that goes on is printed as a table; the exit status is 1 when something was not as it must be,
 and 3 when a bed could not be had.
 """
 
@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import platform
 import random
 import shutil
 import signal
@@ -26,7 +25,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from nri_numa.machine.cpuset import NO_CPUS, CPUSet
 from nri_numa.machine.synthetic import synthetic, sysfs_files
@@ -72,14 +70,12 @@ class Report:
 
     title: str
     samples: list[Sample] = field(default_factory=list)
-    latencies: dict[str, list[float]] = field(default_factory=dict)
     refused: int = 0
     problems: list[str] = field(default_factory=list)
     seconds: float = 0.0
     pods: int = 0
 
     def print(self) -> None:
-        """Print tables in Markdown."""
         rate = self.pods / self.seconds if self.seconds else 0.0
         print(f"\n### {self.title}\n")
         print(
@@ -97,25 +93,11 @@ class Report:
                 f"| {sample.descriptors} | {sample.threads} | {sample.cpu_seconds:.1f} "
                 f"| {sample.lag_ms:.1f} | {sample.checkpoint_kib} |"
             )
-        if self.latencies:
-            print("\n| request | count | p50 ms | p99 ms | longest ms |")
-            print("|---|---:|---:|---:|---:|")
-            for method, values in sorted(self.latencies.items()):
-                values.sort()
-                print(
-                    f"| {method} | {len(values)} | {quantile(values, 0.5):.2f} "
-                    f"| {quantile(values, 0.99):.2f} | {values[-1] * 1000:.1f} |"
-                )
         print()
         for problem in self.problems:
             print(f"PROBLEM: {problem}")
         if not self.problems:
             print(f"Zero at the end, as it must be: {', '.join(WATCHED)}.")
-
-
-def quantile(values: Sequence[float], part: float) -> float:
-    """A quantile of sorted seconds, in milliseconds."""
-    return values[min(len(values) - 1, int(len(values) * part))] * 1000
 
 
 def look(plugin: PluginProcess, started: float, pods: int, live: int) -> Sample:
@@ -232,7 +214,6 @@ class EmbeddedSoak:
         self.changed: set[str] = set()
 
     async def run(self) -> Report:
-        """Do it all."""
         machine = self.directory / "machine"
         for path, text in sysfs_files(self.topology).items():
             (machine / path).parent.mkdir(parents=True, exist_ok=True)
@@ -352,7 +333,6 @@ class EmbeddedSoak:
         calls = self.runtime.calls
         while calls:
             call = calls.popleft()
-            self.report.latencies.setdefault(call.method, []).append(call.seconds)
             if call.outcome != "ok" and call.method != "CreateContainer":
                 self.report.problems.append(f"{call.method}: {call.outcome}")
 
@@ -396,11 +376,7 @@ def warnings(plugin: PluginProcess) -> None:
 
 
 def containerd_soak(directory: Path, pods: int, deadline: float) -> Report:
-    """Pods on a real containerd, each a process in a cgroup of its own.
-
-    Raises:
-        TestbedUnavailable: no containerd, no root.
-    """
+    """Pods on a real containerd, each a process in a cgroup of its own."""
     from tests.beds.containerd import Containerd, find_binaries
     from tests.beds.cri import BEST_EFFORT, CRI, QoS, Resources, burstable, guaranteed
     from tests.beds.cri import CRIError as RuntimeRefused
@@ -477,24 +453,6 @@ def containerd_soak(directory: Path, pods: int, deadline: float) -> Report:
     return report
 
 
-def machine() -> str:
-    """What this runs on."""
-    model = next(
-        (
-            line.partition(":")[2].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if line.startswith("model name")
-        ),
-        platform.machine(),
-    )
-    total = int(Path("/proc/meminfo").read_text().split()[1]) >> 20
-    return (
-        f"{os.cpu_count()} CPUs ({model}), {total} GiB, Linux {platform.release()}, "
-        f"Python {platform.python_version()}, load average at the start "
-        f"{os.getloadavg()[0]:.1f}"
-    )
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the beds that were asked for; the result is the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
@@ -503,7 +461,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--containerd", type=int, default=500, help="pods on containerd, 0 is none")
     parser.add_argument("--minutes", type=float, default=60, help="at most, for each bed")
     options = parser.parse_args(arguments)
-    print(f"Machine: {machine()}.")
 
     def embedded(directory: Path) -> Report:
         deadline = time.monotonic() + options.minutes * 60
@@ -539,8 +496,6 @@ def _fast() -> str | None:
     """A directory on tmpfs where there is one, as /run is."""
     return "/run" if os.access("/run", os.W_OK) else None
 
-
-__all__: list[Any] = []
 
 if __name__ == "__main__":
     sys.exit(main())

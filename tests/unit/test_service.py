@@ -16,11 +16,7 @@ log = get_logger("test")
 
 
 class Worker:
-    """Does one thing, and waits to be cancelled.
-
-    Attributes:
-        ended: whether it came to its end in order.
-    """
+    """Does one thing, and waits to be cancelled."""
 
     def __init__(self, *raised: Exception, number: int = 0) -> None:
         self._raised, self._number = raised, number
@@ -42,7 +38,6 @@ class Worker:
 
 
 def fields(caplog: pytest.LogCaptureFixture, message: str) -> list[dict[str, Any]]:
-    """Of all lines with this message."""
     return [getattr(r, "fields", {}) for r in caplog.records if r.message == message]
 
 

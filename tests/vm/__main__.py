@@ -23,7 +23,6 @@ from tests.beds.vm_records import Outcome, Result
 from tests.machines.vm_machine import Machine, MachineError, load_machines
 from tests.vm.churn_report import OPTIONS as CHURN_OPTIONS
 from tests.vm.churn_report import Options
-from tests.vm.churn_sum import add, read
 from tests.vm.pod_cards import moves_cards
 from tests.vm.registry import all_cases, cases_for
 
@@ -47,41 +46,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     usual = Options()
     churn.add_argument("--machine", default="two-sockets-smt", help="default: %(default)s")
-    churn.add_argument("--pods", type=int, default=usual.pods)
-    churn.add_argument("--kills", type=int, default=usual.kills, help="kill -9 of the plugin")
-    churn.add_argument("--restarts", type=int, default=usual.restarts, help="of containerd")
-    churn.add_argument("--minutes", type=float, default=0, help="end then, whatever was reached")
-    churn.add_argument("--seed", type=int, default=usual.seed)
-    churn.add_argument("--workers", type=int, default=usual.workers, metavar="THREADS")
+    for name in Options.__struct_fields__:  # what they mean is said there
+        value = getattr(usual, name)
+        churn.add_argument(f"--{name}", type=type(value), default=value, help="%(default)s")
     churn.add_argument(
-        "--rounds", type=int, default=usual.rounds, help="replacements of containers in a pod"
-    )
-    churn.add_argument(
-        "--keep",
-        type=int,
-        default=usual.keep,
-        metavar="PODS",
-        help="that each thread lets live while it creates the next",
-    )
-    churn.add_argument(
-        "--into",
-        type=Path,
-        metavar="DIRECTORY",
-        help="keep the artifacts of this run in a new directory there, for churn-sum",
-    )
-    churn.add_argument("--runtime", choices=("crun", "runc"), default=usual.runtime)
-    churn.add_argument(
-        "--processors", type=int, default=usual.processors, help="of the bed itself; 0: all"
-    )
-    together = commands.add_parser("churn-sum", help="add up the figures of several churns")
-    together.add_argument("file", nargs="+", type=Path, help="churn.json of a run")
-    churn.add_argument(
-        "--hung-after",
-        dest="hung_after_s",
-        type=int,
-        default=3,
-        metavar="SECONDS",
-        help="of the guest, for the answer to a registration; default: %(default)s",
+        "--into", type=Path, help="keep the artifacts of this run in a new directory there"
     )
     commands.add_parser("list", help="print machines and cases")
     commands.add_parser("prepare", help="install and download what is missing")
@@ -169,9 +138,7 @@ def _churn(machines: dict[str, Machine], options: argparse.Namespace) -> int:
     if options.machine not in names:
         print(f"error: machine {options.machine!r}, expected {', '.join(names)}", file=sys.stderr)
         return USAGE
-    wanted = Options(
-        **{name: getattr(options, name) for name in Options.__struct_fields__},
-    )
+    wanted = Options(**{name: getattr(options, name) for name in Options.__struct_fields__})
     machine = machines[options.machine]
     directory = ARTIFACTS / "churn"
     if options.into is not None:
@@ -194,16 +161,6 @@ def _churn(machines: dict[str, Machine], options: argparse.Namespace) -> int:
     return FAILED if result.outcome is Outcome.FAILED else 0
 
 
-def _churn_sum(options: argparse.Namespace) -> int:
-    try:
-        total = add(read(options.file))
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return USAGE
-    print("\n".join(total.lines()))
-    return FAILED if total.problems else 0
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
     options = _parser().parse_args(arguments)
@@ -220,8 +177,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         if options.command == "churn":
             return _churn(machines, options)
-        if options.command == "churn-sum":
-            return _churn_sum(options)
         return _run(machines, options)
     except MachineError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -24,19 +24,18 @@ from tests.checks.churn_figures import (
     KINDS,
     LIST,
     UNOWNED,
-    Away,
     Fact,
     Ground,
     Interval,
     Span,
+    away,
     episodes,
     figure,
-    owners_together,
 )
 from tests.vm import words
 from tests.vm.churn_pods import Workers
 from tests.vm.churn_report import Options, Report, read_spans, told, write_episodes
-from tests.vm.churn_signs import LinkLog, cpu_seconds, unanswered
+from tests.vm.churn_signs import LinkLog
 from tests.vm.churn_watch import serial_of
 from tests.vm.nursery import NurseryPlugin
 
@@ -50,20 +49,10 @@ _BACK_LIMIT_S = 120.0
 _SAY_EVERY_S = 15.0
 # Seconds of a guest that counts instructions are minutes outside.
 _REPORT_EVERY_S = 30.0
-# The plugin is asked whether the runtime answers it; each time costs it some milliseconds.
-_ASK_EVERY_S = 1.0
 
 
 class Churn:
-    """One run.
-
-    Args:
-        options: how much.
-        machine: its name, for the report.
-        binaries: of containerd, with the OCI runtime to use.
-        shared: directory of the artifacts.
-        directory: on a tmpfs.
-    """
+    """One run."""
 
     def __init__(
         self,
@@ -105,27 +94,18 @@ class Churn:
             self._client,
             self._over,
         )
-        self._kills = self._restarts = self._hangs = 0
+        self._kills = self._restarts = 0
         self._moments: list[tuple[float, bool]] = []
         self._begin = self._end = 0.0
         self._broken: list[BaseException] = []
-        self._used_before: dict[str, float] = {}
-        self._used: dict[str, float] = {}
-        self._asked = 0.0
 
     # -- all of it -------------------------------------------------------------------------
 
     def run(self) -> Report:
-        """Do it and take stock."""
         self._directory.mkdir(parents=True, exist_ok=True)
         self.containerd.start(timeout_s=_START_LIMIT_S)
         self.plugin.directory.mkdir(parents=True, exist_ok=True)
-        self.plugin.write_config(
-            {
-                "log": {"format": "json", "level": "info"},
-                "runtime": {"hungAfter": f"{self.options.hung_after_s}s"},
-            }
-        )
+        self.plugin.write_config({"log": {"format": "json", "level": "info"}})
         self.plugin.start()
         self._moments.append((time.time(), True))
         _KUBEPODS.mkdir(exist_ok=True)
@@ -141,10 +121,8 @@ class Churn:
         )
         try:
             self._begin = time.time()
-            self._used_before = cpu_seconds()
             self._churn()
             self._end = time.time()
-            self._used = self._use()
             unsettled = self._settle()
         finally:
             watch.send_signal(signal.SIGTERM)
@@ -152,7 +130,6 @@ class Churn:
         return self._report(unsettled)
 
     def close(self) -> None:
-        """End everything."""
         self.plugin.close()
         self.containerd.close()
 
@@ -177,6 +154,9 @@ class Churn:
         for thread in threads:
             thread.join(_CALL_LIMIT_S * 4)
         if self._broken:
+            # The daemon writes the stacks of all its goroutines to its log.
+            subprocess.run(["kill", "-USR1", str(self.containerd.pid)], check=False)
+            time.sleep(1)
             raise self._broken[0]
 
     def _client(self) -> CRI:
@@ -196,9 +176,7 @@ class Churn:
         said = reported = time.time()
         while not self._over():
             done = self._done()
-            if self._hangs_now():
-                self._unhang()
-            elif self._restarts < int(done * (self.options.restarts + 1)):
+            if self._restarts < int(done * (self.options.restarts + 1)):
                 self._restart_containerd()
             elif self._kills < int(done * (self.options.kills + 1)):
                 self._kill_plugin(rng)
@@ -208,32 +186,17 @@ class Churn:
                 self._say()
             if time.time() > reported + _REPORT_EVERY_S:
                 # Whoever ends a long run before its time has figures all the same.
-                self._end, self._used = time.time(), self._use()
+                self._end = time.time()
                 self._report([], ended=False)
                 reported = time.time()
         self._wait_active(self._moments[-1][0], _START_LIMIT_S)
-
-    def _use(self) -> dict[str, float]:
-        before = self._used_before
-        used = {name: n - before.get(name, 0.0) for name, n in cpu_seconds().items()}
-        # What ended since is in the figure of its parent.
-        return {name: round(n, 2) for name, n in used.items() if n > 0}
-
-    def _hangs_now(self) -> bool:
-        """Whether calls do not come back, or the plugin says that the runtime does not answer."""
-        if not self.workers.hung.is_set() and time.time() > self._asked + _ASK_EVERY_S:
-            self._asked = time.time()
-            if self.plugin.running and (text := unanswered(self.plugin.address)):
-                print(f"{time.monotonic():8.1f} {text}", flush=True)
-                self.workers.hung.set()
-        return self.workers.hung.is_set()
 
     def _say(self) -> None:
         workers = self.workers
         print(
             f"{time.monotonic():8.1f} {workers.pods} pods, {workers.containers} containers, "
             f"{self._kills} kills, {self._restarts} restarts, {workers.refused} refused, "
-            f"{self._hangs} hangs, {sum(workers.failed.values())} calls failed",
+            f"{sum(workers.failed.values())} calls failed",
             flush=True,
         )
 
@@ -272,24 +235,9 @@ class Churn:
         while not self._link.active_since(since) and time.time() < deadline:
             if not self.plugin.running:
                 raise RuntimeError(f"the plugin ended by itself:\n{self.plugin.log()[-3000:]}")
-            if self._hangs_now():
+            if self._broken:
                 return
             time.sleep(0.1)
-
-    def _unhang(self) -> None:
-        """A call did not come back: keep the daemon's stacks, and go on with a new one."""
-        self._hangs += 1
-        self._moments.append((time.time(), False))
-        with contextlib.suppress(ProcessLookupError):
-            # It writes the stacks of all its goroutines to its log.
-            subprocess.run(["kill", "-USR1", str(self.containerd.pid)], check=False)
-        time.sleep(1)
-        self.containerd.kill()
-        self.containerd.start(timeout_s=_START_LIMIT_S, keep_configuration=True)
-        self._restarts += 1
-        self._asked = time.time()
-        self.workers.hung.clear()
-        self._wait_active(self._moments[-1][0], _BACK_LIMIT_S)
 
     # -- the end ---------------------------------------------------------------------------
 
@@ -346,31 +294,20 @@ class Churn:
         }
 
     def _away(self, end: float) -> list[Interval]:
-        away = Away()
         moments = list(self._moments)
         for when, state in self._link.read():
             if state == "active":
                 moments.append((when, True))
             elif state in ("disconnected", "stopped"):
                 moments.append((when, False))
-        for when, up in sorted(moments):
-            if up:
-                away.back(when)
-            else:
-                away.lost(when)
-        return away.until(end)
+        return away(moments, end)
 
     def _report(self, unsettled: list[str], *, ended: bool = True) -> Report:
         facts = self._facts()
         spans, summary = read_spans(self._spans)
         found = episodes(self.ground, facts, spans)
-        away = self._away(self._end)
-        together, most = owners_together(facts, spans)
-        write_episodes(self._shared / "churn-episodes.jsonl", found, facts, away, self._begin)
-        up = [
-            each for each in found if not any(a <= each.at[0] and each.at[1] <= b for a, b in away)
-        ]
-        worst = sorted(up, key=lambda e: (e.at[0] - e.at[1], e.at))[:12]
+        absent = self._away(self._end)
+        write_episodes(self._shared / "churn-episodes.jsonl", found, facts, absent, self._begin)
         workers = self.workers
         report = Report(
             options=self.options,
@@ -382,20 +319,12 @@ class Churn:
             kills=self._kills,
             restarts=self._restarts,
             refused=workers.refused,
-            hangs=self._hangs,
-            pods_per_minute=round(workers.pods * 60 / (self._end - self._begin), 2),
-            away_seconds=round(sum(b - a for a, b in away), 1),
+            away_seconds=round(sum(b - a for a, b in absent), 1),
             watched=summary,
-            cpu_seconds=self._used,
-            container_seconds=round(sum(span.end - span.start for span in spans), 1),
-            owners_seconds=round(together, 1),
-            owners_most=most,
-            figures=[figure(kind, found, away) for kind in KINDS],
+            figures=[figure(kind, found, absent) for kind in KINDS],
             kinds=dict(workers.kinds),
-            ways=dict(workers.ways),
             calls_failed=dict(workers.failed),
             refusals=[f"{kind}: {text}" for kind, text in sorted(workers.refusals.items())],
-            worst=[told(each, facts, self._begin) for each in worst],
             unsettled=unsettled,
             ended=ended,
         )

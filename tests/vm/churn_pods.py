@@ -31,8 +31,7 @@ from tests.machines.vm_machine import format_list
 
 _PREFIX = "numa.kubernetes.io/"
 _MIB = 1024 * 1024
-# Ways of removing a pod, and how often. containerd 2.1 can hang in the last two when a plugin comes
-# back meanwhile, and a kubelet does not take them.
+# Ways of removing a pod, and how often; a kubelet does not take the last two.
 _WAYS = {"stop, remove, sandbox": 6, "remove, sandbox": 6, "sandbox": 1, "sandbox at once": 1}
 
 
@@ -52,7 +51,6 @@ class Wish:
 
 
 def _ask(rng: random.Random, ground: Ground) -> Wish:
-    """One pod of any kind."""
     kind = rng.choices(
         ("ordinary", "shared", "exclusive", "isolate", "listed", "listed-owner", "scope-pod"),
         (30, 14, 22, 9, 12, 5, 8),
@@ -131,24 +129,8 @@ class Workers:
     """What threads do with pods, and what they count.
 
     Args:
-        seed: of everything random.
         rounds: times that a pod's containers are replaced, at most.
         keep: pods that each thread lets live while it creates the next, at most.
-        patience_s: how long the runtime may answer nothing.
-        ground: the machine.
-        client: makes a client of the runtime for one thread.
-        over: whether it is time to end.
-
-    Attributes:
-        facts: of every container, by serial number, before it is created.
-        pods: whose sandbox was created.
-        containers: that were started.
-        refused: containers that the plugin refused.
-        refusals: an example for each kind.
-        kinds: pods of each kind.
-        ways: how often each way of removing was taken.
-        failed: calls that failed otherwise, by method and code.
-        hung: set when a call did not come back, and no other did meanwhile.
     """
 
     def __init__(
@@ -176,9 +158,7 @@ class Workers:
         self.pods = self.containers = self.refused = 0
         self.refusals: dict[str, str] = {}
         self.kinds: Counter[str] = Counter()
-        self.ways: Counter[str] = Counter()
         self.failed: Counter[str] = Counter()
-        self.hung = threading.Event()
 
     def work(self, number: int) -> None:
         """Bring pods and take them away until it is over."""
@@ -202,7 +182,7 @@ class Workers:
         # A slow machine lets one call or another run out of time, too: what hangs answers nobody.
         quiet = time.monotonic() - self._answered > self._patience_s
         if error.code is grpc.StatusCode.DEADLINE_EXCEEDED and quiet:
-            self.hung.set()
+            raise RuntimeError(f"the runtime answers nothing any more: {error}")
         with self._lock:
             self.failed[f"{error.method} {error.code.name}"] += 1
 
@@ -295,8 +275,6 @@ class Workers:
 
     def _take_away(self, cri: CRI, rng: random.Random, live: _Live) -> None:
         (way,) = rng.choices(list(_WAYS), list(_WAYS.values()))
-        with self._lock:
-            self.ways[way] += 1
         try:
             if way == "stop, remove, sandbox":
                 for container in live.containers:

@@ -19,32 +19,23 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """How much of it.
 
     Attributes:
-        pods: to create in all.
-        kills: of the plugin, by SIGKILL.
-        restarts: of containerd, SIGTERM and SIGKILL in turn.
         minutes: the end, whatever was reached; 0: none.
-        seed: of everything random.
-        workers: threads that create and remove pods.
-        runtime: OCI runtime, ``crun`` or ``runc``.
         rounds: times that a pod's containers are replaced, at most; a container costs far less than
             a sandbox, which takes the start of several programs written in Go.
         keep: pods that each thread lets live while it creates the next, at most.
         processors: CPUs that the programs of the bed keep to; 0: all.
-        hung_after_s: a registration that waits so long says that the runtime hangs; nobody has a
-            grace period here. Emulation by the host's clock wants a minute.
     """
 
     pods: int = 1000
     kills: int = 200
     restarts: int = 20
-    minutes: float = 0
+    minutes: float = 0.0
     seed: int = 1
     workers: int = 5
     runtime: str = "crun"
     rounds: int = 4
     keep: int = 1
     processors: int = 1
-    hung_after_s: int = 60
 
 
 class Report(msgspec.Struct, kw_only=True):
@@ -59,20 +50,12 @@ class Report(msgspec.Struct, kw_only=True):
     kills: int
     restarts: int
     refused: int
-    hangs: int
-    pods_per_minute: float
     away_seconds: float
     watched: dict[str, float]
-    cpu_seconds: dict[str, float]
-    container_seconds: float
-    owners_seconds: float
-    owners_most: int
     figures: list[Figure]
     kinds: dict[str, int]
-    ways: dict[str, int]
     calls_failed: dict[str, int]
     refusals: list[str]
-    worst: list[str]
     unsettled: list[str]
     ended: bool = True
 
@@ -88,10 +71,6 @@ class Report(msgspec.Struct, kw_only=True):
         Who lives when a run is ended before its time (`ended`) has not been looked at.
         """
         found = [f"not settled in the end: {text}" for text in self.unsettled]
-        # containerd 2.1 hangs by itself when a plugin registers, after a kill too, while a sandbox
-        # is removed with containers in it; it is counted, and the run goes on with a new daemon.
-        if self.hangs and "containerd 2.1." not in self.runtime:
-            found.append(f"the runtime hung {self.hangs} times")
         found += [
             f"{each.kind}: {each.episodes} times, {KINDS[each.kind]}"
             for each in self.figures
@@ -103,9 +82,9 @@ class Report(msgspec.Struct, kw_only=True):
         """A table in Markdown, and what stands around it."""
         yield (
             f"{self.machine}, {self.runtime}: {self.pods} pods with "
-            f"{self.containers} containers in {self.seconds:.0f} s "
-            f"({self.pods_per_minute:.1f} pods per minute), {self.kills} kill -9 of the plugin, "
-            f"{self.restarts} restarts of containerd, {self.hangs} hangs of it, "
+            f"{self.containers} containers in {self.seconds:.0f} s, "
+            f"{self.kills} kill -9 of the plugin, "
+            f"{self.restarts} restarts of containerd, "
             f"{self.refused} containers refused"
         )
         if not self.ended:
@@ -114,9 +93,7 @@ class Report(msgspec.Struct, kw_only=True):
             f"{self.watched.get('reads', 0):.0f} looks in {self.watched.get('sweeps', 0):.0f} "
             f"sweeps, one every {self.watched.get('gap_p50', 0):.3f} s "
             f"(p99 {self.watched.get('gap_p99', 0):.3f} s, longest "
-            f"{self.watched.get('gap_max', 0):.3f} s); containers lived "
-            f"{self.container_seconds:.0f} s in all, two owners or more of them together for "
-            f"{self.owners_seconds:.0f} s (at most {self.owners_most}); "
+            f"{self.watched.get('gap_max', 0):.3f} s); "
             f"the plugin was not in charge for {self.away_seconds:.0f} s"
         )
         yield "| what | episodes | began while up | s while down | s while up | at most | longest |"
@@ -127,12 +104,8 @@ class Report(msgspec.Struct, kw_only=True):
                 f"| {each.up:.2f} | {each.up_at_most:.2f} | {each.longest_up:.2f} |"
             )
         yield "kinds: " + ", ".join(f"{name} {n}" for name, n in sorted(self.kinds.items()))
-        yield "removed: " + ", ".join(f"{name} {n}" for name, n in sorted(self.ways.items()))
-        used = sorted(self.cpu_seconds.items(), key=lambda item: (-item[1], item[0]))[:10]
-        yield "CPU seconds: " + ", ".join(f"{name} {n:.0f}" for name, n in used)
         failed = ", ".join(f"{name} {n}" for name, n in sorted(self.calls_failed.items()))
         yield f"calls that failed: {failed or 'none'}"
-        yield from (f"worst: {text}" for text in self.worst)
         yield from (f"PROBLEM: {text}" for text in self.problems)
 
 
@@ -163,7 +136,6 @@ def read_spans(file: Path) -> tuple[list[Span], dict[str, float]]:
 
 
 def told(episode: Episode, facts: Mapping[int, Fact], begin: float) -> str:
-    """One finding for people."""
     owner = f" of {facts[episode.owner].pod}" if episode.owner else ""
     start, end = episode.at
     return (

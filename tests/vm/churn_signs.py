@@ -1,32 +1,21 @@
-"""What a churn learns of the plugin, and where processor time goes."""
+"""What a churn learns of the plugin."""
 
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import re
-from collections import Counter
 from datetime import datetime
 from pathlib import Path
 
 from tests.checks.churn_figures import Interval
-
-# Under emulation the plugin's loop can be late by seconds.
-_ANSWER_LIMIT_S = 20.0
-_TICKS_PER_S = 100
-
 
 # What Synchronize says of a container that started without us.
 _UNPINNED = re.compile(r"stays unpinned: pod [^/\s]+/(?P<pod>\S+), container (?P<name>[^:\s]+):")
 
 
 class LinkLog:
-    """What the plugin says of its link, read from its log as it grows.
-
-    Attributes:
-        states: (time, state) of the link so far, in order.
-    """
+    """What the plugin says of its link, read from its log as it grows."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -66,9 +55,6 @@ class LinkLog:
         """When each container, as ``POD/NAME``, could not have what it asked for.
 
         Each time from what Synchronize said until the next one, which tries again.
-
-        Args:
-            end: of the last one.
         """
         times: dict[str, list[Interval]] = {}
         ends = [when for when, _ in self._unpinned[1:]] + [end]
@@ -81,54 +67,3 @@ class LinkLog:
         """Whether it got into use after a moment, and still is as far as it knows."""
         states = self.read()
         return bool(states) and states[-1][1] == "active" and states[-1][0] >= when
-
-
-def unanswered(address: str) -> str:
-    """What ``/readyz`` says of a runtime that does not answer; empty when it says nothing of it.
-
-    Args:
-        address: host and port of the plugin.
-    """
-    host, _, port = address.rpartition(":")
-    connection = http.client.HTTPConnection(host, int(port), timeout=_ANSWER_LIMIT_S)
-    try:
-        connection.request("GET", "/readyz")
-        text = connection.getresponse().read().decode(errors="replace")
-    except (OSError, http.client.HTTPException):
-        return ""  # it is being started
-    finally:
-        connection.close()
-    return text.strip() if "has not answered" in text else ""
-
-
-def _role(entry: Path, name: str) -> str:
-    """What a program is there for: Python has five tasks here."""
-    if not name.startswith("python"):
-        return name
-    words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
-    if "tests.vm.nursery" in words:
-        parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-        above = Path(f"/proc/{parent}/cmdline").read_bytes()
-        return "plugin" if b"tests.vm.nursery" in above else "nursery"
-    for word, role in (("tests.vm.churn_watch", "watch"), ("tests.vm.guest", "driver")):
-        if word in words:
-            return role
-    return "reaper"
-
-
-def cpu_seconds() -> dict[str, float]:
-    """What the running programs have used so far, with their children that ended, by task.
-
-    The guest's clock goes on while its processor waits for the host's, so the parts tell more than
-    the sums.
-    """
-    total: Counter[str] = Counter()
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                name, _, rest = (entry / "stat").read_text().rpartition(")")
-                role = _role(entry, name.split("(", 1)[1])
-                ticks = [int(word) for word in rest.split()[11:15]]
-                total[role] += sum(ticks[:2])
-                total[f"{role}'s children"] += sum(ticks[2:])
-    return {name: ticks / _TICKS_PER_S for name, ticks in total.items() if ticks}

@@ -85,7 +85,6 @@ class Watched:
             self._status = -1
 
     def close(self) -> None:
-        """Give the files back."""
         self._close_status()
         os.close(self._group)
 
@@ -94,8 +93,6 @@ class Watcher:
     """All containers below one cgroup directory.
 
     Args:
-        top: the directory.
-        out: where spans go, a JSON array per line.
         clock: seconds.
     """
 
@@ -108,7 +105,6 @@ class Watcher:
         self.reads = 0
 
     def sweep(self) -> None:
-        """Look at each container once."""
         now = time.time()
         if self._last:
             self.gaps.append(now - self._last)
@@ -169,7 +165,6 @@ class Watcher:
         self._out.write(json.dumps(summary) + "\n")
 
     def close(self) -> None:
-        """Write what is open."""
         for watched in self._known.values():
             self._end(watched, watched.end)
 

@@ -59,12 +59,7 @@ def _all_case_names() -> list[str]:
 
 
 class MachineRuns:
-    """The machines of this session; one runs at a time.
-
-    Args:
-        parts: what to boot with.
-        selected: names of the cases of each machine.
-    """
+    """The machines of this session; one runs at a time."""
 
     def __init__(self, parts: Parts, selected: dict[str, list[str]]) -> None:
         self._parts = parts
@@ -74,11 +69,7 @@ class MachineRuns:
         self._running: tuple[str, Iterator[Result]] | None = None
 
     def result(self, machine: Machine, case: str) -> Result:
-        """The result of one case; boots the machine when it is the first one.
-
-        Raises:
-            TestbedUnavailable: the machine does not boot; remembered.
-        """
+        """The result of one case; boots the machine when it is the first one."""
         name = machine.name
         if name in self._unbootable:
             raise self._unbootable[name]
@@ -116,7 +107,6 @@ class MachineRuns:
             self._unbootable[name] = error
 
     def close(self) -> None:
-        """End what runs."""
         if self._running is not None:
             self._running[1].close()  # type: ignore[attr-defined]  # it is a generator
 

@@ -103,14 +103,7 @@ class CaseTimeoutError(Exception):
 
 
 class Guest:
-    """What a case works with.
-
-    Attributes:
-        machine: the document this machine was booted from.
-        containerd: the runtime.
-        plugin: `nri-numa run`.
-        notes: lines for the report, measured values.
-    """
+    """What a case works with."""
 
     def __init__(self, machine: Machine, shared: Path) -> None:
         self.machine = machine
@@ -138,16 +131,13 @@ class Guest:
 
     @property
     def online(self) -> frozenset[int]:
-        """CPUs that run programs now."""
         return words.online_cpus()
 
     @property
     def memory_nodes(self) -> frozenset[int]:
-        """NUMA nodes with memory."""
         return frozenset(i for i, node in enumerate(self.machine.numa) if node.memory_mib)
 
     def cpus_of(self, numa_node: int) -> frozenset[int]:
-        """Online CPUs of a NUMA node."""
         return words.numa_cpus(numa_node)
 
     def cpu_nodes(self) -> list[int]:
@@ -164,7 +154,6 @@ class Guest:
         return nodes if len(nodes) <= 4 else [nodes[0], nodes[len(nodes) // 2], nodes[-1]]
 
     def nodes_of(self, cpus: frozenset[int]) -> frozenset[int]:
-        """NUMA nodes of some CPUs."""
         return frozenset(self.machine.numa_node_of(cpu) for cpu in cpus)
 
     def largest_node(self) -> int:
@@ -209,16 +198,8 @@ class Guest:
     ) -> Container:
         """Start a Guaranteed pod with one container, ``main``.
 
-        Args:
-            name: of the pod.
-            annotations: ``numa.kubernetes.io/`` is put before each key.
-            cpus: CPU limit and request.
-            memory_mib: memory limit and request.
-            command: default: print what may be used and sleep.
-            resources: instead of `cpus` and `memory_mib`.
-
-        Raises:
-            CRIError: the runtime, or the plugin through it, refused.
+        `command`: default: print what may be used and sleep.
+        `resources`: instead of `cpus` and `memory_mib`.
         """
         pod = self.sandbox(name, annotations)
         return self.container(
@@ -231,7 +212,6 @@ class Guest:
         )
 
     def sandbox(self, name: str, annotations: Mapping[str, str] | None = None) -> Pod:
-        """Start a pod without containers."""
         return self.containerd.cri.run_pod(
             name,
             annotations={f"numa.kubernetes.io/{k}": v for k, v in (annotations or {}).items()},
@@ -261,7 +241,6 @@ class Guest:
         return words.Allowed(cpus=parse_list(seen.cpus), mems=parse_list(seen.mems))
 
     def pid(self, container: Container) -> int:
-        """The container's first process."""
         return self.containerd.cri.pid(container)
 
     def pinned(
@@ -275,10 +254,7 @@ class Guest:
 
         They are the container's first line, its process now, and its cgroup for both.
 
-        Args:
-            container: which one.
-            cpus: what they must be; default: whatever the witnesses agree on.
-            mems: likewise.
+        `cpus`: what they must be; default: whatever the witnesses agree on.
 
         Returns:
             What they agree on.
@@ -362,11 +338,7 @@ class Guest:
     # -- the machine -----------------------------------------------------------------------
 
     def qemu(self, command: str, **arguments: object) -> None:
-        """Have the host run one command of QEMU's machine protocol.
-
-        Raises:
-            RuntimeError: QEMU refused.
-        """
+        """Have the host run one command of QEMU's machine protocol."""
         self._asked += 1
         name = f"{self._asked:03}.json"
         scratch = self.shared / "ask.tmp"
@@ -379,7 +351,6 @@ class Guest:
             raise RuntimeError(f"QEMU refused {command}: {answer.error}")
 
     def reset(self) -> None:
-        """Remove every pod."""
         if self.containerd.running:
             self.containerd.cri.remove_all()
 
@@ -399,12 +370,7 @@ class Guest:
     # -- running ---------------------------------------------------------------------------
 
     def run(self, case: Case, begins: Callable[[], object] = lambda: None) -> Result:
-        """Run one case and clean up after it; again if it failed while the machine stood still.
-
-        Args:
-            case: which one.
-            begins: called at the beginning of each try.
-        """
+        """Run one case and clean up after it; again if it failed while the machine stood still."""
 
         def attempt() -> Result:
             begins()

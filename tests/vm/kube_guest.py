@@ -146,7 +146,6 @@ class _Node:
 
     @property
     def online(self) -> frozenset[int]:
-        """CPUs that run programs now."""
         return words.online_cpus()
 
     def start(self) -> None:
@@ -158,7 +157,6 @@ class _Node:
         self.kubelet.start()
 
     def answer(self, ask: Ask) -> Answer:
-        """Do what the host asks for."""
         match ask.what:
             case "look":
                 return Answer(looks=self._look())

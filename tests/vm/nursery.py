@@ -62,7 +62,6 @@ class Forked:
             signal.pidfd_send_signal(self._descriptor, number)
 
     def kill(self) -> None:
-        """SIGKILL."""
         self.send_signal(signal.SIGKILL)
 
 
@@ -94,7 +93,6 @@ class NurseryPlugin(GuestPlugin):
         return Forked(int(self._nursery.stdout.readline()))
 
     def close(self) -> None:
-        """End it, and the nursery."""
         super().close()
         if self._nursery is not None:
             self._nursery.kill()
@@ -103,7 +101,6 @@ class NurseryPlugin(GuestPlugin):
 
 
 def _live(order: Mapping[str, Any]) -> int:
-    """Become the plugin."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
     log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)

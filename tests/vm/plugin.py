@@ -145,7 +145,6 @@ class UnitPlugin(GuestPlugin):
         self._installed = False
 
     def close(self) -> None:
-        """Stop it."""
         self.terminate()
 
 

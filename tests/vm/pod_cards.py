@@ -32,11 +32,7 @@ def moves_cards(machine: Machine) -> bool:
 
 
 def network(bed: Path) -> tuple[dict[str, object], Path]:
-    """Configuration and folder of plugins for the runtime; the plugins' package is in the cache.
-
-    Args:
-        bed: directory of the bed in the guest, on a tmpfs.
-    """
+    """Configuration and folder of plugins for the runtime; the plugins' package is in the cache."""
     package = DebCache().cached(CNI_PLUGINS.label)
     assert package is not None, "the CNI plugins are not in the cache: run python -m tests.vm run"
     programs, cards = bed / "cni-programs", bed / "cards"
@@ -54,11 +50,7 @@ def network(bed: Path) -> tuple[dict[str, object], Path]:
 def give(bed: Path, pod: str, interface: str, address: str) -> None:
     """Let the next pod of a name have a network interface of the machine.
 
-    Args:
-        bed: as for `network`.
-        pod: its name.
-        interface: its name in the machine.
-        address: it gets, with the length of its prefix; a runtime insists on one.
+    `address`: it gets, with the length of its prefix; a runtime insists on one.
     """
     configuration = {
         "cniVersion": "1.0.0",

@@ -41,18 +41,7 @@ class SkipCase(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One case.
-
-    Attributes:
-        name: unique, for the command line.
-        proves: one line for people.
-        run: the function.
-        applies: whether a machine can run it.
-        system: whether a machine with systemd as its first process runs it, too.
-        plugin: whether `nri-numa run` must be connected before it starts.
-        runtime: whether the guest's containerd must run before it starts.
-        limit_s: how long it may take.
-    """
+    """One case."""
 
     name: str
     proves: str
@@ -115,5 +104,4 @@ def cases_for(machine: Machine) -> list[Case]:
 
 
 def skip(reason: str) -> None:
-    """End the running case as skipped."""
     raise SkipCase(reason)

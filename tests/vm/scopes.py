@@ -56,7 +56,6 @@ class Scope:
 
 
 def scopes(guest: Guest) -> list[Scope]:
-    """All running containers."""
     everything = ("", "")
     meant: dict[str, tuple[str, str]] = {}
     if agent := guest.plugin.running:

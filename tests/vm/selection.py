@@ -13,11 +13,7 @@ MACHINES = load_machines(Path(__file__).parent / "machines")
 
 
 def chosen(asked: str) -> list[str]:
-    """Names of machines from the value of ``NRI_NUMA_VM``; empty: the core set.
-
-    Raises:
-        ValueError: it names a machine that is not there.
-    """
+    """Names of machines from the value of ``NRI_NUMA_VM``; empty: the core set."""
     if asked == "all":
         return list(MACHINES)
     if asked in ("", "core"):
@@ -42,9 +38,7 @@ def booted(environment: Mapping[str, str] = os.environ) -> list[Machine]:
 def unproven(proven_by: str | Iterable[str], machines: Iterable[Machine]) -> str:
     """Why cases do not prove what a test would; empty when each runs on one of the machines.
 
-    Args:
-        proven_by: names of cases; one, or several that together say the same.
-        machines: that are booted.
+    `proven_by`: names of cases; one, or several that together say the same.
     """
     names = [proven_by] if isinstance(proven_by, str) else list(proven_by)
     if not names:

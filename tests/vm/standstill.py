@@ -72,11 +72,6 @@ def insist(
 ) -> Result:
     """Run a case, and once more as long as it failed while the machine stood still.
 
-    Args:
-        attempt: runs it, and cleans up after it.
-        standstill: that watches.
-        say: told how each try went.
-
     Returns:
         The result of the last try; its notes begin with what the others came to.
     """

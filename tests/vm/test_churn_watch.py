@@ -22,7 +22,6 @@ def test_a_number_is_what_the_drivers_containers_carry() -> None:
 
 @pytest.fixture
 def program() -> Iterator[subprocess.Popen[bytes]]:
-    """What a container runs."""
     with subprocess.Popen(["sleep", "1000000", "17"]) as process:
         # Its arguments are there a moment after the start is reported.
         while not Path(f"/proc/{process.pid}/cmdline").read_bytes():
@@ -32,7 +31,6 @@ def program() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def container(top: Path, name: str, pid: int) -> Path:
-    """A cgroup as the kernel shows it."""
     directory = top / "burstable" / "pod1" / (name * 64)
     directory.mkdir(parents=True)
     (directory / "cgroup.procs").write_text(f"{pid}\n")

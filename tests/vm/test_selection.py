@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.vm.selection import MACHINES, booted, chosen, unproven
+from tests.vm.selection import booted, unproven
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -43,25 +43,3 @@ def test_what_needs_more_cpus_is_proven_on_a_machine_that_ci_boots(where: str) -
     if count <= 2:
         return  # CI has two: never left out there
     assert unproven(keys.get("proven_by", ()), booted(ci_environment())) == ""
-
-
-def test_reasons_that_something_is_not_proven() -> None:
-    small = [MACHINES["no-smt"]]
-    assert unproven("single_numa_node_admitted", small) == ""
-    assert "no case" in unproven((), small)
-    assert "'flying'" in unproven(("single_numa_node_admitted", "flying"), small)
-    assert "full_cores" in unproven("full_cores", small)
-    assert "none" in unproven("single_numa_node_admitted", booted({}))
-
-
-def test_machines_are_chosen_by_name() -> None:
-    assert [each.name for each in booted({"NRI_NUMA_VM": "no-smt,ten-nodes"})] == [
-        "no-smt",
-        "ten-nodes",
-    ]
-    assert chosen("all") == list(MACHINES)
-    core = booted({"NRI_NUMA_REQUIRE_VM": "1"})
-    assert core
-    assert all(machine.core for machine in core)
-    with pytest.raises(ValueError, match="no machine moon, expected core, all"):
-        chosen("no-smt,moon")

@@ -18,7 +18,6 @@ def _text(path: Path) -> str:
 
 
 def online_cpus() -> frozenset[int]:
-    """CPUs that run programs now."""
     return parse_list(_text(_CPUS / "online"))
 
 
@@ -34,17 +33,14 @@ def nohz_full_cpus() -> frozenset[int]:
 
 
 def numa_nodes() -> frozenset[int]:
-    """NUMA nodes that are online."""
     return parse_list(_text(_NODES / "online"))
 
 
 def numa_cpus(numa_node: int) -> frozenset[int]:
-    """Online CPUs of a NUMA node."""
     return parse_list(_text(_NODES / f"node{numa_node}" / "cpulist"))
 
 
 def numa_distances(numa_node: int) -> tuple[int, ...]:
-    """Row of the distance table."""
     return tuple(int(value) for value in _text(_NODES / f"node{numa_node}" / "distance").split())
 
 
@@ -62,7 +58,6 @@ def siblings(cpu: int) -> frozenset[int]:
 
 
 def package(cpu: int) -> int:
-    """The socket of a CPU."""
     return int(_text(_CPUS / f"cpu{cpu}" / "topology" / "physical_package_id"))
 
 

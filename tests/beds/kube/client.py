@@ -29,13 +29,7 @@ class KubeError(RuntimeError):
 
 
 class Client:
-    """Calls one API server as the administrator.
-
-    Args:
-        kubectl: the words before kubectl's arguments, ``nsenter … kubectl``.
-        environment: of kubectl, with ``KUBECONFIG``.
-        proxy_socket: where ``kubectl proxy`` listens.
-    """
+    """Calls one API server as the administrator."""
 
     def __init__(
         self, kubectl: Sequence[str], environment: Mapping[str, str], proxy_socket: Path
@@ -48,11 +42,6 @@ class Client:
         self, *arguments: str, documents: Sequence[JsonObject] = (), timeout_s: float = PATIENCE_S
     ) -> str:
         """Run kubectl to its end; returns what it printed.
-
-        Args:
-            arguments: of kubectl.
-            documents: written to its standard input, for ``-f -``.
-            timeout_s: its limit.
 
         Raises:
             KubeError: it failed.
@@ -127,7 +116,6 @@ class Client:
     # -- pods ------------------------------------------------------------------------------
 
     def pod(self, name: str, namespace: str = "default") -> JsonObject | None:
-        """A pod, or None."""
         return self.get(f"/api/v1/namespaces/{namespace}/pods/{name}")
 
     def pods(self, selector: str = "", namespace: str = "default") -> list[JsonObject]:
@@ -150,11 +138,6 @@ class Client:
         )
 
     def wait_ready(self, name: str, *, timeout_s: float = PATIENCE_S) -> JsonObject:
-        """Wait until a pod is Ready.
-
-        Raises:
-            TimeoutError: it is not; the message has its status.
-        """
         return self.wait_pod(name, is_ready, "Ready", timeout_s=timeout_s)
 
     def wait_pod(
@@ -165,11 +148,7 @@ class Client:
         *,
         timeout_s: float = PATIENCE_S,
     ) -> JsonObject:
-        """Wait until `probe` is true of a pod.
-
-        Raises:
-            TimeoutError: it is not; the message has its status.
-        """
+        """Wait until `probe` is true of a pod."""
         last: JsonObject = {}
 
         def ask() -> JsonObject | None:

@@ -31,11 +31,7 @@ class ControlPlane(Bed):
     """One control plane; a context manager.
 
     Args:
-        programs: from `find_programs`.
-        namespaces: that are there.
-        nodes: names of nodes with a kubelet, which get a user each.
         heartbeats: whether a node that does not report is tainted; not where nodes are objects.
-        scheduler: keys of the KubeSchedulerConfiguration.
     """
 
     def __init__(
@@ -71,7 +67,6 @@ class ControlPlane(Bed):
 
     @property
     def client(self) -> Client:
-        """Calls as the administrator."""
         if self._client is None:
             kubectl = [*self.namespaces.enter(mounts=False), str(self.programs / "kubectl")]
             self._client = Client(kubectl, self.environment, self._proxy_socket)
@@ -89,13 +84,7 @@ class ControlPlane(Bed):
     # -- life ------------------------------------------------------------------------------
 
     def start(self, *, timeout_s: float = 180.0) -> None:
-        """Start all of it; returns when pods can be created.
-
-        Raises:
-            TestbedUnavailable: the openssl program is missing.
-            RuntimeError: one of the programs ended.
-            TimeoutError: not ready within the limit, seconds for each step.
-        """
+        """Start all of it; returns when pods can be created."""
         for directory in (self.directory, self.log_directory):
             directory.mkdir(parents=True, exist_ok=True)
         key = self._service_account_key()
@@ -237,16 +226,7 @@ class ControlPlane(Bed):
         labels: Mapping[str, str] | None = None,
         annotations: Mapping[str, str] | None = None,
     ) -> None:
-        """A node that is an object only, Ready and without taints.
-
-        Args:
-            name: its name.
-            cpus: capacity.
-            memory: capacity, a Kubernetes quantity.
-            resources: more capacity, such as extended resources.
-            labels: its labels.
-            annotations: its annotations.
-        """
+        """A node that is an object only, Ready and without taints."""
         assert not self._heartbeats, "a node that never reports would be tainted"
         self.client.ask(
             "POST",

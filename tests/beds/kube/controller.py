@@ -46,13 +46,7 @@ def install(client: Client) -> None:
 
 
 class Controller(Service):
-    """One replica; a context manager.
-
-    Args:
-        bed: where it works.
-        port: that it serves on, in the bed's network.
-        config: keys of the section ``controller``.
-    """
+    """One replica; a context manager."""
 
     def __init__(self, bed: KubeBed, port: int, **config: Any) -> None:
         token = bed.client.kubectl("create", "token", ACCOUNT, f"--namespace={NAMESPACE}")

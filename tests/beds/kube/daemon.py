@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tests.beds import processes
 from tests.beds.cri import poll
 
 
-class Daemon:
+class Daemon(processes.Bed):
     """A process that is started, asked whether it lives, and ended by its id.
 
     Args:
-        name: for messages, and of the log file.
         command: its command line; must become the program without a fork.
-        directory: where its log goes.
-        environment: all of it.
     """
 
     def __init__(
@@ -37,7 +36,6 @@ class Daemon:
 
     @property
     def pid(self) -> int:
-        """Process id."""
         assert self._process is not None, f"{self.name} does not run"
         return self._process.pid
 
@@ -47,7 +45,6 @@ class Daemon:
         self._process = processes.spawn(self.command, self.log_file, self._environment)
 
     def log(self) -> str:
-        """Everything it wrote so far."""
         return processes.logged(self.log_file)
 
     def check(self) -> None:
@@ -61,6 +58,14 @@ class Daemon:
         if process is not None:
             processes.end(process, number, timeout_s)
 
+    def close(self) -> None:
+        self.end()
+
+    def records(self, message: str = "") -> list[dict[str, Any]]:
+        """Its log lines that are JSON, of one message where one is named."""
+        found = [json.loads(line) for line in self.log().splitlines() if line[:1] == "{"]
+        return [each for each in found if message in ("", each.get("msg"))]
+
 
 def wait_for(
     daemons: Sequence[Daemon],
@@ -70,12 +75,7 @@ def wait_for(
     timeout_s: float,
     every_s: float = 0.1,
 ) -> None:
-    """Wait until `probe` is true while all daemons live.
-
-    Raises:
-        RuntimeError: one of them ended.
-        TimeoutError: not true within the limit; the message has the ends of their logs.
-    """
+    """Wait until `probe` is true while all daemons live."""
 
     def ask() -> bool | None:
         for daemon in daemons:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
-from typing import Any
 
 from tests.beds.kube.daemon import Daemon
 from tests.beds.kube.node import Node
@@ -17,13 +15,7 @@ resource at 0 for five minutes after its device plugin has gone."""
 
 
 class DevicePluginDaemon(Daemon):
-    """The process: the bed's ``/var/lib/kubelet``, the host's network, where the agent answers.
-
-    Args:
-        node: whose agent it asks.
-        name: of its log.
-        environment: more of it.
-    """
+    """The process: the bed's ``/var/lib/kubelet``, the host's network, where the agent answers."""
 
     def __init__(
         self,
@@ -41,11 +33,6 @@ class DevicePluginDaemon(Daemon):
         named = {"NRI_NUMA_DEVICE_PLUGIN_RESOURCE_NAME": RESOURCE, **(environment or {})}
         super().__init__(name, command, node.control.log_directory, plugin_environment(named))
 
-    def records(self) -> list[dict[str, Any]]:
-        """Its log lines."""
-        lines = [line for line in self.log().splitlines() if line.startswith("{")]
-        return [json.loads(line) for line in lines]
-
     def registrations(self) -> int:
         """How often the kubelet took it, over all its lives."""
-        return sum(one.get("msg") == "registered" for one in self.records())
+        return len(self.records("registered"))

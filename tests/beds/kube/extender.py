@@ -47,20 +47,9 @@ def install(client: Client) -> None:
 class Extender(Bed):
     """One extender and the kube-scheduler that asks it; a context manager.
 
-    Attributes:
-        process: the extender.
-        scheduler: the kube-scheduler.
-
     Args:
-        bed: where.
-        config: more keys of the section ``scheduler``.
-        port: where it listens.
-        scheduler_port: where its kube-scheduler listens.
-        name: what pods say in ``schedulerName`` for it.
-        standby: whether another replica leads, so that nobody waits until this one is ready.
         certificate: file with a key and its certificate, which the extender and those who ask show
             and trust; such a replica has no kube-scheduler: whoever holds the file asks.
-        level: of the log lines of the extender.
     """
 
     def __init__(
@@ -137,12 +126,10 @@ class Extender(Bed):
                 self.wait_ready()
 
     def close(self) -> None:
-        """End both."""
         self.scheduler.end()
         self.process.end()
 
     def wait_ready(self) -> None:
-        """Until it answers and leads."""
 
         def ask() -> bool | None:
             self.process.check()
@@ -171,7 +158,6 @@ class Extender(Bed):
         )
 
     def log(self) -> str:
-        """Everything both wrote."""
         return f"{self.process.log()}\n--- {SCHEDULER}\n{self.scheduler.log()}"
 
 

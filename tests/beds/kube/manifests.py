@@ -32,13 +32,8 @@ def container(
 ) -> JsonObject:
     """A container that prints what it may use before it does anything else, and stays.
 
-    Args:
-        name: its name.
-        cpus: its request, a Kubernetes quantity; empty for none.
-        memory: its request; empty for none.
-        limits: whether the limits are the requests, which makes a pod Guaranteed.
-        command: what it runs.
-        more: more keys of the container.
+    `cpus`: its request, a Kubernetes quantity; empty for none.
+    `memory`: its request; empty for none.
     """
     requests = {key: text for key, text in (("cpu", cpus), ("memory", memory)) if text}
     resources = {"requests": requests, **({"limits": requests} if limits else {})}
@@ -60,11 +55,7 @@ def template(
 ) -> JsonObject:
     """Metadata and spec of a pod, as a Deployment holds them.
 
-    Args:
-        containers: default `container`.
-        annotations: of the pod.
-        labels: of the pod.
-        spec: more keys of the pod's spec.
+    `containers`: default `container`.
     """
     return {
         "metadata": {"annotations": dict(annotations or {}), "labels": dict(labels or {})},
@@ -85,14 +76,7 @@ def pod(name: str, *containers: JsonObject, **keys: Any) -> JsonObject:
 
 
 def workload(kind: str, name: str, pods: JsonObject, **spec: Any) -> JsonObject:
-    """A Deployment, DaemonSet, StatefulSet or Job of pods like `pods`, labelled ``app=<name>``.
-
-    Args:
-        kind: its kind.
-        name: its name.
-        pods: from `template`.
-        spec: more keys of its spec.
-    """
+    """A Deployment, DaemonSet, StatefulSet or Job of pods like `pods`, labelled ``app=<name>``."""
     pods = {**pods, "metadata": {**pods["metadata"], "labels": {"app": name}}}
     group = "batch/v1" if kind == "Job" else "apps/v1"
     selector = {} if kind == "Job" else {"selector": {"matchLabels": {"app": name}}}

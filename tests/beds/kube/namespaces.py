@@ -41,9 +41,6 @@ class Namespaces(Bed):
 
     Inside, `ADDRESS` is on the loopback interface, ``/var/lib`` and ``/var/log`` are folders of the
     bed, and ``directory/tmpfs`` is a tmpfs.
-
-    Args:
-        directory: for what is mounted.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -53,7 +50,6 @@ class Namespaces(Bed):
 
     @property
     def pid(self) -> int:
-        """Process id of the holder."""
         assert self._holder is not None, "the namespaces are not there"
         return self._holder.pid
 
@@ -63,11 +59,6 @@ class Namespaces(Bed):
         return ["nsenter", f"--target={self.pid}", *flags, "--"]
 
     def start(self) -> None:
-        """Make them.
-
-        Raises:
-            TestbedUnavailable: not root, a program is missing, or the kernel refuses.
-        """
         require_root("a Kubernetes of its own namespaces")
         for program, package in (("ip", "iproute2"), ("unshare", "util-linux"), ("mount", "mount")):
             if shutil.which(program) is None:

@@ -41,11 +41,7 @@ def kubelet_configuration(
 ) -> dict[str, Any]:
     """A KubeletConfiguration for a bed.
 
-    Args:
-        runtime: containerd's socket.
-        directory: for static pods.
-        cgroup_root: of all pods; must be there.
-        address: where the kubelet serves.
+    `cgroup_root`: of all pods; must be there.
     """
     return {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
@@ -79,14 +75,7 @@ def kubelet_configuration(
 
 
 class Node(Bed):
-    """One node; a context manager. The kubelet starts when nri-numa is ready.
-
-    Args:
-        control: a control plane that runs and knows a node of this name.
-        name: the node's name.
-        kubelet: keys of the KubeletConfiguration.
-        plugin: keys of nri-numa's configuration.
-    """
+    """One node; a context manager. The kubelet starts when nri-numa is ready."""
 
     def __init__(
         self,
@@ -146,13 +135,7 @@ class Node(Bed):
     # -- life ------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start all three; returns when the node is Ready and takes pods.
-
-        Raises:
-            TestbedUnavailable: the machine cannot run it.
-            RuntimeError: one of them ended.
-            TimeoutError: not Ready within the limit.
-        """
+        """Start all three; returns when the node is Ready and takes pods."""
         (self.directory / "static").mkdir(parents=True, exist_ok=True)
         self.api_socket.parent.mkdir(exist_ok=True)
         os.chown(self.api_socket.parent, 0, NOBODY)
@@ -173,13 +156,7 @@ class Node(Bed):
     def restart_kubelet(
         self, configuration: Mapping[str, Any] | None = None, *, wait: bool = True
     ) -> None:
-        """End and start it; containers go on.
-
-        Args:
-            configuration: keys that change. What its CPU and Memory Managers wrote down is removed
-                then, as an operator must: the kubelet does not start with another policy's notes.
-            wait: until the node takes pods, which one under pressure does not.
-        """
+        """End and start it; containers go on."""
         self.kubelet.end()
         if configuration is not None:
             self.configuration.update(configuration)
@@ -236,11 +213,8 @@ class Node(Bed):
     def cgroup_file(self, pod: JsonObject, controller: str, v1: str, v2: str) -> str:
         """Text of a file in the cgroup of a pod's first container.
 
-        Args:
-            pod: the pod.
-            controller: whose hierarchy on cgroup v1.
-            v1: the file's name there.
-            v2: its name on cgroup v2.
+        `controller`: whose hierarchy on cgroup v1.
+        `v2`: its name on cgroup v2.
         """
         for line in Path(f"/proc/{self.pid(pod)}/cgroup").read_text(encoding="ascii").splitlines():
             _, names, path = line.split(":", 2)

@@ -36,12 +36,8 @@ class Publisher(Service):
     """One publisher; a context manager.
 
     Args:
-        bed: where it publishes.
-        token: of its service account.
-        config: keys of the section ``publish``.
         node: name of the Node that it publishes for; the bed's by default.
         certificate: of the certificate authority; the bed's by default.
-        more: other sections of the configuration.
     """
 
     def __init__(

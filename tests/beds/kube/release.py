@@ -29,8 +29,6 @@ class Release(Bed):
     """One installation; a context manager.
 
     Args:
-        bed: where.
-        name: of the release, and of its namespace.
         values: as in a values file.
     """
 
@@ -72,7 +70,6 @@ class Release(Bed):
         self.said = self.helm("install", self.name, str(CHART), "--create-namespace", "-f-")
 
     def close(self) -> None:
-        """Uninstall it."""
         self.helm("uninstall", self.name, "--ignore-not-found", "--wait")
         # Its end takes seconds, and nobody uses the name again.
         self._bed.client.request("DELETE", f"/api/v1/namespaces/{self.name}")
@@ -90,13 +87,7 @@ class Release(Bed):
         return self._bed.client.kubectl(*words).strip()
 
     def service(self, command: str, token: str, **sections: Mapping[str, Any]) -> Service:
-        """``nri-numa COMMAND`` with the configuration of the release.
-
-        Args:
-            command: the subcommand.
-            token: of its service account.
-            sections: what the pod would give it by mounts and variables, by section.
-        """
+        """``nri-numa COMMAND`` with the configuration of the release."""
         process = Service(self._bed, command, token)
         process.give("namespace", self.name.encode())
         document = self.data(self.name, "agent.yaml")

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from tests.beds.kube.bed import KubeBed
 from tests.beds.kube.daemon import Daemon
@@ -40,16 +38,11 @@ def below(tree: Path, program: str) -> Path:
     return tree / path.relative_to(REPOSITORY) if inside else path
 
 
-class Service:
+class Service(Daemon):
     """``nri-numa COMMAND`` as another user than root in the bed's network; a context manager.
 
-    Attributes:
-        directory: of its credentials, its configuration and its log.
-
     Args:
-        bed: where it works.
         command: the subcommand; also the name of the log file.
-        token: of its service account.
         certificate: of the certificate authority; the bed's by default.
     """
 
@@ -64,7 +57,7 @@ class Service:
         self.give("namespace", NAMESPACE.encode())
         os.chown(self.directory, NOBODY, NOBODY)
         self.enter = bed.control.namespaces.enter()
-        self._process = Daemon(
+        super().__init__(
             command,
             [
                 *self.enter,
@@ -108,45 +101,7 @@ class Service:
         }
         self.give("agent.yaml", json.dumps(document).encode())
 
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.end()
-
-    def start(self) -> None:
-        """Start the process."""
-        self._process.start()
-
-    def end(self, number: signal.Signals = signal.SIGTERM) -> None:
-        """End it by a signal."""
-        self._process.end(number)
-
-    @property
-    def pid(self) -> int:
-        """Process id."""
-        return self._process.pid
-
-    def check(self) -> None:
-        """Raise if it ended."""
-        self._process.check()
-
-    def log(self) -> str:
-        """Everything it wrote."""
-        return self._process.log()
-
-    def records(self, message: str) -> list[dict[str, Any]]:
-        """Its log lines of one message.
-
-        Raises:
-            RuntimeError: it ended, so nothing more will come.
-        """
+    def records(self, message: str = "") -> list[dict[str, Any]]:
+        """As of every daemon; it must not have ended."""
         self.check()
-        lines = [json.loads(line) for line in self.log().splitlines() if line[:1] == "{"]
-        return [line for line in lines if line["msg"] == message]
+        return super().records(message)

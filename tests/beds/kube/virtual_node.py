@@ -95,17 +95,7 @@ class VirtualNode(Bed):
     """One node in a virtual machine; a context manager. Boots it; returns when it takes pods.
 
     Args:
-        control: a control plane that runs and knows a node of this name.
-        parts: from `tests.beds.vm_bed.prepare`.
-        machine: what to boot.
-        lock: from `tests.beds.vm_bed.one_machine_at_a_time`.
-        name: the node's name.
-        kubelet: keys of the KubeletConfiguration.
-        agent: keys of nri-numa's configuration.
         directory: the artifacts; emptied first.
-
-    Raises:
-        TestbedUnavailable: on entry; the machine cannot be had, or did not boot.
     """
 
     def __init__(
@@ -150,12 +140,7 @@ class VirtualNode(Bed):
     # -- life ------------------------------------------------------------------------------
 
     def boot(self) -> None:
-        """Switch it on; returns when the node is Ready and takes pods.
-
-        Raises:
-            TestbedUnavailable: the machine ended, or one of its programs did not start.
-            TimeoutError: not Ready within 20 minutes.
-        """
+        """Switch it on; returns when the node is Ready and takes pods."""
         before = self._boot_id()
         more = [
             "-netdev",
@@ -210,11 +195,7 @@ class VirtualNode(Bed):
         return is_ready(node) and not node["spec"].get("taints")
 
     def publish(self, files: Mapping[str, bytes]) -> None:
-        """Have ``nri-numa publish`` run in the guest, until the machine ends.
-
-        Args:
-            files: what to put into `PUBLISHER`, by their names: its ``agent.yaml`` and credentials.
-        """
+        """Have ``nri-numa publish`` run in the guest, until the machine ends."""
         directory = self.directory / PUBLISHER.name
         directory.mkdir(exist_ok=True)
         for name, data in files.items():

@@ -9,7 +9,6 @@ from nri_numa.machine.synthetic import synthetic
 
 
 def bound(name: str, cpus: int, placed: str = "", node: str = "n1") -> dict[str, Any]:
-    """A pod that has its node."""
     return {
         "metadata": {
             "name": name, "uid": name, "annotations": {PLACED: placed} if placed else {},
@@ -21,7 +20,6 @@ def bound(name: str, cpus: int, placed: str = "", node: str = "n1") -> dict[str,
 
 
 def checker() -> Checker:
-    """Of nodes with twice eight CPUs."""
     return Checker(zone_cpus={0: 8, 1: 8}, numa_of=lambda cpu: cpu // 8)
 
 

@@ -12,15 +12,13 @@ from tests.checks.churn_figures import (
     TWICE,
     UNOWNED,
     WRONG_CPU,
-    Away,
     Fact,
     Ground,
     Memory,
     Span,
+    away,
     episodes,
     figure,
-    owners_together,
-    union,
 )
 
 # Two NUMA nodes of two cores with two threads each.
@@ -130,12 +128,8 @@ def test_sandboxes_and_unknown_programs_are_nobody() -> None:
 
 
 def test_time_while_the_plugin_was_away_is_apart() -> None:
-    away = Away()
-    away.lost(2)
-    away.lost(3)  # killed again before it was ready
-    away.back(6)
-    away.lost(20)
-    gone = away.until(25)
+    # Killed again before it was ready.
+    gone = away([(20, False), (2, False), (3, False), (6, True)], 25)
     assert gone == [(2, 6), (20, 25)]
     spans = [span(2, {2, 3}, 0, 30), span(1, ALL, 3, 7), span(1, {0}, 8, 9), span(1, ALL, 10, 11)]
     result = figure(WRONG_CPU, episodes(GROUND, FACTS, spans), gone)
@@ -147,20 +141,3 @@ def test_time_while_the_plugin_was_away_is_apart() -> None:
 def test_two_neighbours_at_once_count_each_moment_once() -> None:
     spans = [span(2, {2, 3}, 0, 30), span(1, ALL, 3, 7), span(5, {2, 1}, 5, 9, {0})]
     assert figure(WRONG_CPU, episodes(GROUND, FACTS, spans), []).up == 6
-
-
-def test_intervals() -> None:
-    assert union([(5, 6), (1, 3), (2, 4)]) == [(1, 4), (5, 6)]
-
-
-def test_owners_are_together_while_two_of_them_are_seen() -> None:
-    spans = [
-        span(2, {0, 1}, 0, 10),
-        span(3, {2, 3}, 4, 6),
-        span(3, ALL, 6, 9),  # asked for two CPUs and has all: it owns none
-        span(4, {4}, 5, 8),
-        span(1, ALL, 0, 10),
-    ]
-    assert owners_together(FACTS, spans) == (4, 3)
-    assert owners_together(FACTS, spans[:1]) == (0, 1)
-    assert owners_together(FACTS, []) == (0, 0)

@@ -1,4 +1,4 @@
-"""The race bed's arithmetic: what is wrong, for how long, and what the tables say of it."""
+"""The race bed's arithmetic: what is wrong, for how long."""
 
 from __future__ import annotations
 
@@ -6,13 +6,8 @@ import pytest
 
 from nri_numa.machine.cpuset import CPUSet
 from tests.checks.race_figures import (
-    Round,
     Sighting,
-    histogram,
-    longest_gap_ms,
     overlap_ms,
-    quantile,
-    table,
     wrong_intervals,
 )
 
@@ -20,7 +15,6 @@ OWNED = CPUSet.parse("1")
 
 
 def track(*sightings: tuple[float, str]) -> list[Sighting]:
-    """Sightings of one process."""
     return [Sighting(at, CPUSet.parse(cpus)) for at, cpus in sightings]
 
 
@@ -58,23 +52,3 @@ def test_two_neighbours_at_once_count_once() -> None:
 def test_other_cpus_and_nobody_at_all_are_no_overlap() -> None:
     assert overlap_ms([track((1.0, "0,2-3"))], OWNED, 0.0, 9.0) == 0
     assert overlap_ms([[], track()], OWNED, 0.0, 9.0) == 0
-
-
-def test_gaps_quantiles_and_buckets() -> None:
-    assert longest_gap_ms(track((1.0, "0"), (1.005, "0"), (1.025, "0"))) == pytest.approx(20)
-    assert longest_gap_ms(track((1.0, "0"))) == 0
-    assert quantile([], 0.5) == 0
-    assert [quantile([4, 1, 3, 2], share) for share in (0, 0.5, 0.9, 1)] == [1, 3, 4, 4]
-    assert histogram([0, 0.1, 5, 5.1, 20, 50, 99, 1000, 1000.1]) == [1, 2, 2, 1, 1, 1, 1]
-
-
-def test_the_table_has_a_row_for_each_series_and_mode() -> None:
-    rounds = [
-        Round(series="2.1.9", mode="free", variant="threads", wrong_ms=3.0, since_grant_ms=4.0),
-        Round(series="2.1.9", mode="free", variant="threads", wrong_ms=1500.0, truncated=True),
-        Round(series="2.1.9", mode="free", variant="threads", error="CreateContainer: refused"),
-    ]
-    last = table(rounds).splitlines()[-1]
-    assert last == (
-        "| 2.1.9, free | 2 | 1 | 2 | 1 | 0 | 0 | 0 | 1500 | 1500 | >1500 | >0 | 0 1 0 0 0 0 1 |"
-    )

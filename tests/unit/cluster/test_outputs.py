@@ -33,11 +33,7 @@ def outcome(result: Result, *documents: dict[str, Any], retry_after: float = 0.0
 
 @dataclass
 class Server:
-    """An API server as far as outputs see it.
-
-    Attributes:
-        answer: overrides what comes of a request.
-    """
+    """An API server as far as outputs see it."""
 
     objects: dict[tuple[Resource, str], dict[str, Any]] = field(default_factory=dict)
     answer: Callable[[Request], Outcome | None] = lambda request: None

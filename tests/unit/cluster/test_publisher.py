@@ -69,13 +69,7 @@ class Cluster:
 
 
 class World:
-    """All three.
-
-    Attributes:
-        view: what the agent says.
-        cluster: what the API server has.
-        publisher: between them.
-    """
+    """All three."""
 
     def __init__(self, directory: Path, **publish: Any) -> None:
         self.directory = directory
@@ -125,7 +119,6 @@ async def until(true: Callable[[], object]) -> None:
 
 @pytest.fixture
 def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Runs a story in a world."""
 
     @asynccontextmanager
     async def world(**publish: Any) -> AsyncIterator[World]:

@@ -28,7 +28,6 @@ GIB = 1 << 30
 
 
 def said(world: World) -> Zones:
-    """What the agent says."""
     return zones_document(world.agent.machine, world.agent.state, None)
 
 

@@ -22,8 +22,6 @@ class Cluster:
 
     Attributes:
         there: the object; None where there is none.
-        broken: applying fails until managedFields are cleaned.
-        forced: overrides what comes of a request about the object.
     """
 
     def __init__(self) -> None:

@@ -14,11 +14,7 @@ WALL = 1_795_000_000.0
 
 
 class Node:
-    """One Node that is looked at once a second.
-
-    Attributes:
-        writes: what was written, and when.
-    """
+    """One Node that is looked at once a second."""
 
     def __init__(self, **rules: object) -> None:
         self.capacity = NodeCapacity(Rules(**{"validity": 60.0, **rules}))  # type: ignore[arg-type]

@@ -54,8 +54,6 @@ class Cluster:
 
     Attributes:
         answers: result of an eviction by the pod's name; done where none is told.
-        evicted: names and times.
-        requests: all that were made.
     """
 
     output: Drained | Stolen

@@ -22,12 +22,7 @@ PREFIX = "numa.kubernetes.io"
 
 
 class Cluster:
-    """What an API server keeps: two Nodes, what they publish, and pods.
-
-    Attributes:
-        evicted: names of pods.
-        events: bodies.
-    """
+    """What an API server keeps: two Nodes, what they publish, and pods."""
 
     def __init__(self) -> None:
         self.lease: dict[str, Any] | None = None

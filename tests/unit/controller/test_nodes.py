@@ -15,12 +15,7 @@ KEY, IDS = "numa.kubernetes.io/offline-capacity", "numa.kubernetes.io/numa-ids"
 
 
 class Cluster:
-    """Nodes that are patched once a second.
-
-    Attributes:
-        requests: that were made.
-        result: of each.
-    """
+    """Nodes that are patched once a second."""
 
     def __init__(self, **nodes: str) -> None:
         self.output = CapacityOutput("numa.kubernetes.io", Rules(validity=60.0))

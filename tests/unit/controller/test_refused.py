@@ -99,11 +99,8 @@ class Cluster:
     """Nodes by what they publish, and the output that is asked once a second.
 
     Attributes:
-        pods: that the API server has, by name.
         answers: result of an eviction by the pod's name; done where none is told.
         listed: what comes of a list instead of the pods.
-        evicted: names and times.
-        requests: all that were made.
     """
 
     def __init__(
@@ -475,7 +472,6 @@ class Watched(Cluster):
         super().__init__({"full": (2, 2)})
 
     def at(self, now: float) -> int:
-        """Looks at some time."""
         before, self.now = len(self.requests), now
         self.run(1)
         return len(self.requests) - before

@@ -30,13 +30,7 @@ KEY, IDS = "numa.kubernetes.io/offline-capacity", "numa.kubernetes.io/numa-ids"
 
 
 class Cluster:
-    """What an API server keeps: Nodes and one Lease.
-
-    Attributes:
-        patches: bodies of what was patched, by Node.
-        down: whether it patches nothing for now.
-        refused: how often it did not.
-    """
+    """What an API server keeps: Nodes and one Lease."""
 
     def __init__(self) -> None:
         self.nodes = {name: self._node(name) for name in ("n1", "n2")}
@@ -91,13 +85,7 @@ class Cluster:
 
 
 class World:
-    """A replica, its cluster, and a client.
-
-    Attributes:
-        cluster: what the API server has.
-        service: the replica.
-        url: of its HTTP side.
-    """
+    """A replica, its cluster, and a client."""
 
     def __init__(self, directory: Path, **controller: Any) -> None:
         self.directory = directory
@@ -143,7 +131,6 @@ class World:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Only bounds a failure."""
     async with asyncio.timeout(180):
         while not condition():
             await asyncio.sleep(0.02)

@@ -17,11 +17,7 @@ from tests.beds.fake_api_server import Asked, FakeAPIServer, Said, status
 
 
 class LeaseServer:
-    """Keeps one Lease, as the API server would.
-
-    Attributes:
-        between: called after a read, before whoever read can write.
-    """
+    """Keeps one Lease, as the API server would."""
 
     def __init__(self) -> None:
         self.lease: dict[str, Any] | None = None

@@ -23,7 +23,6 @@ from tests.beds.world import World, container, pod, resources
 
 
 def uevent(action: str = "offline", subsystem: str = "cpu", path: str = "/devices/cpu3") -> bytes:
-    """As the kernel sends it."""
     return (
         f"{action}@{path}\0ACTION={action}\0DEVPATH={path}\0SUBSYSTEM={subsystem}\0SEQNUM=1\0"
     ).encode()

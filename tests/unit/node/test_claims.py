@@ -44,7 +44,6 @@ class Bed:
         return document
 
     def boot(self) -> ClaimBook:
-        """A new process."""
         bed = self
 
         class FromObjects(HandoverClient):
@@ -70,7 +69,6 @@ class Bed:
         return self.book.prepare("default", "four", uid)
 
     def files(self) -> tuple[list[str], list[str]]:
-        """Records and CDI files."""
         return (
             sorted(one.name for one in self.records.glob("*")),
             sorted(one.name for one in self.cdi.glob("*")),

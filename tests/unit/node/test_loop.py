@@ -93,7 +93,6 @@ class Clocks:
         )
 
     def run(self, work: Coroutine[None, None, None]) -> None:
-        """In a loop with these clocks."""
         loop = asyncio.SelectorEventLoop(CourteousSelector(self.courtesy()))
         with asyncio.Runner(loop_factory=lambda: loop) as runner:
             runner.run(work)

@@ -27,11 +27,7 @@ UNTIL = "2026-11-22T15:00:00Z"
 
 
 class Bed:
-    """A machine with two NUMA nodes, a file, and an agent.
-
-    Attributes:
-        now: Unix time.
-    """
+    """A machine with two NUMA nodes, a file, and an agent."""
 
     def __init__(self, directory: Path, settings: Settings | None = None) -> None:
         self.path = directory / "capacity.json"

@@ -34,7 +34,6 @@ def install(root: Path, venv: str, *, drop_in: str = "") -> None:
 
 
 def found(root: Path) -> Finding:
-    """The one finding."""
     (one,) = service(AgentConfig(), root)
     assert bool(one.remedy) == (one.level is not Level.OK)
     return one
@@ -92,7 +91,6 @@ def withheld(root: Path, config: AgentConfig = CARDS) -> bool:
 
 
 def documented() -> str:
-    """The drop-in of docs/devices.md."""
     text = (REPOSITORY / "docs" / "devices.md").read_text()
     (block,) = re.findall(r"\n\n((?: {6}.*\n)+)\n", text)
     assert "[Service]" in block

@@ -58,7 +58,6 @@ class Bed(CgroupBed):
         self.reconciler._due.clear()
 
     def drift(self, container_id: str, cpus: str, mems: str = "") -> None:
-        """Somebody writes into the cgroup."""
         self.tree.write(f"/pods/{container_id}", cpus, mems)
 
     def round(self, **options: float) -> Round:
@@ -78,7 +77,6 @@ class Bed(CgroupBed):
 
     @property
     def log(self) -> str:
-        """The reconciler's own lines."""
         lines = self.output.getvalue().splitlines(keepends=True)
         return "".join(line for line in lines if "component=reconcile" in line)
 

@@ -21,7 +21,6 @@ class Clock(StillClock):
 
 @pytest.fixture
 def clock() -> Clock:
-    """At zero."""
     return Clock()
 
 

@@ -73,7 +73,6 @@ class Bed:
         file.write_text(f"1 {int(seconds * 1e9)} 1\n")
 
     def round(self, seconds: float = 30.0) -> None:
-        """Go round once, this much later."""
         self.clock += seconds
         asyncio.run(self.watch.round())
 

@@ -59,7 +59,6 @@ class Watched:
         self.pods.tick()
 
     def at(self, now: float) -> tuple[int, ...]:
-        """What is free at some time."""
         self.now = now
         self.tick()
         return self.free()
@@ -103,12 +102,10 @@ def topology(
 
 
 def named(values: Mapping[str, str]) -> list[dict[str, str]]:
-    """A list of attributes."""
     return [{"name": name, "value": value} for name, value in values.items()]
 
 
 def table(*free: int, **keys: Any) -> NodeRoom:
-    """The same, read."""
     found = read(topology(*free, **keys), PREFIX)
     assert isinstance(found, NodeRoom), found
     return found

@@ -21,7 +21,6 @@ from tests.unit.scheduler.objects import PREFIX, Watched, container, single, top
 
 
 def watched_node() -> Watched:
-    """Both watchers, and a node."""
     watched = Watched()
     watched.topologies.put(topology(4, 4))
     return watched

@@ -44,7 +44,6 @@ class Node:
         self._stores = stores
 
     def store(self, **identity: str) -> CheckpointStore:
-        """Make a store without loading it."""
         store = CheckpointStore(
             str(self.directory),
             identity={**IDENTITY, **identity},
@@ -695,24 +694,6 @@ def test_a_descriptor_that_went_bad_is_replaced(node: Node, broken: BrokenOS) ->
     broken.failing = {}
     store.record({"a": {"n": 1}})
     assert node.start()[1].entries == {"a": {"n": 1}}
-
-
-# --- kill -9 ----------------------------------------------------------------------------------
-
-WRITER = """
-import sys
-from nri_numa.store.checkpoint import CheckpointStore
-store = CheckpointStore(
-    sys.argv[1], identity={"version": "0.1.0", "machine": "two sockets", "boot": "b1"},
-    clock=lambda: 0.0,
-)
-start = store.load().entries.get("last", {}).get("serial", 0)
-for serial in range(start + 1, start + 1_000_000):
-    document = {"serial": serial, "filler": "x" * 300}
-    store.record({f"c{serial % 50}": document, "last": {"serial": serial}})
-    print(serial, flush=True)
-    store.compact_if_needed()
-"""
 
 
 # --- golden files -----------------------------------------------------------------------------

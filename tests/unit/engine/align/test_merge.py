@@ -17,7 +17,6 @@ BEST_EFFORT, RESTRICTED = Policy.BEST_EFFORT, Policy.RESTRICTED
 
 
 def far(i: int, j: int) -> int:
-    """Sockets of four NUMA nodes."""
     return 10 if i == j else 12 if i // 4 == j // 4 else 32
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nri_numa.engine.cpus.allocator import ChosenCPUs, NotEnoughCPUs, TakeRequest, take_cpus
-from nri_numa.engine.values.settings import CPUOrder, IsolatedCPUs, PreferredCores, Settings
+from nri_numa.engine.values.settings import CPUOrder, Settings
 from nri_numa.engine.values.workload import SMT
 from nri_numa.machine.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.machine.model import Topology
@@ -88,42 +88,12 @@ def test_packed_takes_whole_numa_nodes_of_several_sockets_first() -> None:
     assert chosen == str(topology.numa_nodes[1].cpus)
 
 
-@pytest.mark.parametrize(
-    ("count", "settings", "per_node"),
-    [
-        (12, PACKED, [12, 0]),
-        (12, DISTRIBUTED, [12, 0]),
-        (24, PACKED, [20, 4]),
-        (24, DISTRIBUTED, [12, 12]),
-    ],
-)
-def test_two_numa_nodes_of_twenty(count: int, settings: Settings, per_node: list[int]) -> None:
-    topology = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=10)
-    chosen = cpus(take(topology, count, settings))
-    assert [len(n.cpus & chosen) for n in topology.numa_nodes.values()] == per_node
-
-
-@pytest.mark.parametrize(
-    ("settings", "per_node"), [(PACKED, [4, 4, 1, 0]), (DISTRIBUTED, [3, 3, 3, 0])]
-)
-def test_nine_of_four_numa_nodes_of_four(settings: Settings, per_node: list[int]) -> None:
-    topology = synthetic(sockets=4, numa_per_socket=1, cores_per_numa=2)
-    chosen = cpus(take(topology, 9, settings))
-    assert [len(n.cpus & chosen) for n in topology.numa_nodes.values()] == per_node
-
-
 def test_distribution_leaves_the_machine_most_even() -> None:
     """The pair is chosen that leaves the free counts closest together."""
     topology = synthetic(sockets=4, numa_per_socket=1, cores_per_numa=4, threads=1)
     # Free: 2, 4, 4, 3. Six from two nodes: 3 + 3 from nodes 1 and 2 leaves 2, 1, 1, 3; from 1 and
     # 3 leaves 2, 1, 4, 0; from 2 and 3 likewise; so 1 and 2.
     assert take(topology, 6, DISTRIBUTED, without="0-1,12") == "4-6,8-10"
-
-
-def test_distribution_in_whole_cores() -> None:
-    topology = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=3)
-    # Eight CPUs are four cores: two from each NUMA node and not 3 + 1.
-    assert take(topology, 8, DISTRIBUTED, smt=SMT.FULL_CORE) == "0-1,3-4,6-7,9-10"
 
 
 def test_distribution_in_whole_cores_with_a_remainder() -> None:
@@ -187,20 +157,6 @@ def test_full_pcpus_only_counts_the_siblings_of_reserved_cpus(settings: Settings
     assert refused.per_numa == {0: 6}
 
 
-def test_the_aligned_part_comes_first() -> None:
-    topology = machines.dual_adjacent()
-    assert take(topology, 6, affinity=NUMASet([1])) == "8-13"
-    assert take(topology, 10, affinity=NUMASet([1])) == "0-1,8-15"
-
-
-def test_preferred_and_held_cpus_come_first() -> None:
-    topology = machines.dual_adjacent()
-    assert take(topology, 3, prefer="9-10") == "8-10"
-    assert take(topology, 4, held="14-15") == "8-9,14-15"  # the more used NUMA node first
-    assert take(topology, 4, smt=SMT.FULL_CORE, prefer="14-15") == "8-9,14-15"
-    assert take(topology, 4, smt=SMT.FULL_CORE, held="14") == "8-9,14-15"
-
-
 def test_half_a_core_inside_the_affinity_does_not_break_a_core_outside() -> None:
     """The kubelet would fill the affinity with its single CPU and then miss one outside."""
     topology = machines.dual_adjacent()
@@ -218,25 +174,6 @@ def test_cores_are_judged_by_the_machines_average() -> None:
     topology = machines.hybrid()
     assert take(topology, 2) == "12-13"
     assert take(topology, 2, without="0,2") == "1,3"
-
-
-def test_thread_modes_follow_the_kubelets_order_of_cores() -> None:
-    topology = machines.dual_adjacent()
-    used = "8-9"  # NUMA node 1 is the more used one
-    assert take(topology, 3, smt=SMT.SPREAD, without=used) == "10,12,14"
-    assert take(topology, 3, Settings(), smt=SMT.SPREAD, without=used) == "10,12,14"
-    assert take(topology, 6, DISTRIBUTED, smt=SMT.ISOLATE) == "0,2,4,8,10,12"
-
-
-def test_isolated_cpus_and_core_kinds_mean_nothing_to_the_kubelet() -> None:
-    topology = machines.isolated_cpus()
-    settings = Settings(
-        cpu_order=CPUOrder.KUBELET,
-        align_l3=False,
-        isolated=IsolatedCPUs.AVOID,
-        cores=PreferredCores.EFFICIENT,
-    )
-    assert take(topology, 8, settings) == "0-3,8-11"
 
 
 def test_a_machine_without_caches_has_nothing_to_align_to() -> None:

@@ -32,7 +32,6 @@ def machine(
 
 
 def holder(cpus: str, *, slots: str = "", kind: Kind = Kind.EXCLUSIVE) -> NodeState:
-    """One container."""
     some = CPUSet.parse(cpus)
     numa_nodes = machines.dual_smt_16().numa_nodes
     booked = {i: Charge(cpu_milli=1000 * len(node.cpus & some)) for i, node in numa_nodes.items()}

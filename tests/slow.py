@@ -25,9 +25,13 @@ class Result:
 
     @property
     def folder(self) -> str:
-        """``unit/engine`` of a unit test, else the folder below ``tests``."""
-        parts = self.name.split("::", 1)[0].split(".")[1:]
-        return "/".join(parts[:2] if parts[0] == "unit" else parts[:1])
+        """``unit/engine`` of a unit test, else the folder below ``tests``.
+
+        A module that could not be imported has no class: its name is what pytest gives the test.
+        """
+        module, test = self.name.split("::", 1)
+        parts = (module or test).split(".")[1:]
+        return "/".join(parts[:2] if parts[:1] == ["unit"] else parts[:1])
 
 
 def read(folder: Path = FOLDER) -> list[Result]:

@@ -11,6 +11,7 @@ import ast
 import tomllib
 from collections.abc import Iterator, Mapping
 from functools import cache
+from pathlib import Path
 from typing import Final
 
 import grimp
@@ -79,10 +80,15 @@ def drawn(arrows: Mapping[str, set[str]]) -> dict[str, set[str]]:
     }
 
 
+def _is_package(path: Path) -> bool:
+    """Not every folder is: a checkout leaves some behind that hold compiled files only."""
+    return (path / "__init__.py").is_file()
+
+
 def holds(container: str, room: str) -> str:
     """What a room or a module says of itself in its first line."""
     path = DOCS.parent.joinpath(*container.split("."), room)
-    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    file = path / "__init__.py" if _is_package(path) else path.with_suffix(".py")
     text = ast.get_docstring(ast.parse(file.read_text())) or ""
     return " ".join(text.split("\n\n")[0].split()).rstrip(".:")
 
@@ -98,7 +104,7 @@ def text() -> str:
             used = ", ".join(one for one in order if one in arrows[name]) or "nothing"
             path = DOCS.parent.joinpath(*container.split("."), name)
             label = f"{container}.{name}".removeprefix(f"{PACKAGE}.").replace(".", "/")
-            label = f"`{label}/`" if path.is_dir() else f"`{label}.py`"
+            label = f"`{label}/`" if _is_package(path) else f"`{label}.py`"
             rows.append((label, cell(holds(container, name)), used))
         lines += [*table((title, "What it holds", "Imports"), rows), ""]
     return "\n".join(lines)

@@ -26,7 +26,7 @@ from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.model import Topology
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.machine.sysfs import discover
-from nri_numa.measure.results import BAD, GOOD, OTHER, Bar, Chart, drawing
+from nri_numa.measure.results import BAD, GOOD, Bar, Chart, drawing
 
 ARTIFACTS = Path(__file__).resolve().parents[2] / "artifacts"
 CAPTURES = Path(__file__).resolve().parents[3] / "shared/machines"
@@ -41,6 +41,8 @@ ABOUT = (
     "the least to the most of one trace."
 )
 MODELLED = "modelled"
+OTHER = "#4a6fa5"
+"""The colour of a bar that is no placement of ours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

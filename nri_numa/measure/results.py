@@ -124,7 +124,6 @@ _SCALE: Final = 420
 """Pixels of the longest bar."""
 GOOD: Final = "#2a6f4e"
 BAD: Final = "#b4532a"
-OTHER: Final = "#4a6fa5"
 _INK, _QUIET = "#1b1f23", "#57606a"
 
 

@@ -297,10 +297,6 @@ class Agent:
         updates = self._with_pending(decision.updates)
         return decision if updates is decision.updates else replace(decision, updates=updates)
 
-    def knows(self, container_id: str) -> bool:
-        """Whether a container has been decided about, so that its start is no news."""
-        return container_id in self.state.allocations
-
     def start_container(self, pod: PodSandbox, container: Container) -> None:
         """The cgroup of a container is there, and its program does not run yet."""
         if container.id in self._ended:

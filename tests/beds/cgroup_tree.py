@@ -76,3 +76,20 @@ class CgroupTree:
     def mems_of(self, path: str) -> str:
         """``cpuset.mems`` as written."""
         return (self.directory(path) / "cpuset.mems").read_text().strip()
+
+
+class ContainerTree:
+    """A cgroup file system of version 1 or 2 with the cgroup ``/pods/a``, and an empty proc."""
+
+    def __init__(self, root: Path, version: int = 2) -> None:
+        self.root = root / "cgroup"
+        self.proc = root / "proc"
+        self.proc.mkdir(parents=True)
+        self.home = self.root / ("pods/a" if version == 2 else "cpuset/pods/a")
+        self.home.mkdir(parents=True)
+        if version == 2:
+            (self.root / "cgroup.controllers").touch()
+
+    def processes(self, *pids: int) -> None:
+        """Say which processes are in it."""
+        (self.home / "cgroup.procs").write_text("".join(f"{pid}\n" for pid in pids))

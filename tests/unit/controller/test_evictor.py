@@ -20,6 +20,7 @@ from nri_numa.controller.evictor import (
     workload_of,
 )
 from nri_numa.kube.requests import Outcome, Request, Resource, Result, Verb
+from tests.unit.controller.evictions import EvictingCluster
 
 PREFIX = "numa.kubernetes.io"
 TOLD = {f"{PREFIX}/numa-ids": "0-1", f"{PREFIX}/numacpu": "0-3|4-7"}
@@ -49,21 +50,14 @@ def pod(
     }
 
 
-class Cluster:
-    """One Node with pods, whose evictions are answered as told.
-
-    Attributes:
-        answers: result of an eviction by the pod's name; done where none is told.
-    """
+class Cluster(EvictingCluster):
+    """One Node with pods, whose evictions are answered as told."""
 
     output: Drained | Stolen
 
     def __init__(self, *pods: dict[str, Any]) -> None:
+        super().__init__()
         self.pods = {p["metadata"]["name"]: p for p in pods}
-        self.now = 0.0
-        self.answers: dict[str, Result] = {}
-        self.evicted: list[tuple[str, float]] = []
-        self.requests: list[Request] = []
 
     def see(self, annotations: Mapping[str, str]) -> None:
         self.output.node("n", node(annotations), self.now)
@@ -80,18 +74,6 @@ class Cluster:
             if "dryRun" not in request.body["deleteOptions"]:
                 del self.pods[request.name]
         return Outcome(result=result)
-
-    def run(self, seconds: int) -> None:
-        for _ in range(seconds):
-            self.output.tick(self.now, 1_795_000_000.0 + self.now)
-            while (request := self.output.due(self.now)) is not None:
-                self.requests.append(request)
-                self.output.done(request, self.answer(request), self.now, 0.5)
-            self.now += 1
-
-    @property
-    def names(self) -> list[str]:
-        return [name for name, _ in self.evicted]
 
     def bodies(self, resource: Resource) -> list[Any]:
         return [request.body for request in self.requests if request.resource is resource]

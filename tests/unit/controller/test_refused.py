@@ -21,6 +21,7 @@ from nri_numa.kube.requests import Outcome, Request, Resource, Result, Verb
 from nri_numa.scheduler.candidates import CandidateIndex
 from nri_numa.scheduler.nodes import Nodes
 from nri_numa.scheduler.pod_reader import PodReader
+from tests.unit.controller.evictions import EvictingCluster
 
 PREFIX = "numa.kubernetes.io"
 SAID = "InsufficientCPUs: pod shop/{0}, container main: needs 4 exclusive CPUs; most free: 2"
@@ -95,18 +96,19 @@ def node(name: str, *taints: tuple[str, str, str], cordoned: bool = False, **lab
     }
 
 
-class Cluster:
+class Cluster(EvictingCluster):
     """Nodes by what they publish, and the output that is asked once a second.
 
     Attributes:
-        answers: result of an eviction by the pod's name; done where none is told.
+        pods: that the API server has, by name.
         listed: what comes of a list instead of the pods.
     """
 
     def __init__(
         self, nodes: dict[str, tuple[int, ...]], *others: Any, most: int = 3, **rules: Any
     ) -> None:
-        self.now, found, settings = 0.0, Nodes(), Settings()
+        super().__init__()
+        found, settings = Nodes(), Settings()
         settled = {"after": 60.0, "per_minute": 60.0, "per_workload": most, "per": 3600.0}
         self.output = Refused(
             PREFIX,
@@ -122,10 +124,7 @@ class Cluster:
         for one in others:
             self.node(one)
         self.pods: dict[str, dict[str, Any]] = {}
-        self.answers: dict[str, Result] = {}
         self.listed: Result | None = None
-        self.evicted: list[tuple[str, float]] = []
-        self.requests: list[Request] = []
 
     def node(self, document: Any) -> None:
         self.output.node(document["metadata"]["name"], document, self.now)
@@ -148,18 +147,6 @@ class Cluster:
             if result is Result.DONE:
                 self.evicted.append((request.name, self.now))
         return Outcome(result=result)
-
-    def run(self, seconds: int) -> None:
-        for _ in range(seconds):
-            self.output.tick(self.now, 1_795_000_000.0 + self.now)
-            while (request := self.output.due(self.now)) is not None:
-                self.requests.append(request)
-                self.output.done(request, self.answer(request), self.now, 0.5)
-            self.now += 1
-
-    @property
-    def names(self) -> list[str]:
-        return [name for name, _ in self.evicted]
 
 
 ROOM = {"full": (2, 2), "free": (8, 8)}

@@ -24,6 +24,7 @@ from nri_numa.machine.usage import (
     read_container,
     read_usage,
 )
+from tests.beds.cgroup_tree import ContainerTree
 
 STAT = """cpu  300 0 100 1600 0 0 0 0 0 0
 cpu0 100 0 50 800 50 0 0 0 20 0
@@ -116,7 +117,6 @@ def test_a_container_without_those_files_and_one_without_a_cgroup(tmp_path: Path
 
 # --- where a container's memory is: a number, or why there is none --------------------------------
 
-
 PLACE = CgroupPlace("/pods/a")
 MAPS = b"""5576dd821000 default file=/usr/bin/head mapped=2 N0=2 kernelpagesize_kB=4
 7f0000000000 bind:1 anon=6 dirty=6 active=0 N0=1 N1=5 kernelpagesize_kB=4
@@ -127,20 +127,8 @@ MAPS = b"""5576dd821000 default file=/usr/bin/head mapped=2 N0=2 kernelpagesize_
 """
 
 
-class Tree:
-    """A cgroup file system of version 1 or 2 with one container, and a proc with its processes."""
-
-    def __init__(self, root: Path, version: int) -> None:
-        self.root = root / "cgroup"
-        self.proc = root / "proc"
-        self.proc.mkdir(parents=True)
-        self.home = self.root / ("pods/a" if version == 2 else "cpuset/pods/a")
-        self.home.mkdir(parents=True)
-        if version == 2:
-            (self.root / "cgroup.controllers").touch()
-
-    def processes(self, *pids: int) -> None:
-        (self.home / "cgroup.procs").write_text("".join(f"{pid}\n" for pid in pids))
+class Tree(ContainerTree):
+    """With the processes of the container."""
 
     def maps(self, pid: int, data: bytes | None) -> None:
         (self.proc / str(pid)).mkdir()

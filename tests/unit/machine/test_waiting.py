@@ -21,6 +21,7 @@ from nri_numa.machine.waiting import (
     tasks_waiting,
     waits,
 )
+from tests.beds.cgroup_tree import ContainerTree
 from tests.machines import named as machines
 
 PLACE = CgroupPlace("/pods/a")
@@ -30,20 +31,8 @@ TEXT = (
 )
 
 
-class Tree:
-    """A cgroup file system of version 1 or 2 with one container, and a proc with its threads."""
-
-    def __init__(self, root: Path, version: int = 2) -> None:
-        self.root = root / "cgroup"
-        self.proc = root / "proc"
-        self.proc.mkdir(parents=True)
-        self.home = self.root / ("pods/a" if version == 2 else "cpuset/pods/a")
-        self.home.mkdir(parents=True)
-        if version == 2:
-            (self.root / "cgroup.controllers").touch()
-
-    def processes(self, *pids: int) -> None:
-        (self.home / "cgroup.procs").write_text("".join(f"{pid}\n" for pid in pids))
+class Tree(ContainerTree):
+    """With the threads of the container."""
 
     def thread(self, pid: int, tid: int, text: str | None) -> Path:
         task = self.proc / str(pid) / "task" / str(tid)

@@ -17,8 +17,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nri_numa.machine.model import Topology
 from nri_numa.machine.synthetic import synthetic, sysfs_files
+from nri_numa.model.machine import Topology
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.simulate.pods import PERIOD, quota_of, shares_of
 from tests.beds.embedded.runtime import EmbeddedContainer, EmbeddedRuntime

@@ -13,8 +13,8 @@ from random import Random
 
 from nri_numa.engine.align.hints import HintDemand, ResourceDemand
 from nri_numa.engine.align.policies import Alignment, align
-from nri_numa.engine.values.workload import Policy
-from nri_numa.machine.cpuset import NUMASet
+from nri_numa.model.cpuset import NUMASet
+from nri_numa.model.workload import Policy
 
 SIZES = (2, 4, 8, 10, 16, 32, 64)
 NAMES = ("cpu", "memory", "hugepages-1Gi", "gpu")

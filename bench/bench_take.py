@@ -15,11 +15,11 @@ from random import Random
 
 from nri_numa.engine.cpus.allocator import AllocatorIndex, ChosenCPUs, TakeRequest, index, take_cpus
 from nri_numa.engine.request.annotations import parse_load
-from nri_numa.engine.values.settings import CPUOrder, Settings
-from nri_numa.engine.values.workload import HIGH, LOW, SMT
-from nri_numa.machine.cpuset import CPUSet
-from nri_numa.machine.model import Topology
 from nri_numa.machine.synthetic import synthetic
+from nri_numa.model.cpuset import CPUSet
+from nri_numa.model.machine import Topology
+from nri_numa.model.settings import CPUOrder, Settings
+from nri_numa.model.workload import HIGH, LOW, SMT
 
 ROUNDS = 31
 COUNTS = (1, 2, 4, 8, 16, 64, 256)

@@ -20,10 +20,10 @@ from bench.stats import table
 from nri_numa.engine.admit import admit
 from nri_numa.engine.decision import Admitted, Machine
 from nri_numa.engine.state import NodeState
-from nri_numa.engine.values.settings import CPUOrder, Settings
-from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Resources, Strategy
-from nri_numa.machine.model import Topology
 from nri_numa.machine.synthetic import synthetic
+from nri_numa.model.machine import Topology
+from nri_numa.model.settings import CPUOrder, Settings
+from nri_numa.model.workload import Container, PodSandbox, QoSClass, Resources, Strategy
 
 GIB = 1 << 30
 Pod = tuple[int, int]  # whole CPUs, GiB

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable, Sequence
 
 from bench.beds import EXCLUSIVE
-from nri_numa.engine.values.workload import (
+from nri_numa.model.workload import (
     NO_ADJUSTMENT,
     Container,
     ContainerAdjustment,

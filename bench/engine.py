@@ -11,8 +11,8 @@ from bench.stats import summary, table, us
 from nri_numa.engine.admit import admit
 from nri_numa.engine.decision import Admitted, Machine
 from nri_numa.engine.state import NodeState
-from nri_numa.engine.values.settings import Settings
-from nri_numa.engine.values.workload import Container, PodSandbox
+from nri_numa.model.settings import Settings
+from nri_numa.model.workload import Container, PodSandbox
 from nri_numa.nri import conversion
 
 

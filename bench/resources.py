@@ -21,7 +21,7 @@ from bench.beds import (
 )
 from bench.stats import ms, summary, table
 from bench.synchronize import _populate
-from nri_numa.machine.model import Topology
+from nri_numa.model.machine import Topology
 
 MACHINE = "64 CPUs, 2 NUMA nodes"
 

@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from bench.stats import table, us
+from nri_numa.agent.agent import Agent
+from nri_numa.agent.loop import Clock
+from nri_numa.agent.usage import MemoryWatch, Rounds, WaitingWatch
 from nri_numa.config.sections import CPUWaiting, MemoryLocality
 from nri_numa.engine.decision import Machine
-from nri_numa.engine.values.settings import Settings
-from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Resources
 from nri_numa.machine.cgroups import CgroupPlace
 from nri_numa.machine.synthetic import synthetic
-from nri_numa.node.agent import Agent
-from nri_numa.node.loop import Clock
-from nri_numa.node.usage import MemoryWatch, Rounds, WaitingWatch
+from nri_numa.model.settings import Settings
+from nri_numa.model.workload import Container, PodSandbox, QoSClass, Resources
 from tests.beds.world import agent_of
 
 EVERY_S = 30.0

@@ -15,7 +15,8 @@ from typing import Final, Protocol
 import msgspec
 
 from nri_numa.engine.request.demand import limit_milli, request_milli
-from nri_numa.engine.values.workload import (
+from nri_numa.errors import AgentError
+from nri_numa.model.workload import (
     Container,
     ContainerAdjustment,
     ContainerUpdate,
@@ -24,7 +25,6 @@ from nri_numa.engine.values.workload import (
     QoSClass,
     Resources,
 )
-from nri_numa.errors import AgentError
 
 STABLE_SECONDS: Final = 10.0
 """A connection that was active this long starts the pauses between attempts from the beginning."""

@@ -22,16 +22,16 @@ PACKAGE: Final = "nri_numa"
 DRAWING: Final = DOCS / "img" / "rooms.svg"
 
 COLUMNS: Final[Mapping[str, int]] = {
-    "cli": 300, "demo": 600, "controller": 60, "node": 300, "cluster": 60, "scheduler": 540,
-    "http": 60, "kubelet": 180, "store": 300, "nri": 420, "simulate": 540, "cri": 660,
+    "cli": 300, "demo": 600, "controller": 60, "agent": 300, "publisher": 60, "scheduler": 540,
+    "web": 60, "kubelet": 180, "store": 300, "nri": 420, "simulate": 540, "cri": 660,
     "device_plugin": 780, "dra": 900, "devices": 480, "measure": 780, "runtime": 480,
     "config": 120, "observe": 300, "engine": 300, "machine": 300, "errors": 300,
-    "safe_yaml": 180, "text": 420, "offline_capacity": 540, "kube": 200,
-    "service": 660, "charged": 780,
+    "safe_yaml": 180, "text": 420, "model": 300, "kube": 200,
+    "service": 660,
 }  # fmt: skip
 """Where a room stands in its row, by its middle; a new room is given a place here."""
 
-PURE: Final = ("engine",)
+PURE: Final = ("engine", "model")
 WIDTH, ROW, BOX_WIDTH, BOX_HEIGHT, TOP = 968, 76, 104, 36, 16
 
 _INK, _LINE, _GROUND = "#1f2933", "#5b6875", "#f6f8fa"

@@ -21,13 +21,13 @@ from types import FrameType
 
 from google.protobuf.message import Message
 
+from nri_numa.agent.agent import Agent
+from nri_numa.agent.handler import AgentHandler
+from nri_numa.agent.loop import Clock
 from nri_numa.engine.decision import Machine, Reading
-from nri_numa.engine.values.settings import Settings
 from nri_numa.machine.cgroups import CgroupReader, CgroupWriter
 from nri_numa.machine.synthetic import synthetic
-from nri_numa.node.agent import Agent
-from nri_numa.node.handler import AgentHandler
-from nri_numa.node.loop import Clock
+from nri_numa.model.settings import Settings
 from nri_numa.nri import conversion
 from nri_numa.nri.wire import events as ev
 from nri_numa.nri.wire.pb import nri_pb2 as pb

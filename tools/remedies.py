@@ -14,7 +14,7 @@ from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 SOURCE: Final = ROOT / "docs/troubleshooting.md"
-PAGE: Final = ROOT / "nri_numa/http/web/remedies.html"
+PAGE: Final = ROOT / "nri_numa/web/static/remedies.html"
 
 _HEAD: Final = """<!doctype html>
 <html lang="en">

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from nri_numa.machine.model import Topology
+from nri_numa.model.machine import Topology
 
 PLACED: Final = "numa.kubernetes.io/placed"
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Final, cast
 
-from nri_numa.machine.cpuset import CPUSet
-from nri_numa.machine.model import Topology
 from nri_numa.machine.sysfs import discover
+from nri_numa.model.cpuset import CPUSet
+from nri_numa.model.machine import Topology
 from nri_numa.text import quantity
 from tests.beds.cri import CRIError, poll
 from tests.beds.kube import publisher

@@ -27,11 +27,11 @@ from bench.cluster import chaos, real
 from bench.cluster.checker import Checker
 from bench.cluster.fleet import SECONDS, Agent, Fleet, Life
 from bench.stats import quantile, table
-from nri_numa.cluster import topology
+from nri_numa.agent.view import zones_document
 from nri_numa.engine.decision import Machine, Reading
-from nri_numa.engine.values.settings import Settings
 from nri_numa.machine.synthetic import synthetic
-from nri_numa.node.view import zones_document
+from nri_numa.model.settings import Settings
+from nri_numa.publisher import topology
 from tests.beds.cri import poll
 from tests.beds.kube.bed import KubeBed
 from tests.beds.kube.build import find_programs

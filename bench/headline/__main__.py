@@ -25,9 +25,9 @@ from typing import Any
 from bench import machine
 from bench.headline.cotenant import cotenants, share
 from bench.stats import table
-from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.measure.rounds import busy_before
+from nri_numa.model.cpuset import CPUSet
 from tests.beds.containerd import MAIN_SERIES, SERIES, Containerd, find_binaries
 from tests.beds.cri import MIB, guaranteed, poll
 from tests.beds.plugin_process import PluginProcess

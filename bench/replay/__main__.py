@@ -22,11 +22,11 @@ from bench.replay.placements import PLACEMENTS
 from bench.replay.run import PROBE_CPUS, PROBE_MEMORY, Outcome, replay
 from bench.stats import table
 from nri_numa.errors import TopologyError
-from nri_numa.machine.cpuset import CPUSet
-from nri_numa.machine.model import Topology
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.machine.sysfs import discover
 from nri_numa.measure.results import BAD, GOOD, Bar, Chart, drawing
+from nri_numa.model.cpuset import CPUSet
+from nri_numa.model.machine import Topology
 
 ARTIFACTS = Path(__file__).resolve().parents[2] / "artifacts"
 CAPTURES = Path(__file__).resolve().parents[3] / "shared/machines"

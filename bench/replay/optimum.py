@@ -16,8 +16,8 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
 from bench.replay.trace import GIB, Pod
-from nri_numa.machine.cpuset import CPUSet
-from nri_numa.machine.model import Topology
+from nri_numa.model.cpuset import CPUSet
+from nri_numa.model.machine import Topology
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,10 @@ from bench.replay.trace import Pod
 from nri_numa.engine.admit import admit, forget_pod, release
 from nri_numa.engine.decision import Admitted, Machine
 from nri_numa.engine.state import NodeState
-from nri_numa.engine.values.settings import Settings
-from nri_numa.engine.values.workload import (
+from nri_numa.model.cpuset import CPUSet
+from nri_numa.model.machine import Topology
+from nri_numa.model.settings import Settings
+from nri_numa.model.workload import (
     Container,
     PodSandbox,
     Policy,
@@ -19,8 +21,6 @@ from nri_numa.engine.values.workload import (
     Resources,
     Strategy,
 )
-from nri_numa.machine.cpuset import CPUSet
-from nri_numa.machine.model import Topology
 from tests.checks.kubelet_node import KubeletNode, NotAdmitted, Wanted
 
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from bench.replay.placements import Got, Placement
 from bench.replay.trace import GIB, Pod
-from nri_numa.machine.cpuset import CPUSet
-from nri_numa.machine.model import Topology
+from nri_numa.model.cpuset import CPUSet
+from nri_numa.model.machine import Topology
 
 PROBE_CPUS, PROBE_MEMORY = 4, 7 * GIB
 """A pod of this size is what stranded CPUs are stranded for."""

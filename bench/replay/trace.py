@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
-from nri_numa.machine.model import Topology
+from nri_numa.model.machine import Topology
 
 MIB = 1 << 20
 GIB = 1 << 30

@@ -15,9 +15,9 @@ from typing import Any, Final
 from msgspec import Struct
 
 from nri_numa.controller.evictor import movable
-from nri_numa.engine.values.workload import Strategy
 from nri_numa.errors import AgentError
-from nri_numa.machine.cpuset import ListFormatError, NUMASet
+from nri_numa.model.cpuset import ListFormatError, NUMASet
+from nri_numa.model.workload import Strategy
 from nri_numa.scheduler.fit import Fits, Verdict, fit
 from nri_numa.scheduler.node_room import Charge, NodeRoom
 from nri_numa.scheduler.nodes import Hold, Nodes

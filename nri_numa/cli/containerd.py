@@ -16,8 +16,8 @@ from typing import Any
 
 import click
 
+from nri_numa.agent.preflight import nri_section
 from nri_numa.cli.common import Failure, Mistake, replace_file
-from nri_numa.node.preflight import nri_section
 
 NAME = "io.containerd.nri.v1.nri"
 _HEADER = re.compile(rf"^[ \t]*\[[ \t]*plugins[ \t]*\.[ \t]*(['\"]){re.escape(NAME)}\1[ \t]*\]")

@@ -16,8 +16,8 @@ from nri_numa.cli.common import api_options, output_option, progress
 from nri_numa.cli.output import answer, human_size, terminal_width, wrapped
 from nri_numa.cli.status import actual_since
 from nri_numa.engine.explain import sentences
-from nri_numa.machine.cpuset import CPUSet, ListFormatError, NUMASet
-from nri_numa.machine.model import cpus_text, numa_text
+from nri_numa.model.cpuset import CPUSet, ListFormatError, NUMASet
+from nri_numa.model.machine import cpus_text, numa_text
 from nri_numa.text import harmless
 
 _IDS_SHOWN: Final = 8

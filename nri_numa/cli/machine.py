@@ -35,8 +35,11 @@ from nri_numa.cli.output import (
     table_width,
     wrapped,
 )
-from nri_numa.machine.cpuset import NO_CPUS, CPUSet, NUMASet
-from nri_numa.machine.model import (
+from nri_numa.machine.pci import PCIDevice, pci_devices
+from nri_numa.machine.sysfs import discover
+from nri_numa.machine.tree import LINKS, NEEDED, open_tree
+from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
+from nri_numa.model.machine import (
     CoreKind,
     NUMANode,
     Topology,
@@ -45,9 +48,6 @@ from nri_numa.machine.model import (
     cpus_text,
     topology_document,
 )
-from nri_numa.machine.pci import PCIDevice, pci_devices
-from nri_numa.machine.sysfs import discover
-from nri_numa.machine.tree import LINKS, NEEDED, open_tree
 from nri_numa.text import HUGEPAGES, BadQuantity, harmless, page_size, whole_bytes
 
 _MATRIX_LIMIT: Final = 16  # columns of four characters that fit beside the row's head

@@ -71,12 +71,12 @@ def measure(
 
 
 def _measured(rounds: int, seconds: float, only: tuple[str, ...]) -> dict[str, Any]:
-    from nri_numa.machine.cpuset import CPUSet
     from nri_numa.machine.sysfs import discover, read_memory
     from nri_numa.measure import rounds as measuring
     from nri_numa.measure.plan import Comparison, plan
     from nri_numa.measure.results import Outcome, noisy
     from nri_numa.measure.results import document as made
+    from nri_numa.model.cpuset import CPUSet
 
     with friendly():
         topology = discover("/")

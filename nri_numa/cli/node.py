@@ -32,8 +32,8 @@ from nri_numa.errors import CheckpointCorrupt, CheckpointError, CheckpointTooNew
 from nri_numa.text import harmless
 
 if TYPE_CHECKING:
-    from nri_numa.node.give_back import GivenBack, Report
-    from nri_numa.node.preflight import Finding
+    from nri_numa.agent.give_back import GivenBack, Report
+    from nri_numa.agent.preflight import Finding
 
 _CONTAINER: Final = ("NAMESPACE", "POD", "CONTAINER")
 _PLACE: Final = (Column("CPUS", Kind.LIST), Column("MEMS", Kind.LIST))
@@ -86,7 +86,7 @@ def check(
 
 def _check(ctx: click.Context, given: str | None, output: str) -> None:
     from nri_numa import config as configuration
-    from nri_numa.node import preflight as checks
+    from nri_numa.agent import preflight as checks
 
     path = config_path(given)
     try:
@@ -256,8 +256,8 @@ def release(
     import asyncio
     import signal
 
-    from nri_numa.node import daemon
-    from nri_numa.node import give_back as releasing
+    from nri_numa.agent import daemon
+    from nri_numa.agent import give_back as releasing
 
     config = load(config_path)
     ends = (signal.SIGTERM, signal.SIGINT)
@@ -312,7 +312,7 @@ def _document(report: Report, dry_run: bool) -> dict[str, Any]:
 
 
 def _release_lines(report: Report, dry_run: bool) -> Iterator[str]:
-    from nri_numa.node.give_back import Result
+    from nri_numa.agent.give_back import Result
 
     changed = [c for c in report.containers if c.changed]
     if changed:

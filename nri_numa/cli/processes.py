@@ -161,7 +161,7 @@ def start(given: str | None, flags: dict[str, object], directory: str = NRI_CONF
     except OSError as error:
         raise Mistake(f"log.file: {error.filename}: {error.strerror or error}") from error
 
-    from nri_numa.node import daemon
+    from nri_numa.agent import daemon
 
     try:
         return daemon.run(config, load)
@@ -197,7 +197,7 @@ def publish(config_path: str | None) -> None:
 
 
 def _publish(config: AgentConfig) -> int:
-    from nri_numa.cluster import publisher
+    from nri_numa.publisher import publisher
 
     return publisher.run(config)
 
@@ -300,8 +300,8 @@ async def _serve_slots(config: AgentConfig, agent: AgentClient) -> None:
 
     from nri_numa.device_plugin.plugin import DevicePlugin
     from nri_numa.device_plugin.slots import SlotList
-    from nri_numa.engine.values.workload import Strategy
     from nri_numa.kubelet.pod_resources import device_ids
+    from nri_numa.model.workload import Strategy
 
     section = config.device_plugin
 

@@ -22,11 +22,11 @@ from nri_numa.cli.common import (
 from nri_numa.cli.common import config_path as default_path
 from nri_numa.cli.output import answer
 from nri_numa.errors import ConfigError
-from nri_numa.machine.model import counted
+from nri_numa.model.machine import counted
 
 if TYPE_CHECKING:
     from nri_numa.engine.decision import Machine, Reading
-    from nri_numa.machine.model import Topology
+    from nri_numa.model.machine import Topology
     from nri_numa.simulate.devices import Inventory
     from nri_numa.simulate.simulator import Simulation
 
@@ -201,7 +201,7 @@ def _warnings(result: Simulation) -> list[str]:
 
 def _memory_policies(result: Simulation) -> list[str]:
     """Who sets the memory policies that were asked for: any runtime is taken for one that does."""
-    from nri_numa.engine.values.workload import RUNTIMES, SINCE, MemoryPolicy
+    from nri_numa.model.workload import RUNTIMES, SINCE, MemoryPolicy
 
     modes = {
         o.allocation.mempolicy

@@ -21,9 +21,9 @@ from nri_numa.cli.captured_cluster import (
 )
 from nri_numa.cli.common import Mistake, Unreachable, progress
 from nri_numa.cli.output import answer, terminal_width, wrapped
-from nri_numa.engine.values.settings import Settings
-from nri_numa.engine.values.workload import Strategy
-from nri_numa.machine.model import counted
+from nri_numa.model.machine import counted
+from nri_numa.model.settings import Settings
+from nri_numa.model.workload import Strategy
 from nri_numa.scheduler.candidates import CandidateIndex
 from nri_numa.scheduler.fit import Fits
 from nri_numa.scheduler.node_room import NodeRoom

@@ -8,9 +8,9 @@ from typing import Any, Final
 from nri_numa.cli.output import Column, Kind, human_size, table, terminal_width, wrapped
 from nri_numa.engine.explain import explanation, sentences
 from nri_numa.engine.state import Kind as Placement
-from nri_numa.engine.values.workload import Device
-from nri_numa.machine.cpuset import NUMASet
-from nri_numa.machine.model import Topology, counted, human_cpus, numa_text
+from nri_numa.model.cpuset import NUMASet
+from nri_numa.model.machine import Topology, counted, human_cpus, numa_text
+from nri_numa.model.workload import Device
 from nri_numa.simulate.pods import Role
 from nri_numa.simulate.simulator import Action, Outcome, Room, SimulatedEvent, Simulation, Verdict
 

@@ -25,7 +25,7 @@ from nri_numa.cli.output import (
     wrapped,
 )
 from nri_numa.engine.explain.sentences import actual_text, displaced_text
-from nri_numa.machine.model import counted, cpus_text, human_cpus
+from nri_numa.model.machine import counted, cpus_text, human_cpus
 from nri_numa.text import harmless
 
 Object = dict[str, Any]

@@ -15,7 +15,7 @@ from nri_numa.config.values import (
     parse_pool,
     parse_quantity,
 )
-from nri_numa.engine.values.settings import (
+from nri_numa.model.settings import (
     Limits,
     NamespaceQuota,
     Permission,

@@ -26,9 +26,9 @@ from nri_numa.config.values import (
     split_address,
 )
 from nri_numa.engine.request.annotations import KEYS, check_level, check_value
-from nri_numa.engine.values.settings import ANY_KEY, CPUOrder
-from nri_numa.machine.cpuset import CPUSet, NUMASet
-from nri_numa.machine.model import Topology, cpus_text
+from nri_numa.model.cpuset import CPUSet, NUMASet
+from nri_numa.model.machine import Topology, cpus_text
+from nri_numa.model.settings import ANY_KEY, CPUOrder
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")

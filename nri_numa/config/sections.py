@@ -21,7 +21,7 @@ from msgspec import Meta, Struct, field
 
 from nri_numa.config import values
 from nri_numa.config.values import AUTO, DAY, LONGEST_SOCKET, absolute, between
-from nri_numa.engine.values.settings import (
+from nri_numa.model.settings import (
     ANY_KEY,
     CPUOrder,
     IsolatedCPUs,
@@ -29,7 +29,7 @@ from nri_numa.engine.values.settings import (
     Otherwise,
     PreferredCores,
 )
-from nri_numa.engine.values.workload import KubeletOverride, QoSClass, Strategy
+from nri_numa.model.workload import KubeletOverride, QoSClass, Strategy
 
 _ACRONYMS = {"ca": "CA", "cpus": "CPUs", "numa": "NUMA", "l3": "L3", "uid": "UID"}
 

@@ -8,8 +8,8 @@ from fractions import Fraction
 from typing import Final
 
 from nri_numa import text
-from nri_numa.engine.values.settings import CPUAmount
-from nri_numa.machine.cpuset import CPUSet, ListFormatError, NUMASet
+from nri_numa.model.cpuset import CPUSet, ListFormatError, NUMASet
+from nri_numa.model.settings import CPUAmount
 
 Check = Callable[[str], object]
 
@@ -24,7 +24,7 @@ _DURATION = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?(?:ms|s|m|h))+", re.ASCII)
 _DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h)", re.ASCII)
 _SECONDS = {"ms": Fraction(1, 1000), "s": Fraction(1), "m": Fraction(60), "h": Fraction(3600)}
 _PERCENT = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,3})?)%", re.ASCII)
-_MOST_CPUS = 8192  # of the largest kernels, as in `nri_numa.machine.cpuset`
+_MOST_CPUS = 8192  # of the largest kernels, as in `nri_numa.model.cpuset`
 
 # --- Amounts ------------------------------------------------------------------------------------
 

@@ -22,9 +22,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from nri_numa.cluster.outbox import Output, pause
 from nri_numa.kube.requests import Outcome, Request, Resource, Result, Verb, annotations_of
-from nri_numa.offline_capacity import (
+from nri_numa.model.offline_capacity import (
     NUMA_IDS,
     OFFLINE_CAPACITY,
     BadCapacity,
@@ -37,6 +36,7 @@ from nri_numa.offline_capacity import (
     zone,
     zones,
 )
+from nri_numa.publisher.outbox import Output, pause
 
 MOST_NODES: Final = 20_000
 MOST_PROBLEMS: Final = 20

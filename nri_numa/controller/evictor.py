@@ -3,7 +3,7 @@
 What the selectors have in common is here: the Eviction API, so that disruption budgets hold, with
 the pod's uid as a precondition; so many a minute; one workload only so often; an Event for each.
 Two selectors empty NUMA nodes, `Drained` and `Stolen`; for pods that their node refuses see
-`nri_numa.controller.refused`. Each is an output in the sense of `nri_numa.cluster.outbox`.
+`nri_numa.controller.refused`. Each is an output in the sense of `nri_numa.publisher.outbox`.
 
 Who is on a NUMA node stands in the annotation ``assigned`` of pods (``publish.podAnnotation``); a
 pod that has no pin of ours stays.
@@ -17,11 +17,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
-from nri_numa.cluster.outbox import Bucket, Output, pause
-from nri_numa.cluster.topology import MEASURED_FACTOR
-from nri_numa.cluster.wanted import pod_event
 from nri_numa.kube.requests import Outcome, Request, Resource, Result, Verb, annotations_of
-from nri_numa.offline_capacity import (
+from nri_numa.model.offline_capacity import (
     DRAINED,
     LIMIT,
     MOST_CPUS,
@@ -31,6 +28,9 @@ from nri_numa.offline_capacity import (
     numa_nodes,
     zone,
 )
+from nri_numa.publisher.outbox import Bucket, Output, pause
+from nri_numa.publisher.topology import MEASURED_FACTOR
+from nri_numa.publisher.wanted import pod_event
 
 INTERVAL: Final = 20.0
 """Seconds between two looks at the pods of a node that is emptied."""

@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 
 from nri_numa.config import AgentConfig, settings
 from nri_numa.kube.requests import annotations_of
-from nri_numa.offline_capacity import DRAINED, BadCapacity, numa_nodes
+from nri_numa.model.offline_capacity import DRAINED, BadCapacity, numa_nodes
 from nri_numa.scheduler.candidates import NO_OBJECT, CandidateIndex
 from nri_numa.scheduler.fit import Fits
 from nri_numa.scheduler.node_room import NodeRoom

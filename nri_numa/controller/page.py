@@ -13,7 +13,8 @@ import msgspec
 
 from nri_numa.config import AgentConfig
 from nri_numa.controller.overview import BadQuery, Overview, query_of
-from nri_numa.http.protocol import (
+from nri_numa.kube.api import Watch
+from nri_numa.web.protocol import (
     CONTENT_SECURITY_POLICY,
     TEXT,
     APIError,
@@ -21,8 +22,7 @@ from nri_numa.http.protocol import (
     Response,
     Route,
 )
-from nri_numa.http.security import TokenFile
-from nri_numa.kube.api import Watch
+from nri_numa.web.security import TokenFile
 
 PATH: Final = "/cluster/"
 DOCUMENT: Final = "/v1/cluster"
@@ -101,5 +101,5 @@ class Page:
 
 
 def _read(name: str) -> bytes:
-    room = "nri_numa.controller" if name in OWN else "nri_numa.http"
-    return resources.files(room).joinpath("web", name).read_bytes()
+    room = "nri_numa.controller" if name in OWN else "nri_numa.web"
+    return resources.files(room).joinpath("static", name).read_bytes()

@@ -16,7 +16,6 @@ from typing import Any, Final
 
 from nri_numa import __version__, service
 from nri_numa import config as configuration
-from nri_numa.cluster.writer import Writer, WriterMetrics
 from nri_numa.config import AgentConfig, parse_duration, slots_resource, split_address
 from nri_numa.config.sections import Drain, Steal, Stuck
 from nri_numa.controller import capacity, evictor
@@ -26,20 +25,21 @@ from nri_numa.controller.overview import Overview
 from nri_numa.controller.page import Page
 from nri_numa.controller.refused import FIELDS, Refused
 from nri_numa.controller.sources import FileSource, PrometheusSource
-from nri_numa.http.protocol import APIError, Response, Route
-from nri_numa.http.protocol import Request as HTTPRequest
-from nri_numa.http.security import Certificate, TokenFile
-from nri_numa.http.server import Site
 from nri_numa.kube.api import KubeAPI, Watch, Watched, name_of, namespace, uid_of
 from nri_numa.kube.lease import Lease
 from nri_numa.kube.lease import identity as own_identity
 from nri_numa.kube.requests import Outcome, Request, Resource, Result
+from nri_numa.model.offline_capacity import LONGEST_VALIDITY, BadCapacity
 from nri_numa.observe.logs import get_logger
-from nri_numa.offline_capacity import LONGEST_VALIDITY, BadCapacity
+from nri_numa.publisher.writer import Writer, WriterMetrics
 from nri_numa.scheduler.candidates import CandidateIndex
 from nri_numa.scheduler.nodes import Nodes
 from nri_numa.scheduler.pod_reader import PodReader
 from nri_numa.scheduler.watcher import PODS, TOPOLOGIES
+from nri_numa.web.protocol import APIError, Response, Route
+from nri_numa.web.protocol import Request as HTTPRequest
+from nri_numa.web.security import Certificate, TokenFile
+from nri_numa.web.server import Site
 
 log = get_logger("controller")
 

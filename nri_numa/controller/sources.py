@@ -15,8 +15,8 @@ import msgspec
 from nri_numa import safe_yaml
 from nri_numa.config.sections import Prometheus
 from nri_numa.controller.capacity import Measurement, from_file, from_query, shortened
+from nri_numa.model.offline_capacity import BadCapacity
 from nri_numa.observe.logs import get_logger
-from nri_numa.offline_capacity import BadCapacity
 
 log = get_logger("controller")
 

@@ -20,7 +20,8 @@ import msgspec
 from google.protobuf.message import Message
 
 from nri_numa.cri.pb import cri_pb2
-from nri_numa.engine.values.workload import (
+from nri_numa.errors import RuntimeUnavailable
+from nri_numa.model.workload import (
     Container,
     ContainerUpdate,
     DeviceNode,
@@ -29,7 +30,6 @@ from nri_numa.engine.values.workload import (
     Resources,
     mentions_in,
 )
-from nri_numa.errors import RuntimeUnavailable
 from nri_numa.runtime import (
     NOTHING_GIVEN,
     RuntimeInfo,

@@ -32,7 +32,8 @@ from nri_numa.cri.client import (
     CRIContainerState,
     UpdateFailed,
 )
-from nri_numa.engine.values.workload import (
+from nri_numa.errors import RuntimeUnavailable
+from nri_numa.model.workload import (
     Container,
     ContainerUpdate,
     Pods,
@@ -40,7 +41,6 @@ from nri_numa.engine.values.workload import (
     QoSClass,
     Resources,
 )
-from nri_numa.errors import RuntimeUnavailable
 from nri_numa.observe.logs import get_logger
 from nri_numa.runtime import (
     NOTHING_GIVEN,

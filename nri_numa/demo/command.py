@@ -36,8 +36,8 @@ from nri_numa.demo.stage import (
     example,
     examples,
 )
-from nri_numa.machine.cpuset import CPUSet, NUMASet
-from nri_numa.machine.model import cpus_text, human_milli, numa_text
+from nri_numa.model.cpuset import CPUSet, NUMASet
+from nri_numa.model.machine import cpus_text, human_milli, numa_text
 from nri_numa.simulate.pods import Amounts, PodManifest, Role
 
 bold = functools.partial(click.style, bold=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from nri_numa.machine.model import Topology
+from nri_numa.model.machine import Topology
 from nri_numa.nri.transport import SessionTransport
 from nri_numa.nri.wire import events as ev
 from nri_numa.nri.wire.pb import nri_pb2 as pb

@@ -18,10 +18,10 @@ import nri_numa
 from nri_numa.cli.agent_client import AgentClient
 from nri_numa.cli.machine import made_up
 from nri_numa.demo.runtime import CRIError, DemoContainer, DemoRuntime, State
-from nri_numa.engine.values.workload import Container, PodSandbox, Resources
-from nri_numa.machine.cpuset import CPUSet
-from nri_numa.machine.model import Topology
 from nri_numa.machine.synthetic import sysfs_files
+from nri_numa.model.cpuset import CPUSet
+from nri_numa.model.machine import Topology
+from nri_numa.model.workload import Container, PodSandbox, Resources
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.simulate.manifests import read_text
 from nri_numa.simulate.pods import PodManifest, Role, container_of, pod_sandbox

@@ -27,7 +27,7 @@ _NODE: Final = re.compile(r"numa([0-9]{1,4})-")
 
 
 class Counted(msgspec.Struct, frozen=True, kw_only=True):
-    """What the agent says: `nri_numa.http.responses.Slots`.
+    """What the agent says: `nri_numa.web.responses.Slots`.
 
     Attributes:
         ready: containers are placed and pinned; else ``reason`` says why not.

@@ -15,7 +15,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from nri_numa.engine.values.workload import MOST_DEVICES, DeviceNode
+from nri_numa.model.workload import MOST_DEVICES, DeviceNode
 
 MAX_BYTES: Final = 1 << 20
 """Of one file; that of a node with sixteen GPUs is 100 kB."""

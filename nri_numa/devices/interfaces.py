@@ -14,7 +14,7 @@ import os
 import threading
 from typing import Any, Final, NamedTuple
 
-from nri_numa.engine.values.workload import MOST_DEVICES
+from nri_numa.model.workload import MOST_DEVICES
 
 CLONE_NEWNET: Final = 0x40000000
 SECONDS: Final = 1.0

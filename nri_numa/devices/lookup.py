@@ -15,7 +15,10 @@ import msgspec
 
 from nri_numa.devices.cdi import CDIDevice, CDIRegistry
 from nri_numa.devices.sysfs import Found, SysfsDevices
-from nri_numa.engine.values.workload import (
+from nri_numa.machine.pci import GPU, PCI_ADDRESS
+from nri_numa.model.cpuset import NUMASet
+from nri_numa.model.machine import numa_text
+from nri_numa.model.workload import (
     MOST_DEVICES,
     NVIDIA_VARIABLE,
     PCI_VARIABLE,
@@ -24,9 +27,6 @@ from nri_numa.engine.values.workload import (
     DeviceRequest,
     Mentions,
 )
-from nri_numa.machine.cpuset import NUMASet
-from nri_numa.machine.model import numa_text
-from nri_numa.machine.pci import GPU, PCI_ADDRESS
 
 if TYPE_CHECKING:
     from nri_numa.config.sections import Devices as Sources

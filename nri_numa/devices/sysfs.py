@@ -16,9 +16,9 @@ import re
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from nri_numa.engine.values.workload import MOST_DEVICES
-from nri_numa.machine.cpuset import NUMASet
 from nri_numa.machine.pci import DEVICE, NIC, NVME, PCI_ADDRESS, RDMA, kind_of_class
+from nri_numa.model.cpuset import NUMASet
+from nri_numa.model.workload import MOST_DEVICES
 
 DISK: Final = "disk"
 

@@ -23,7 +23,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from nri_numa.devices import interfaces
 from nri_numa.devices.lookup import GivenDevice, Lookup, Missed, hints, read_gpus
 from nri_numa.devices.sysfs import Found
-from nri_numa.engine.values.workload import (
+from nri_numa.machine.pci import NIC
+from nri_numa.model.cpuset import NUMASet
+from nri_numa.model.workload import (
     MOST_DEVICES,
     NO_DEVICES,
     NO_MENTIONS,
@@ -31,8 +33,6 @@ from nri_numa.engine.values.workload import (
     Mentions,
     PodSandbox,
 )
-from nri_numa.machine.cpuset import NUMASet
-from nri_numa.machine.pci import NIC
 from nri_numa.observe.logs import get_logger
 
 if TYPE_CHECKING:

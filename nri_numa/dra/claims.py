@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import msgspec
 
-from nri_numa.engine.values.workload import CLAIM_VARIABLE
 from nri_numa.errors import AgentError
+from nri_numa.model.workload import CLAIM_VARIABLE
 from nri_numa.text import BadQuantity, quantity
 
 LONGEST: Final = 256 << 10

@@ -37,16 +37,16 @@ from nri_numa.engine.cpus.index import AllocatorIndex
 from nri_numa.engine.decision import Case, Machine
 from nri_numa.engine.others import holders_text, named
 from nri_numa.engine.state import Allocation, NodeState, union
-from nri_numa.engine.values.settings import (
+from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
+from nri_numa.model.machine import counted
+from nri_numa.model.settings import (
     EVERYTHING,
     CPUAmount,
     CPUOrder,
     IsolatedCPUs,
     NamespaceQuota,
 )
-from nri_numa.engine.values.workload import SMT, PodSandbox, Refusal
-from nri_numa.machine.cpuset import NO_CPUS, CPUSet, NUMASet
-from nri_numa.machine.model import counted
+from nri_numa.model.workload import SMT, PodSandbox, Refusal
 
 
 def exclusive_left(

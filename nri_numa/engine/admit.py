@@ -46,7 +46,9 @@ from nri_numa.engine.state import (
     group_cpus,
     union,
 )
-from nri_numa.engine.values.workload import (
+from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet
+from nri_numa.model.machine import NO_QUOTA, Topology, cpus_text
+from nri_numa.model.workload import (
     SMT,
     Bind,
     Container,
@@ -64,8 +66,6 @@ from nri_numa.engine.values.workload import (
     Scope,
     StateChange,
 )
-from nri_numa.machine.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet
-from nri_numa.machine.model import NO_QUOTA, Topology, cpus_text
 
 
 def admit(

@@ -38,7 +38,9 @@ from nri_numa.engine.request.demand import (
     with_static_cpus,
 )
 from nri_numa.engine.state import Allocation, Kind, contradiction, identity
-from nri_numa.engine.values.workload import (
+from nri_numa.model.cpuset import NO_CPUS, CPUSet, ListFormatError, NUMASet
+from nri_numa.model.machine import NO_QUOTA, agree, cpus_text, numa_text
+from nri_numa.model.workload import (
     SMT,
     Container,
     CPUMode,
@@ -47,8 +49,6 @@ from nri_numa.engine.values.workload import (
     Refusal,
     Requested,
 )
-from nri_numa.machine.cpuset import NO_CPUS, CPUSet, ListFormatError, NUMASet
-from nri_numa.machine.model import NO_QUOTA, agree, cpus_text, numa_text
 
 ASSIGNED: Final = "assigned"
 """Annotation key, below the prefix, that carries the decision on the container."""

@@ -14,8 +14,10 @@ from nri_numa.engine.cpus.index import AllocatorIndex, index
 from nri_numa.engine.request.annotations import Resolver, longest_list
 from nri_numa.engine.request.demand import SLOTS, Demand
 from nri_numa.engine.state import Allocation, Kind, NodeState, PodRecord, identity, isolated
-from nri_numa.engine.values.settings import CPUOrder, IsolatedCPUs, Settings
-from nri_numa.engine.values.workload import (
+from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
+from nri_numa.model.machine import Topology, numa_text
+from nri_numa.model.settings import CPUOrder, IsolatedCPUs, Settings
+from nri_numa.model.workload import (
     EVERY_MEMORY_POLICY,
     NO_ADJUSTMENT,
     NO_CHANGE,
@@ -33,8 +35,6 @@ from nri_numa.engine.values.workload import (
     Requested,
     StateChange,
 )
-from nri_numa.machine.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
-from nri_numa.machine.model import Topology, numa_text
 
 
 class Tiers(msgspec.Struct, frozen=True, kw_only=True):

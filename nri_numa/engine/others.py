@@ -22,8 +22,10 @@ from msgspec.structs import replace
 from nri_numa.engine.request.annotations import by_annotation, quoted
 from nri_numa.engine.request.demand import CLAIM
 from nri_numa.engine.state import UNBOUND_GROUP, Allocation, Identity, Kind, NodeState
-from nri_numa.engine.values.settings import Settings
-from nri_numa.engine.values.workload import (
+from nri_numa.model.cpuset import NO_CPUS, CPUSet, ListFormatError, NUMASet
+from nri_numa.model.machine import Topology, counted, cpus_text, human_milli, numa_text
+from nri_numa.model.settings import Settings
+from nri_numa.model.workload import (
     Bind,
     Container,
     CPUMode,
@@ -35,8 +37,6 @@ from nri_numa.engine.values.workload import (
     Requested,
     Slots,
 )
-from nri_numa.machine.cpuset import NO_CPUS, CPUSet, ListFormatError, NUMASet
-from nri_numa.machine.model import Topology, counted, cpus_text, human_milli, numa_text
 
 
 def pinned_to(text: str) -> CPUSet:

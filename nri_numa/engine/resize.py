@@ -62,7 +62,9 @@ from nri_numa.engine.request.demand import (
     with_slots,
 )
 from nri_numa.engine.state import Allocation, Kind, NodeState, effective_cpus
-from nri_numa.engine.values.workload import (
+from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
+from nri_numa.model.machine import NO_QUOTA, cpus_text, human_milli, numa_text
+from nri_numa.model.workload import (
     NO_CHANGE,
     SMT,
     Container,
@@ -74,8 +76,6 @@ from nri_numa.engine.values.workload import (
     Resources,
     StateChange,
 )
-from nri_numa.machine.cpuset import NO_CPUS, CPUSet, NUMASet
-from nri_numa.machine.model import NO_QUOTA, cpus_text, human_milli, numa_text
 
 RULE = "a resize stays in place"
 LESS = "less than asked for"

@@ -41,7 +41,9 @@ from nri_numa.engine.state import (
     group_of,
     identity,
 )
-from nri_numa.engine.values.workload import (
+from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, ListFormatError, NUMASet
+from nri_numa.model.machine import NO_QUOTA, Observed, cpus_text
+from nri_numa.model.workload import (
     NO_CHANGE,
     Container,
     ContainerUpdate,
@@ -49,8 +51,6 @@ from nri_numa.engine.values.workload import (
     PodSandbox,
     StateChange,
 )
-from nri_numa.machine.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, ListFormatError, NUMASet
-from nri_numa.machine.model import NO_QUOTA, Observed, cpus_text
 
 
 class Correction(msgspec.Struct, frozen=True, kw_only=True):

@@ -25,8 +25,10 @@ from typing import TypedDict
 import msgspec
 from msgspec.structs import replace
 
-from nri_numa.engine.values.settings import CPUOrder, IsolatedCPUs, Settings
-from nri_numa.engine.values.workload import (
+from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
+from nri_numa.model.machine import Topology, cpus_text
+from nri_numa.model.settings import CPUOrder, IsolatedCPUs, Settings
+from nri_numa.model.workload import (
     NO_GRANTS,
     SMT,
     Container,
@@ -37,8 +39,6 @@ from nri_numa.engine.values.workload import (
     Policy,
     QoSClass,
 )
-from nri_numa.machine.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
-from nri_numa.machine.model import Topology, cpus_text
 
 
 class Kind(StrEnum):

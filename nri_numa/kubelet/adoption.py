@@ -15,11 +15,11 @@ from msgspec.structs import replace
 from nri_numa.config import AgentConfig
 from nri_numa.engine.cpus.index import AllocatorIndex
 from nri_numa.engine.cpus.orders import take_packed
-from nri_numa.engine.values.settings import Settings
 from nri_numa.kubelet.configuration import KubeletFacts
 from nri_numa.kubelet.state_files import NAMES, STATIC
-from nri_numa.machine.cpuset import CPUSet
-from nri_numa.machine.model import Topology, cpus_text, numa_text
+from nri_numa.model.cpuset import CPUSet
+from nri_numa.model.machine import Topology, cpus_text, numa_text
+from nri_numa.model.settings import Settings
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import Metrics
 

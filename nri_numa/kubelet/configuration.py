@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from nri_numa.kubelet import state_files
-from nri_numa.machine.cpuset import CPUSet, ListFormatError
+from nri_numa.model.cpuset import CPUSet, ListFormatError
 from nri_numa.text import BadQuantity, milli_cpus, page_size, whole_bytes
 
 API_VERSION: Final = "kubelet.config.k8s.io/v1beta1"

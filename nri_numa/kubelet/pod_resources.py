@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
-from nri_numa.machine.cpuset import CPUSet, NUMASet
+from nri_numa.model.cpuset import CPUSet, NUMASet
 
 TIMEOUT: Final = 1.0
 """Seconds for one call."""

@@ -19,9 +19,9 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from nri_numa.engine.values.workload import NO_GRANTS, SHARED_SETS, Holder, KubeletGrants
-from nri_numa.machine.cpuset import CPUSet, ListFormatError, NUMASet
-from nri_numa.machine.model import cpus_text, numa_text
+from nri_numa.model.cpuset import CPUSet, ListFormatError, NUMASet
+from nri_numa.model.machine import cpus_text, numa_text
+from nri_numa.model.workload import NO_GRANTS, SHARED_SETS, Holder, KubeletGrants
 from nri_numa.text import BadQuantity, page_size
 
 # --- A file of the kubelet, read whole; nothing else in its place holds us up ---------------------

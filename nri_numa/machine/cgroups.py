@@ -18,8 +18,8 @@ from typing import Final, Protocol
 
 import msgspec
 
-from nri_numa.machine.cpuset import NO_CPUS, CPUSet, ListFormatError, NUMASet
-from nri_numa.machine.model import NO_QUOTA, Observed
+from nri_numa.model.cpuset import NO_CPUS, CPUSet, ListFormatError, NUMASet
+from nri_numa.model.machine import NO_QUOTA, Observed
 
 # --- the files of one cgroup's cpuset, in one shape for both versions -----------------------------
 # Version 1 goes through cgroupspy's controller; version 2, which that package does not know,

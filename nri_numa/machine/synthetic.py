@@ -11,8 +11,8 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 
-from nri_numa.machine.cpuset import NO_CPUS, CPUSet, NUMASet
-from nri_numa.machine.model import (
+from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
+from nri_numa.model.machine import (
     CPU,
     Core,
     CoreKind,

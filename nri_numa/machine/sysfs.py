@@ -18,8 +18,11 @@ from typing import TypeVar
 import msgspec
 
 from nri_numa.errors import TopologyError
-from nri_numa.machine.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, ListFormatError, NUMASet
-from nri_numa.machine.model import (
+from nri_numa.machine.synthetic import sockets_from
+from nri_numa.machine.tree import CPU_DIR, NODE_DIR, TIER_DIR, Tree, open_tree
+from nri_numa.machine.usable import partitions, read_limits, sentence
+from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, ListFormatError, NUMASet
+from nri_numa.model.machine import (
     CPU,
     Core,
     CoreKind,
@@ -32,9 +35,6 @@ from nri_numa.machine.model import (
     cpus_text,
     numa_text,
 )
-from nri_numa.machine.synthetic import sockets_from
-from nri_numa.machine.tree import CPU_DIR, NODE_DIR, TIER_DIR, Tree, open_tree
-from nri_numa.machine.usable import partitions, read_limits, sentence
 
 # --- Which cores share a socket, and what stands in for caches that the kernel does not tell ------
 # The usual file is ``physical_package_id``. It holds -1 where firmware says nothing (s390, some Arm

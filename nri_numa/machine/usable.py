@@ -26,9 +26,9 @@ from typing import Final, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from nri_numa.machine.cpuset import NO_CPUS, CPUSet, ListFormatError, NUMASet
-from nri_numa.machine.model import Partition, PartitionKind, cpus_text
 from nri_numa.machine.tree import Tree
+from nri_numa.model.cpuset import NO_CPUS, CPUSet, ListFormatError, NUMASet
+from nri_numa.model.machine import Partition, PartitionKind, cpus_text
 
 _AnySet = TypeVar("_AnySet", CPUSet, NUMASet)
 

@@ -18,9 +18,9 @@ from typing import Final
 import msgspec
 
 from nri_numa.machine.cgroups import CgroupPlace, CgroupReader
-from nri_numa.machine.model import Topology
 from nri_numa.machine.sysfs import read_memory
 from nri_numa.machine.tree import NODE_DIR, open_tree
+from nri_numa.model.machine import Topology
 
 _CPU: Final = re.compile(r"^cpu(\d{1,5}) ([\d ]+)$", re.MULTILINE | re.ASCII)
 _NUMASTAT: Final = re.compile(r"^(\w+) (\d{1,20})$", re.MULTILINE | re.ASCII)

@@ -18,9 +18,9 @@ from typing import Final
 import msgspec
 
 from nri_numa.machine.cgroups import CgroupPlace, CgroupReader
-from nri_numa.machine.model import Topology
 from nri_numa.machine.tree import CPU_DIR, Tree
 from nri_numa.machine.usage import MISSING, Unknown, processes_of
+from nri_numa.model.machine import Topology
 
 PRESSURE: Final = "cpu.pressure"
 SCHEDSTAT: Final = "schedstat"

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from nri_numa.machine.cpuset import CPUSet
-from nri_numa.machine.model import Topology, cpus_text, numa_text
+from nri_numa.model.cpuset import CPUSet
+from nri_numa.model.machine import Topology, cpus_text, numa_text
 
 Loop = Literal["bandwidth", "latency", "compute", "cache", "busy"]
 

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Final
 
 from nri_numa.machine import waiting
-from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.usage import cpu_times
 from nri_numa.measure.plan import Comparison, NotShown, Worker
 from nri_numa.measure.results import Measured, Outcome
+from nri_numa.model.cpuset import CPUSet
 
 READY_S: Final = 300.0
 """Seconds that a process may take to make its memory ready."""

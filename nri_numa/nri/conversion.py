@@ -13,7 +13,8 @@ from typing import Final, TypeAlias
 
 from google.protobuf.message import Message
 
-from nri_numa.engine.values.workload import (
+from nri_numa.errors import LocalProtocolError
+from nri_numa.model.workload import (
     CDI_ANNOTATION,
     NO_MENTIONS,
     VARIABLES,
@@ -29,7 +30,6 @@ from nri_numa.engine.values.workload import (
     Resources,
     mentions_in,
 )
-from nri_numa.errors import LocalProtocolError
 from nri_numa.nri.wire import events as ev
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.nri.wire.versions import Event

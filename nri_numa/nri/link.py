@@ -38,8 +38,8 @@ import msgspec
 from google.protobuf.message import Message
 from msgspec.structs import replace
 
-from nri_numa.engine.values.workload import Container, ContainerUpdate, Pods
 from nri_numa.errors import ConfigError, LocalProtocolError, RemoteProtocolError
+from nri_numa.model.workload import Container, ContainerUpdate, Pods
 from nri_numa.nri import conversion
 from nri_numa.nri.transport import Ending, SessionTransport
 from nri_numa.nri.wire import events as ev

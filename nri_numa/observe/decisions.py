@@ -7,8 +7,8 @@ from typing import Final
 
 from nri_numa.engine.decision import Admitted, Refused, Resynced, Trace
 from nri_numa.engine.state import UNBOUND_GROUP, Allocation, Kind, group_cpus, group_of
-from nri_numa.engine.values.workload import Container, PodSandbox
-from nri_numa.machine.model import Topology
+from nri_numa.model.machine import Topology
+from nri_numa.model.workload import Container, PodSandbox
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import Metrics
 from nri_numa.observe.notices import Notices, What

@@ -20,8 +20,8 @@ from nri_numa.engine.align.hints import HintDemand, ResourceDemand
 from nri_numa.engine.align.policies import Alignment, Problem
 from nri_numa.engine.decision import Trace
 from nri_numa.engine.explain.explanation import Basis, Grounds, grounds
-from nri_numa.engine.values.workload import Policy
-from nri_numa.machine.cpuset import NUMASet
+from nri_numa.model.cpuset import NUMASet
+from nri_numa.model.workload import Policy
 
 LONGEST: Final = 300
 """Characters kept of a value that comes from a pod; a list of CPUs may be much longer."""

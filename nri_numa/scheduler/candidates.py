@@ -11,7 +11,7 @@ from typing import Final
 
 from msgspec import Struct, field
 
-from nri_numa.engine.values.workload import Strategy
+from nri_numa.model.workload import Strategy
 from nri_numa.scheduler.fit import Fits, Short, Verdict, fit, narrowest
 from nri_numa.scheduler.node_room import NOTHING_KNOWN, NodeRoom, Unreadable
 from nri_numa.scheduler.nodes import Nodes

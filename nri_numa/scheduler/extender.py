@@ -12,10 +12,6 @@ from nri_numa import config as configuration
 from nri_numa.config import AgentConfig, split_address
 from nri_numa.config.derived import slots_resource
 from nri_numa.config.sections import UnknownNodes
-from nri_numa.http.protocol import APIError, Handler, Response, Route
-from nri_numa.http.protocol import Request as HTTPRequest
-from nri_numa.http.security import Certificate
-from nri_numa.http.server import Site
 from nri_numa.kube.api import KubeAPI, Watch, namespace, uid_of
 from nri_numa.kube.lease import Lease, identity
 from nri_numa.observe.logs import get_logger
@@ -33,6 +29,10 @@ from nri_numa.scheduler.watcher import (
     PodActivator,
     PodWatcher,
 )
+from nri_numa.web.protocol import APIError, Handler, Response, Route
+from nri_numa.web.protocol import Request as HTTPRequest
+from nri_numa.web.security import Certificate
+from nri_numa.web.server import Site
 
 log = get_logger("scheduler")
 

@@ -19,9 +19,9 @@ from msgspec.structs import replace
 from nri_numa.engine.align.hints import ResourceDemand
 from nri_numa.engine.align.policies import align, amount_text, nodes_text
 from nri_numa.engine.place.computed import measures
-from nri_numa.engine.values.workload import SMT, OnFailure, Policy, Scope, Strategy
-from nri_numa.machine.cpuset import NUMASet
-from nri_numa.machine.model import counted
+from nri_numa.model.cpuset import NUMASet
+from nri_numa.model.machine import counted
+from nri_numa.model.workload import SMT, OnFailure, Policy, Scope, Strategy
 from nri_numa.scheduler.node_room import Charge, Column, Free, NodeRoom
 from nri_numa.scheduler.pod_request import ContainerRequest, PodRequest, peak
 

@@ -12,8 +12,8 @@ from typing import Self
 from msgspec import Struct
 from msgspec.structs import force_setattr, replace
 
-from nri_numa.engine.values.workload import SMT, Policy, Scope
-from nri_numa.machine.cpuset import NO_NUMA_NODES, NUMASet
+from nri_numa.model.cpuset import NO_NUMA_NODES, NUMASet
+from nri_numa.model.workload import SMT, Policy, Scope
 from nri_numa.scheduler.pod_request import ContainerRequest, PodRequest
 
 Column = tuple[int, ...]
@@ -108,7 +108,7 @@ class NodeRoom(Struct, frozen=True, eq=False, kw_only=True):
         silent: its agent does not place containers now.
         together: whole CPUs that can be exclusive in all, where a floor or a quota makes that less
             than the sum; None where nothing says it.
-        charged: `nri_numa.charged.marks` of the containers that the numbers count; no part of
+        charged: `nri_numa.model.charged.marks` of the containers that the numbers count; no part of
             equality.
         start: what is free, as containers are placed from it; this and what follows is computed.
         capacity: of ``others``, by name.

@@ -1,9 +1,9 @@
 """All nodes: what they publish, and what is held for pods that are on their way to them.
 
 A pod is *held* from the moment it has its node until the node's object counts it. The object of
-``nri-numa publish`` names the containers that its numbers count (`nri_numa.charged`), and what it
-names is not subtracted a second time: that follows from the hold and the object alone, in whatever
-order they came. A hold ends when its pod left the phase Pending and was counted.
+``nri-numa publish`` names the containers that its numbers count (`nri_numa.model.charged`), and
+what it names is not subtracted a second time: that follows from the hold and the object alone,
+in whatever order they came. A hold ends when its pod left the phase Pending and was counted.
 
 An object that names no container (of another publisher, or an older one) leaves the moment open.
 Then it is limited: a while after the pod left the phase Pending, at once when it is being deleted,
@@ -19,8 +19,8 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from nri_numa.charged import mark
-from nri_numa.machine.cpuset import NUMASet
+from nri_numa.model.charged import mark
+from nri_numa.model.cpuset import NUMASet
 from nri_numa.scheduler.node_room import Charge, NodeRoom, Unreadable
 from nri_numa.scheduler.pod_request import PodRequest
 

@@ -16,8 +16,9 @@ from nri_numa.engine.place.memory import KEY, pages_name, without_nodes
 from nri_numa.engine.request.annotations import PLACED, by_annotation, read_placed, resolve
 from nri_numa.engine.request.demand import SLOTS, Demand, demand, with_slots, with_static_cpus
 from nri_numa.engine.state import NOTHING, Charge
-from nri_numa.engine.values.settings import Settings
-from nri_numa.engine.values.workload import (
+from nri_numa.model.cpuset import NUMASet
+from nri_numa.model.settings import Settings
+from nri_numa.model.workload import (
     SMT,
     Bind,
     Container,
@@ -30,7 +31,6 @@ from nri_numa.engine.values.workload import (
     Requested,
     Scope,
 )
-from nri_numa.machine.cpuset import NUMASet
 from nri_numa.scheduler.pod_request import Amounts, ContainerRequest, PodRequest, mapping, peak
 from nri_numa.simulate.manifests import ManifestError, read_pod
 from nri_numa.simulate.pods import PodManifest, Role, container_of, pod_sandbox

@@ -8,7 +8,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from nri_numa.engine.values.workload import SMT, OnFailure, Policy
+from nri_numa.model.workload import SMT, OnFailure, Policy
 
 Amounts = tuple[tuple[str, int], ...]
 """Bytes by resource: ``memory``, ``hugepages-…``."""

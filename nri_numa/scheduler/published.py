@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from nri_numa.charged import CHARGED
-from nri_numa.engine.values.workload import Policy, Scope
-from nri_numa.machine.cpuset import NUMASet
+from nri_numa.model.charged import CHARGED
+from nri_numa.model.cpuset import NUMASet
+from nri_numa.model.workload import Policy, Scope
 from nri_numa.scheduler.node_room import Column, NodeRoom, Resource, Unreadable
 from nri_numa.scheduler.pod_request import mapping
 from nri_numa.text import BadQuantity, quantity

@@ -24,11 +24,11 @@ from typing import Final, NamedTuple
 import yaml
 
 from nri_numa import safe_yaml
-from nri_numa.engine.values.workload import MOST_DEVICES as MOST_OF_ONE_POD
-from nri_numa.engine.values.workload import Device, DeviceRequest
-from nri_numa.machine.cpuset import ListFormatError, NUMASet
-from nri_numa.machine.model import Topology, numa_text
 from nri_numa.machine.pci import PCI_ADDRESS, PCIDevice
+from nri_numa.model.cpuset import ListFormatError, NUMASet
+from nri_numa.model.machine import Topology, numa_text
+from nri_numa.model.workload import MOST_DEVICES as MOST_OF_ONE_POD
+from nri_numa.model.workload import Device, DeviceRequest
 from nri_numa.simulate.manifests import ManifestError, Place, parse_all
 from nri_numa.simulate.pods import PodManifest, Role
 

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from nri_numa.engine.request.annotations import Missing, addressees
 from nri_numa.engine.request.demand import MOST_SLOTS
-from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Resources
+from nri_numa.model.workload import Container, PodSandbox, QoSClass, Resources
 
 PERIOD: Final = 100_000
 """The kubelet's CFS period in microseconds."""

@@ -21,7 +21,7 @@ from nri_numa.engine import admit
 from nri_numa.engine.decision import Admitted, Machine, Reading, Refused, Resized, Trace
 from nri_numa.engine.resize import LESS, resize
 from nri_numa.engine.state import Allocation, Kind, NodeState, effective_cpus, group_of
-from nri_numa.engine.values.workload import Container, Resources
+from nri_numa.model.workload import Container, Resources
 from nri_numa.simulate.devices import REASON, Given, Inventory, KubeletDevices
 from nri_numa.simulate.manifests import ManifestError
 from nri_numa.simulate.pods import (

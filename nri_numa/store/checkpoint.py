@@ -20,13 +20,13 @@ from typing import Final
 import msgspec
 
 from nri_numa.engine.state import NodeState
-from nri_numa.engine.values.workload import StateChange
 from nri_numa.errors import (
     CheckpointCorrupt,
     CheckpointError,
     CheckpointTooNew,
     StateDirectoryBusy,
 )
+from nri_numa.model.workload import StateChange
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import Metrics
 from nri_numa.store.files import directory_problem, file_problem

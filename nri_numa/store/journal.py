@@ -24,8 +24,8 @@ from zlib import crc32
 import msgspec
 
 from nri_numa.engine.state import Allocation, Former, NodeState, PodRecord, build, contradiction
-from nri_numa.engine.values.workload import StateChange
-from nri_numa.machine.cpuset import CPUSet, NUMASet
+from nri_numa.model.cpuset import CPUSet, NUMASet
+from nri_numa.model.workload import StateChange
 
 FORMAT: Final = 1
 _MAX_DAMAGE: Final = 1000

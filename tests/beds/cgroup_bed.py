@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from nri_numa.engine.values.workload import ContainerUpdate
+from nri_numa.agent.loop import Clock
 from nri_numa.machine.cgroups import (
     CgroupPlace,
     CgroupReader,
@@ -26,9 +26,9 @@ from nri_numa.machine.cgroups import (
     Written,
     relative_path,
 )
-from nri_numa.machine.cpuset import CPUSet, NUMASet
 from nri_numa.machine.synthetic import synthetic
-from nri_numa.node.loop import Clock
+from nri_numa.model.cpuset import CPUSet, NUMASet
+from nri_numa.model.workload import ContainerUpdate
 from nri_numa.observe import logs
 from tests.beds.cgroup_tree import CgroupTree
 from tests.beds.world import World

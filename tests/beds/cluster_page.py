@@ -15,8 +15,8 @@ from nri_numa.config.sections import Page as Section
 from nri_numa.controller.overview import Overview
 from nri_numa.controller.page import Page
 from nri_numa.controller.service import TOPOLOGIES
-from nri_numa.http.server import Site
 from nri_numa.kube.api import KubeAPI, Watch
+from nri_numa.web.server import Site
 
 PREFIX = "numa.kubernetes.io"
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
+from nri_numa.agent.agent import Agent
 from nri_numa.config.sections import Devices
 from nri_numa.devices.lookup import GivenDevice
 from nri_numa.devices.watch import DeviceWatch
-from nri_numa.node.agent import Agent
 
 Given = Mapping[str, tuple[GivenDevice, ...]] | str
 """What the kubelet gave to a pod, by container; or why it does not say."""

@@ -17,9 +17,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from nri_numa.machine.cpuset import NO_CPUS, CPUSet
-from nri_numa.machine.model import Topology
 from nri_numa.machine.synthetic import synthetic, sysfs_files
+from nri_numa.model.cpuset import NO_CPUS, CPUSet
+from nri_numa.model.machine import Topology
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from tests.beds.cgroup_tree import CgroupTree
 from tests.beds.embedded.runtime import (

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from nri_numa.http.api import Listing
-from nri_numa.http.responses import (
+from nri_numa.web.api import Listing
+from nri_numa.web.responses import (
     Actual,
     Assignment,
     Checkpoint,

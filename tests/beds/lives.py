@@ -16,7 +16,9 @@ from nri_numa.engine.decision import Admitted, Refused
 from nri_numa.engine.explain import explanation, sentences
 from nri_numa.engine.explain.explanation import Document
 from nri_numa.engine.state import Allocation, Kind
-from nri_numa.engine.values.settings import (
+from nri_numa.model.cpuset import CPUSet, NUMASet
+from nri_numa.model.machine import Topology
+from nri_numa.model.settings import (
     CPUAmount,
     CPUOrder,
     IsolatedCPUs,
@@ -27,7 +29,7 @@ from nri_numa.engine.values.settings import (
     Quota,
     Settings,
 )
-from nri_numa.engine.values.workload import (
+from nri_numa.model.workload import (
     Container,
     Device,
     DeviceRequest,
@@ -36,8 +38,6 @@ from nri_numa.engine.values.workload import (
     Resources,
     Strategy,
 )
-from nri_numa.machine.cpuset import CPUSet, NUMASet
-from nri_numa.machine.model import Topology
 from tests.beds.recorded import write_down
 from tests.beds.world import GIB, World, container, pod, resources
 from tests.machines import named

@@ -13,7 +13,8 @@ from msgspec.structs import replace
 
 from nri_numa.engine.decision import Admitted, Refused
 from nri_numa.engine.explain.explanation import Document
-from nri_numa.engine.values.settings import (
+from nri_numa.model.machine import Topology
+from nri_numa.model.settings import (
     CPUAmount,
     Limits,
     NamespaceQuota,
@@ -23,8 +24,7 @@ from nri_numa.engine.values.settings import (
     Rule,
     Settings,
 )
-from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Resources
-from nri_numa.machine.model import Topology
+from nri_numa.model.workload import Container, PodSandbox, QoSClass, Resources
 from tests.beds.lives import RECORDED, Life
 from tests.beds.recorded import write_down
 from tests.beds.world import GIB, container, pod

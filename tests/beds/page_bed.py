@@ -8,17 +8,17 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from nri_numa.agent.serving import About
+from nri_numa.agent.view import LinkFacts
 from nri_numa.config import HTTP
 from nri_numa.engine.decision import Machine
-from nri_numa.engine.values.settings import Settings
-from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Resources
-from nri_numa.http.api import AgentServer
-from nri_numa.machine.cpuset import CPUSet
-from nri_numa.machine.model import Topology
 from nri_numa.machine.pci import PCIDevice
-from nri_numa.node.serving import About
-from nri_numa.node.view import LinkFacts
+from nri_numa.model.cpuset import CPUSet
+from nri_numa.model.machine import Topology
+from nri_numa.model.settings import Settings
+from nri_numa.model.workload import Container, PodSandbox, QoSClass, Resources
 from nri_numa.observe.metrics import Metrics
+from nri_numa.web.api import AgentServer
 from tests.beds.views import live_view
 from tests.beds.world import StillClock, agent_of
 

@@ -16,8 +16,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from nri_numa.machine.model import Topology
 from nri_numa.machine.synthetic import sysfs_files
+from nri_numa.model.machine import Topology
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from tests.beds.embedded.runtime import CRIError, EmbeddedRuntime
 from tests.beds.plugin_process import PluginProcess, free_port

@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
 
-from nri_numa.machine.cpuset import NO_CPUS, CPUSet
+from nri_numa.model.cpuset import NO_CPUS, CPUSet
 from tests.beds.containerd import Containerd
 from tests.beds.cri import (
     BEST_EFFORT,

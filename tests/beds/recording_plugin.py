@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from nri_numa.engine.values.workload import (
+from nri_numa.model.workload import (
     NO_ADJUSTMENT,
     Container,
     ContainerAdjustment,

@@ -15,7 +15,7 @@ import pytest
 from jeepney import MessageType, Parser, new_error, new_method_return
 
 from nri_numa.machine.cgroups import Scopes
-from nri_numa.machine.cpuset import CPUSet
+from nri_numa.model.cpuset import CPUSet
 
 
 class SystemdBus:

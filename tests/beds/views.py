@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from nri_numa.agent.agent import Agent
+from nri_numa.agent.loop import Clock
+from nri_numa.agent.serving import About, Collaborators
+from nri_numa.agent.usage import Watches
+from nri_numa.agent.view import LinkFacts, LiveView, Runtime
 from nri_numa.engine.decision import Reading
-from nri_numa.node.agent import Agent
-from nri_numa.node.loop import Clock
-from nri_numa.node.serving import About, Collaborators
-from nri_numa.node.usage import Watches
-from nri_numa.node.view import LinkFacts, LiveView, Runtime
 from tests.beds.world import StillClock
 
 ACTIVE = LinkFacts(state="active", detail="", active=True)

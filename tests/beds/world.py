@@ -12,10 +12,16 @@ from collections.abc import Callable, Iterable, Mapping
 import msgspec
 from msgspec.structs import replace
 
+from nri_numa.agent.agent import Agent
+from nri_numa.agent.loop import Clock
 from nri_numa.engine.decision import Admitted, Machine, Reading, Refused
 from nri_numa.engine.state import Kind, effective_cpus, violations
-from nri_numa.engine.values.settings import Settings
-from nri_numa.engine.values.workload import (
+from nri_numa.errors import CheckpointError
+from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, CgroupWriter, Written
+from nri_numa.model.cpuset import CPUSet, NUMASet
+from nri_numa.model.machine import Topology
+from nri_numa.model.settings import Settings
+from nri_numa.model.workload import (
     NO_ADJUSTMENT,
     Container,
     ContainerUpdate,
@@ -24,12 +30,6 @@ from nri_numa.engine.values.workload import (
     QoSClass,
     Resources,
 )
-from nri_numa.errors import CheckpointError
-from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, CgroupWriter, Written
-from nri_numa.machine.cpuset import CPUSet, NUMASet
-from nri_numa.machine.model import Topology
-from nri_numa.node.agent import Agent
-from nri_numa.node.loop import Clock
 from nri_numa.observe.metrics import Metrics
 from nri_numa.store.checkpoint import CheckpointStore
 from nri_numa.store.journal import encode, state_from

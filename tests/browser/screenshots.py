@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from nri_numa.machine.cpuset import CPUSet
-from nri_numa.machine.model import Topology
 from nri_numa.machine.synthetic import synthetic
+from nri_numa.model.cpuset import CPUSet
+from nri_numa.model.machine import Topology
 from tests.beds.browser import Page, browser
 from tests.beds.page_node import PageNode, page_node
 from tests.checks.page_expressions import LIVE, STEPS, TITLE

@@ -12,9 +12,9 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.engine.resync import Correction
-from nri_numa.engine.values.settings import Settings
-from nri_numa.machine.cpuset import CPUSet
-from nri_numa.machine.model import Topology
+from nri_numa.model.cpuset import CPUSet
+from nri_numa.model.machine import Topology
+from nri_numa.model.settings import Settings
 from tests.beds.browser import Page
 from tests.beds.page_bed import PageBed, page_bed
 from tests.checks.page_expressions import (

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from nri_numa.machine.model import Topology
 from nri_numa.machine.synthetic import synthetic
+from nri_numa.model.machine import Topology
 from tests.beds.axe import axe_source, findings
 from tests.beds.browser import Page
 from tests.beds.page_bed import PageBed, page_bed

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from nri_numa.machine.cpuset import CPUSet
-from nri_numa.machine.model import Partition, PartitionKind
 from nri_numa.machine.pci import PCIDevice
+from nri_numa.model.cpuset import CPUSet
+from nri_numa.model.machine import Partition, PartitionKind
 from tests.beds.browser import Page
 from tests.beds.page_bed import PageBed, page_bed
 from tests.browser.test_page import label, visit

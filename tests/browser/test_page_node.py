@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.synthetic import synthetic
+from nri_numa.model.cpuset import CPUSet
 from tests.beds.browser import Page
 from tests.beds.page_node import page_node
 from tests.checks.page_expressions import (

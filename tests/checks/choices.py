@@ -21,16 +21,16 @@ from nri_numa.engine.cpus.allocator import (
     index,
     take_cpus,
 )
-from nri_numa.engine.values.settings import (
+from nri_numa.model.cpuset import CPUSet, NUMASet
+from nri_numa.model.machine import Topology
+from nri_numa.model.settings import (
     CPUOrder,
     IsolatedCPUs,
     NohzFullCPUs,
     PreferredCores,
     Settings,
 )
-from nri_numa.engine.values.workload import HIGH, LOW, SMT, Load
-from nri_numa.machine.cpuset import CPUSet, NUMASet
-from nri_numa.machine.model import Topology
+from nri_numa.model.workload import HIGH, LOW, SMT, Load
 from tests.beds.recorded import write_down
 from tests.machines import named
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from decimal import ROUND_HALF_UP, Decimal
 from fractions import Fraction
 
-from nri_numa.machine.model import Topology
+from nri_numa.model.machine import Topology
 
 Ids = frozenset[int]
 Units = Mapping[int, Ids]

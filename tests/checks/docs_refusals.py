@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping
 
 from msgspec.structs import replace
 
+from nri_numa.agent.links import memory_policies
 from nri_numa.engine.decision import Reading, Refused
 from nri_numa.engine.request.demand import NOT_PREPARED, result_text
-from nri_numa.engine.values.settings import CPUAmount, Limits, Permission, Settings
-from nri_numa.machine.cpuset import CPUSet, NUMASet
-from nri_numa.machine.model import Topology
 from nri_numa.machine.synthetic import synthetic
-from nri_numa.node.links import memory_policies
+from nri_numa.model.cpuset import CPUSet, NUMASet
+from nri_numa.model.machine import Topology
+from nri_numa.model.settings import CPUAmount, Limits, Permission, Settings
 from nri_numa.runtime import RuntimeInfo
 from tests.beds.world import GIB, PREFIX, World, container, pod, resources
 

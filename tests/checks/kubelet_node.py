@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from nri_numa.engine.values.workload import Policy
-from nri_numa.machine.cpuset import NUMASet
-from nri_numa.machine.model import Topology
+from nri_numa.model.cpuset import NUMASet
+from nri_numa.model.machine import Topology
+from nri_numa.model.workload import Policy
 from tests.checks.cpu_oracle import KubeletOracle
 from tests.checks.oracles import HintList, Mask, masks_of, walk
 

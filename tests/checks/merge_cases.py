@@ -7,8 +7,8 @@ from random import Random
 
 from nri_numa.engine.align.hints import DeviceDemand, HintDemand, ResourceDemand
 from nri_numa.engine.align.policies import align
-from nri_numa.engine.values.workload import Device, DeviceRequest, Policy
-from nri_numa.machine.cpuset import NUMASet
+from nri_numa.model.cpuset import NUMASet
+from nri_numa.model.workload import Device, DeviceRequest, Policy
 from tests.checks.oracles import Verdict, hints_of, walk
 
 

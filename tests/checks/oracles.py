@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from itertools import chain, combinations, product
 
 from nri_numa.engine.align.hints import DeviceDemand, Hint, HintDemand, ResourceDemand
-from nri_numa.engine.values.workload import Policy
-from nri_numa.machine.cpuset import NUMASet
+from nri_numa.model.cpuset import NUMASet
+from nri_numa.model.workload import Policy
 
 Mask = frozenset[int]
 HintList = list[tuple[Mask | None, bool]]

@@ -13,8 +13,8 @@ from typing import Final
 
 from nri_numa.engine.request.annotations import KEYS, resolve
 from nri_numa.engine.request.demand import MAX_SHARES, demand, with_slots
-from nri_numa.engine.values.settings import Otherwise, Permission, Rule, Settings
-from nri_numa.engine.values.workload import (
+from nri_numa.model.settings import Otherwise, Permission, Rule, Settings
+from nri_numa.model.workload import (
     Container,
     PodSandbox,
     QoSClass,

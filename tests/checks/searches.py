@@ -16,8 +16,8 @@ from msgspec.structs import replace
 
 from nri_numa.engine.align.hints import DeviceDemand, HintDemand, ResourceDemand
 from nri_numa.engine.align.policies import Alignment, align
-from nri_numa.engine.values.workload import Device, DeviceRequest, Policy
-from nri_numa.machine.cpuset import NUMASet
+from nri_numa.model.cpuset import NUMASet
+from nri_numa.model.workload import Device, DeviceRequest, Policy
 from tests.beds.recorded import write_down
 from tests.checks.merge_cases import Case, additive_case, distances, random_case
 

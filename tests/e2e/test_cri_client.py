@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from nri_numa.cri.client import CRIClient, CRIContainerState
-from nri_numa.engine.values.workload import ContainerUpdate
+from nri_numa.model.workload import ContainerUpdate
 from tests.beds.containerd import Containerd
 from tests.beds.cri import CRI, Seen
 from tests.machines.cpus import LAST

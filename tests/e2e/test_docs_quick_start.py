@@ -23,7 +23,7 @@ import pytest
 import yaml
 
 from nri_numa.config import parse_quantity
-from nri_numa.machine.cpuset import CPUSet
+from nri_numa.model.cpuset import CPUSet
 from tests.beds import cri
 from tests.beds.containerd import Containerd
 from tests.beds.cri import CRIError, poll

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nri_numa.machine.cpuset import CPUSet
+from nri_numa.model.cpuset import CPUSet
 from tests.beds.cri import (
     CRI,
     Container,

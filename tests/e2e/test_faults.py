@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from nri_numa.machine.cpuset import NO_CPUS, CPUSet
+from nri_numa.model.cpuset import NO_CPUS, CPUSet
 from tests.beds.cri import (
     BEST_EFFORT,
     CRI,

@@ -22,7 +22,7 @@ import yaml
 
 from nri_numa import __version__
 from nri_numa.cri.pb import cri_pb2
-from nri_numa.machine.cpuset import CPUSet
+from nri_numa.model.cpuset import CPUSet
 from tests.beds.cgroups import unified
 from tests.beds.containerd import Containerd
 from tests.beds.cri import CRI, CRIError, Pod, allowed, guaranteed, poll

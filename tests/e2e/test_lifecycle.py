@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from nri_numa.machine.cpuset import NO_CPUS, CPUSet
+from nri_numa.model.cpuset import NO_CPUS, CPUSet
 from tests.beds.containerd import Containerd
 from tests.beds.cri import (
     CRI,

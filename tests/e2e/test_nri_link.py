@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from nri_numa.engine.values.workload import (
+from nri_numa.model.workload import (
     NO_ADJUSTMENT,
     Container,
     ContainerAdjustment,
@@ -19,7 +19,7 @@ from nri_numa.engine.values.workload import (
     Pods,
     PodSandbox,
 )
-from nri_numa.engine.values.workload import Resources as WantedResources
+from nri_numa.model.workload import Resources as WantedResources
 from nri_numa.nri.link import LinkSettings, NRILink
 from nri_numa.nri.wire.versions import AGENT_EVENTS
 from nri_numa.runtime import LinkState, PushResult, RequestRefused, RuntimeInfo

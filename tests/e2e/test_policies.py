@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.synthetic import synthetic
+from nri_numa.model.cpuset import CPUSet
 from tests.beds.cri import CRI, CRIError, guaranteed
 from tests.beds.plugin_process import PluginProcess, StartPlugin
 from tests.machines.named import write_sysfs

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nri_numa.machine.cpuset import CPUSet
+from nri_numa.model.cpuset import CPUSet
 from tests.beds.containerd import Containerd
 from tests.beds.cri import CRI, CRIError, Seen, allowed, guaranteed, poll
 from tests.beds.plugin_process import REPOSITORY

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from nri_numa.machine.cpuset import CPUSet
+from nri_numa.model.cpuset import CPUSet
 from tests.beds.cgroups import hierarchies
 from tests.beds.containerd import Containerd
 from tests.beds.cri import CRI, allowed, guaranteed, poll, with_cpus

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from nri_numa.machine.cpuset import CPUSet
+from nri_numa.model.cpuset import CPUSet
 from tests.beds import cgroups
 from tests.beds.containerd import Containerd
 from tests.beds.cri import CRI, CRIError, QoS, Resources, allowed, burstable, guaranteed, poll

@@ -22,13 +22,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+import nri_numa.agent.claims
 import nri_numa.dra.handover
-import nri_numa.node.claims
+from nri_numa.agent.claims import ClaimBook
 from nri_numa.dra.handover import HandoverClient, HandoverServer
 from nri_numa.engine.decision import Machine
-from nri_numa.engine.values.settings import Settings
 from nri_numa.machine.synthetic import synthetic
-from nri_numa.node.claims import ClaimBook
+from nri_numa.model.settings import Settings
 from tests.beds.world import agent_of
 from tests.unit.dra.test_claims import DRIVER, UID, claim, result
 
@@ -176,7 +176,7 @@ def live(place: Place, number: int, moment: str) -> tuple[bool, list[Any]]:
     def run(to: int) -> None:
         seen: list[str] = []
         hooked = Hooked(killing(number, moment, seen))
-        for module in (nri_numa.dra.handover, nri_numa.node.claims):
+        for module in (nri_numa.dra.handover, nri_numa.agent.claims):
             vars(module)["os"] = hooked
         book = place.book()
         for step in LIFE:

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from nri_numa.machine.cpuset import CPUSet
+from nri_numa.model.cpuset import CPUSet
 from tests.beds.embedded.runtime import EmbeddedContainer
 from tests.beds.embedded_node import Node, until
 
 REST = (
     "call:nri_numa.observe.decisions:DecisionLog.admitted:before",
-    "call:nri_numa.node.agent:Agent._pack:after",
+    "call:nri_numa.agent.agent:Agent._pack:after",
 )
 """Moments between the answer to a container that was decided about when it came, and the rest."""
 

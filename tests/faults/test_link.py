@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nri_numa.machine.cpuset import CPUSet
+from nri_numa.model.cpuset import CPUSet
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from tests.beds.embedded_node import CRIError, Node, until
 from tests.faults.conftest import THOROUGH

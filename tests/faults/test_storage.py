@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from nri_numa.engine.values.workload import QoSClass
-from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.synthetic import synthetic
+from nri_numa.model.cpuset import CPUSet
+from nri_numa.model.workload import QoSClass
 from nri_numa.store import journal
 from nri_numa.store.checkpoint import CheckpointStore
 from tests.beds.embedded_node import Node, until

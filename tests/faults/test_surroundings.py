@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.synthetic import synthetic
+from nri_numa.model.cpuset import CPUSet
 from tests.beds.embedded.runtime import EmbeddedContainer
 from tests.beds.embedded_node import CRIError, FaultyPlugin, Node, until
 

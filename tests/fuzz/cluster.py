@@ -7,8 +7,7 @@ from typing import Any
 
 from nri_numa import config as configuration
 from nri_numa.controller.capacity import Measurement, from_file, from_put, from_query
-from nri_numa.engine.values.workload import Strategy
-from nri_numa.offline_capacity import (
+from nri_numa.model.offline_capacity import (
     LONGEST_VALIDITY,
     BadCapacity,
     list_of,
@@ -16,6 +15,7 @@ from nri_numa.offline_capacity import (
     parsed,
     text_of,
 )
+from nri_numa.model.workload import Strategy
 from nri_numa.scheduler import protocol
 from nri_numa.scheduler.candidates import CandidateIndex
 from nri_numa.scheduler.fit import MOST_SCORE

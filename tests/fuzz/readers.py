@@ -20,18 +20,18 @@ from nri_numa import config as configuration
 from nri_numa import safe_yaml
 from nri_numa.engine.request.annotations import resolve
 from nri_numa.engine.request.demand import SLOTS, read_slots, with_slots
-from nri_numa.engine.values.workload import NO_GRANTS, Refusal
 from nri_numa.errors import LocalProtocolError
-from nri_numa.http.api import AgentServer
-from nri_numa.http.protocol import JSON, Connection
-from nri_numa.http.server import Place
 from nri_numa.kubelet.configuration import command_line, facts, merged
 from nri_numa.kubelet.state_files import UnknownState, cpu_state, grants, memory_state
+from nri_numa.model.workload import NO_GRANTS, Refusal
 from nri_numa.nri.wire.ttrpc import MAX_BODY, MAX_FRAME_PAYLOAD, MessageReader, Trunk
 from nri_numa.observe.metrics import Metrics
 from nri_numa.observe.notices import LIMIT, Notices
 from nri_numa.simulate.manifests import ManifestError, read_text
 from nri_numa.store.notices import NoticeFile
+from nri_numa.web.api import AgentServer
+from nri_numa.web.protocol import JSON, Connection
+from nri_numa.web.server import Place
 from tests.beds.http_view import FakeView
 from tests.beds.world import PREFIX, World, container, pod, resources
 from tests.fuzz.targets import MACHINE, Target

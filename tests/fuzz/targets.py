@@ -24,11 +24,16 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
 from nri_numa import config as configuration
+from nri_numa.agent.handler import AgentHandler
 from nri_numa.engine.adopt import signed
 from nri_numa.engine.decision import Admitted, Refused
 from nri_numa.engine.request.annotations import KEYS, resolve
 from nri_numa.engine.state import NodeState
-from nri_numa.engine.values.workload import (
+from nri_numa.errors import ConfigError, RemoteProtocolError
+from nri_numa.machine.cgroups import relative_path
+from nri_numa.machine.hotplug import concerns_cpus, parse_uevent
+from nri_numa.machine.synthetic import synthetic
+from nri_numa.model.workload import (
     Container,
     QoSClass,
     Refusal,
@@ -36,11 +41,6 @@ from nri_numa.engine.values.workload import (
     Resources,
     StateChange,
 )
-from nri_numa.errors import ConfigError, RemoteProtocolError
-from nri_numa.machine.cgroups import relative_path
-from nri_numa.machine.hotplug import concerns_cpus, parse_uevent
-from nri_numa.machine.synthetic import synthetic
-from nri_numa.node.handler import AgentHandler
 from nri_numa.nri.wire import events as ev
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.nri.wire.session import PluginSession, RuntimeSession, SessionLimits

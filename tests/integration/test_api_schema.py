@@ -14,7 +14,7 @@ from schemathesis.specs.openapi.schemas import OpenApiSchema
 from tests.beds.embedded_node import CRIError, Node, until
 from tests.beds.http_view import HOSTILE
 
-# An event stream has no end; tests/unit/http reads it.
+# An event stream has no end; tests/unit/web reads it.
 ENDLESS = "/v1/events"
 CASES = 40
 # A slash in a path parameter is another segment to the generator.

@@ -14,9 +14,9 @@ import pytest
 from nri_numa.cli.machine import pack as capture
 from nri_numa.cli.machine import topology_lines
 from nri_numa.cli.output import WIDTH
-from nri_numa.machine.model import CoreKind, Topology
 from nri_numa.machine.sysfs import discover, read_memory, read_online
 from nri_numa.machine.tree import LINKS, NEEDED
+from nri_numa.model.machine import CoreKind, Topology
 
 pytestmark = pytest.mark.slow  # thousands of members are unpacked
 

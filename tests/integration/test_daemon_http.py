@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from bench.attacker import flood, linger
-from nri_numa.machine.cpuset import CPUSet
+from nri_numa.model.cpuset import CPUSet
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from tests.beds.embedded.runtime import EmbeddedRuntime
 from tests.beds.embedded.world import CRIError, EmbeddedContainer
@@ -433,8 +433,8 @@ def test_nothing_of_the_server_is_loaded_before_the_link_stands(tmp_path: Path, 
             loaded = [n for n, one in enumerate(here.lines) if one.startswith("import time:")]
             before = {here.lines[n].rpartition("|")[2].strip() for n in loaded if n < active}
             after = {here.lines[n].rpartition("|")[2].strip() for n in loaded if n > active}
-            assert {"h11", "nri_numa.http.server", "nri_numa.node.view"} <= after
-            assert not {n for n in before if n.startswith(("nri_numa.http", "h11", "aiohttp"))}
+            assert {"h11", "nri_numa.web.server", "nri_numa.agent.view"} <= after
+            assert not {n for n in before if n.startswith(("nri_numa.web", "h11", "aiohttp"))}
             assert not {n for n in before | after if n.split(".")[0] in ("aiohttp", "grpc")}
 
     run(test())
@@ -446,7 +446,7 @@ def test_off_means_off(tmp_path: Path, run: Run) -> None:
             await here.create("own", SINGLE, cpus=2, memory=GIB)
             await here.line("container placed")
             assert await here.stop() == 0
-        assert not [one for one in here.lines if "nri_numa.http" in one or "http listening" in one]
+        assert not [one for one in here.lines if "nri_numa.web" in one or "http listening" in one]
 
     run(test())
 

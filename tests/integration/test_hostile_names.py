@@ -18,10 +18,10 @@ import pytest
 from click.testing import CliRunner
 
 from nri_numa.cli import cli
-from nri_numa.cluster import wanted
-from nri_numa.http.responses import Assignments, Notices
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.observe import logs
+from nri_numa.publisher import wanted
+from nri_numa.web.responses import Assignments, Notices
 from tests.beds.page_bed import PageBed
 
 NAMES = {

@@ -17,10 +17,10 @@ from click.testing import CliRunner
 
 from nri_numa.cli import cli
 from nri_numa.config import HTTP
-from nri_numa.http import protocol
-from nri_numa.http import server as server_module
-from nri_numa.http.api import AgentServer
 from nri_numa.observe.metrics import Metrics
+from nri_numa.web import protocol
+from nri_numa.web import server as server_module
+from nri_numa.web.api import AgentServer
 from tests.beds.certificates import make_certificate, make_expired
 from tests.beds.http_view import FakeView
 

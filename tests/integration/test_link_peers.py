@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from nri_numa.engine.values.workload import ContainerUpdate
+from nri_numa.model.workload import ContainerUpdate
 from nri_numa.nri.wire import events as ev
 from nri_numa.nri.wire import ttrpc
 from nri_numa.nri.wire.pb import nri_pb2 as pb

@@ -15,11 +15,11 @@ from msgspec.structs import replace
 from nri_numa.cli import cli
 from nri_numa.engine.decision import Reading
 from nri_numa.engine.state import Kind
-from nri_numa.engine.values.settings import PreferredCores, Settings
-from nri_numa.engine.values.workload import Strategy
-from nri_numa.machine.cpuset import CPUSet, NUMASet
-from nri_numa.machine.model import Topology
 from nri_numa.machine.sysfs import discover, read_memory
+from nri_numa.model.cpuset import CPUSet, NUMASet
+from nri_numa.model.machine import Topology
+from nri_numa.model.settings import PreferredCores, Settings
+from nri_numa.model.workload import Strategy
 from nri_numa.simulate.simulator import Simulation, Verdict
 from tests.machines.pods import container, outcomes, pod, replicated, run, the
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nri_numa.machine.cpuset import CPUSet
+from nri_numa.model.cpuset import CPUSet
 from tests.beds.cri import poll
 from tests.beds.kube.client import PATIENCE_S, Client, JsonObject, is_ready
 from tests.beds.kube.manifests import EXCLUSIVE, container, pod, template, workload

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from nri_numa.machine.cpuset import CPUSet
+from nri_numa.model.cpuset import CPUSet
 from tests.beds.cri import poll
 from tests.beds.kube.client import PATIENCE_S, Client, JsonObject, waiting_reason
 from tests.beds.kube.manifests import EXCLUSIVE, asks, container, pod

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from nri_numa.cluster.topology import EXCLUSIVE as METHOD
-from nri_numa.cluster.topology import fingerprint
+from nri_numa.publisher.topology import EXCLUSIVE as METHOD
+from nri_numa.publisher.topology import fingerprint
 from tests.beds.cri import poll
 from tests.beds.kube.bed import KubeBed
 from tests.beds.kube.client import PATIENCE_S, Client, JsonObject, is_ready

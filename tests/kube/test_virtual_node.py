@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from nri_numa.machine.cpuset import CPUSet
+from nri_numa.model.cpuset import CPUSet
 from tests.beds.cri import poll
 from tests.beds.images import FIRST_LINE_SCRIPT
 from tests.beds.kube.build import find_programs

@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from nri_numa.machine.cpuset import CPUSet
+from nri_numa.model.cpuset import CPUSet
 from tests.beds.cri import Seen, poll
 from tests.beds.images import FIRST_LINE_SCRIPT, IMAGE
 from tests.beds.kube.client import PATIENCE_S, Client, JsonObject, is_ready

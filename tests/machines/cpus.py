@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nri_numa.machine.cpuset import CPUSet
+from nri_numa.model.cpuset import CPUSet
 from tests.beds.cri import allowed
 
 MACHINE = CPUSet.parse(allowed("self").cpus)

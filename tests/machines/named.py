@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from nri_numa.machine.cpuset import CPUSet
-from nri_numa.machine.model import MemoryReading, Topology
 from nri_numa.machine.synthetic import Numbering, synthetic, sysfs_files
+from nri_numa.model.cpuset import CPUSet
+from nri_numa.model.machine import MemoryReading, Topology
 
 MIB = 1 << 20
 GIB = 1 << 30

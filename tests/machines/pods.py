@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from nri_numa.engine.decision import Machine, Reading
-from nri_numa.engine.values.settings import Settings
-from nri_numa.machine.model import Topology
+from nri_numa.model.machine import Topology
+from nri_numa.model.settings import Settings
 from nri_numa.simulate.manifests import read_text
 from nri_numa.simulate.simulator import Outcome, Simulation, plan, simulate
 

@@ -20,9 +20,9 @@ ROOMS: Final = {
             )
         ),
     ),
-    "nri_numa/node/agent.py": ("tests/unit/node", "tests/scenarios"),
-    "nri_numa/node/pending.py": ("tests/unit/node", "tests/scenarios"),
-    "nri_numa/node/reconcile.py": ("tests/unit/node", "tests/scenarios"),
+    "nri_numa/agent/agent.py": ("tests/unit/agent", "tests/scenarios"),
+    "nri_numa/agent/pending.py": ("tests/unit/agent", "tests/scenarios"),
+    "nri_numa/agent/reconcile.py": ("tests/unit/agent", "tests/scenarios"),
     "nri_numa/store": (
         "tests/unit/store",
         "tests/scenarios",

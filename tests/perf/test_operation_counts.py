@@ -24,12 +24,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from nri_numa.agent.handler import AgentHandler
+from nri_numa.agent.unmatched import UnmatchedAnnotations
 from nri_numa.engine.decision import Admitted, Machine
-from nri_numa.engine.values.settings import Settings
-from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Resources
 from nri_numa.machine.synthetic import synthetic
-from nri_numa.node.handler import AgentHandler
-from nri_numa.node.unmatched import UnmatchedAnnotations
+from nri_numa.model.settings import Settings
+from nri_numa.model.workload import Container, PodSandbox, QoSClass, Resources
 from nri_numa.nri import conversion
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.nri.wire.versions import Event

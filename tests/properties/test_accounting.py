@@ -12,9 +12,9 @@ from nri_numa.engine.decision import Admitted, Case, Machine
 from nri_numa.engine.place.needs import left_text, resource_table
 from nri_numa.engine.request.demand import Demand
 from nri_numa.engine.state import NodeState
-from nri_numa.engine.values.settings import EVERYTHING, CPUAmount, Limits, Settings
-from nri_numa.engine.values.workload import SMT, Container, PodSandbox, Requested, Resources
-from nri_numa.machine.cpuset import CPUSet, NUMASet
+from nri_numa.model.cpuset import CPUSet, NUMASet
+from nri_numa.model.settings import EVERYTHING, CPUAmount, Limits, Settings
+from nri_numa.model.workload import SMT, Container, PodSandbox, Requested, Resources
 from tests.beds.world import World, container, pod, resources
 from tests.machines import named as machines
 

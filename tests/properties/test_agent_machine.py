@@ -17,9 +17,9 @@ from nri_numa.engine.adopt import is_signed
 from nri_numa.engine.decision import Refused
 from nri_numa.engine.request.demand import limit_milli, request_milli
 from nri_numa.engine.state import Kind
-from nri_numa.engine.values.settings import CPUOrder, Settings
-from nri_numa.engine.values.workload import QoSClass, Resources, Strategy
-from nri_numa.machine.cpuset import CPUSet
+from nri_numa.model.cpuset import CPUSet
+from nri_numa.model.settings import CPUOrder, Settings
+from nri_numa.model.workload import QoSClass, Resources, Strategy
 from tests.beds.world import PREFIX, World, container, pod, resources
 from tests.machines import named as machines
 

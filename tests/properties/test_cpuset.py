@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nri_numa.machine.cpuset import CPUSet, ListFormatError, NUMASet
+from nri_numa.model.cpuset import CPUSet, ListFormatError, NUMASet
 
 ids = st.frozensets(st.integers(0, CPUSet.LIMIT - 1) | st.integers(0, 140), max_size=80)
 

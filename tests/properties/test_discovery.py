@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nri_numa.errors import TopologyError
-from nri_numa.machine.cpuset import CPUSet
-from nri_numa.machine.model import Topology
 from nri_numa.machine.synthetic import Numbering, synthetic, sysfs_files
 from nri_numa.machine.sysfs import discover_tree
 from nri_numa.machine.tree import ArchiveTree
+from nri_numa.model.cpuset import CPUSet
+from nri_numa.model.machine import Topology
 from tests.machines import named as machines
 
 cpu_lists = st.frozensets(st.integers(0, 20), max_size=8).map(lambda ids: str(CPUSet(ids)))

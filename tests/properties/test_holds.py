@@ -14,18 +14,18 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from nri_numa.charged import mark
-from nri_numa.cluster import topology
+from nri_numa.agent.view import zones_document
 from nri_numa.engine.admit import admit, forget_pod
 from nri_numa.engine.decision import Admitted, Machine, Reading
 from nri_numa.engine.request.annotations import placed_text
 from nri_numa.engine.state import NodeState
-from nri_numa.engine.values.settings import Settings
-from nri_numa.engine.values.workload import Strategy
 from nri_numa.kube.api import uid_of
-from nri_numa.machine.cpuset import NUMASet
 from nri_numa.machine.synthetic import synthetic
-from nri_numa.node.view import zones_document
+from nri_numa.model.charged import mark
+from nri_numa.model.cpuset import NUMASet
+from nri_numa.model.settings import Settings
+from nri_numa.model.workload import Strategy
+from nri_numa.publisher import topology
 from nri_numa.scheduler.candidates import CandidateIndex
 from nri_numa.scheduler.fit import Fits
 from nri_numa.scheduler.node_room import NodeRoom

@@ -25,10 +25,10 @@ import pytest
 from nri_numa.engine.admit import admit, forget_pod, release
 from nri_numa.engine.decision import Admitted, Machine, Reading
 from nri_numa.engine.state import NodeState
-from nri_numa.engine.values.settings import CPUOrder, Settings
-from nri_numa.engine.values.workload import Policy, QoSClass, Resources
-from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.synthetic import Numbering, synthetic
+from nri_numa.model.cpuset import CPUSet
+from nri_numa.model.settings import CPUOrder, Settings
+from nri_numa.model.workload import Policy, QoSClass, Resources
 from tests.beds.world import GIB, container, pod, resources
 from tests.checks.kubelet_node import WAYS, Got, KubeletNode, NotAdmitted, Wanted, peak
 

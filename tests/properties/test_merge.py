@@ -13,7 +13,7 @@ import pytest
 
 from nri_numa.engine.align import hints
 from nri_numa.engine.align.policies import align
-from nri_numa.engine.values.workload import Policy
+from nri_numa.model.workload import Policy
 from tests.checks.merge_cases import POLICIES, Case, additive_case, random_case
 from tests.checks.oracles import Verdict, hints_of, walk
 

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from nri_numa.engine.accounting import slot_capacity
 from nri_numa.engine.admit import admit
 from nri_numa.engine.decision import Admitted
-from nri_numa.engine.values.settings import Settings
-from nri_numa.engine.values.workload import Container, PodSandbox
+from nri_numa.model.settings import Settings
+from nri_numa.model.workload import Container, PodSandbox
 from tests.beds.world import PREFIX, World, container, pod, resources
 from tests.properties.test_accounting import MACHINES, pods, setting
 

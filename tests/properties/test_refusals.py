@@ -9,11 +9,11 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from nri_numa.engine.decision import Reading, Refused
-from nri_numa.engine.values.settings import CPUAmount, Limits, Settings
-from nri_numa.engine.values.workload import QoSClass
-from nri_numa.machine.cpuset import CPUSet
-from nri_numa.machine.model import Topology
 from nri_numa.machine.synthetic import synthetic
+from nri_numa.model.cpuset import CPUSet
+from nri_numa.model.machine import Topology
+from nri_numa.model.settings import CPUAmount, Limits, Settings
+from nri_numa.model.workload import QoSClass
 from tests.beds.world import GIB, World, container, pod, resources
 from tests.checks.refusal_words import first_clause, problem, shortage
 

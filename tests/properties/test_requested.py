@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from nri_numa.engine.request.annotations import KEYS, check_level, check_value, parse_load, resolve
 from nri_numa.engine.request.demand import Demand, demand
-from nri_numa.engine.values.settings import Settings
-from nri_numa.engine.values.workload import (
+from nri_numa.model.settings import Settings
+from nri_numa.model.workload import (
     Container,
     Load,
     MemoryPolicy,

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from nri_numa.engine.decision import Refused
 from nri_numa.engine.state import Allocation
-from nri_numa.engine.values.settings import CPUOrder, Settings
-from nri_numa.engine.values.workload import QoSClass
-from nri_numa.machine.cpuset import CPUSet, NUMASet
+from nri_numa.model.cpuset import CPUSet, NUMASet
+from nri_numa.model.settings import CPUOrder, Settings
+from nri_numa.model.workload import QoSClass
 from tests.beds.world import World, container, pod, resources
 from tests.machines import named as machines
 

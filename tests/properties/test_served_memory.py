@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from nri_numa.engine.align.hints import ResourceDemand, Steps
 from nri_numa.engine.align.hints import hints_of as engine_hints
 from nri_numa.engine.align.policies import align
-from nri_numa.engine.values.workload import Policy
-from nri_numa.machine.cpuset import NUMASet
+from nri_numa.model.cpuset import NUMASet
+from nri_numa.model.workload import Policy
 
 CPU_NODES = 4
 

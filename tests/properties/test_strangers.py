@@ -18,8 +18,10 @@ from nri_numa.engine.decision import Admitted, Decision, Machine, Met
 from nri_numa.engine.explain.explanation import grounds, of_allocation, of_refusal
 from nri_numa.engine.resync import resync, take_in
 from nri_numa.engine.state import Kind, NodeState, violations
-from nri_numa.engine.values.settings import Settings
-from nri_numa.engine.values.workload import (
+from nri_numa.machine.synthetic import synthetic
+from nri_numa.model.machine import Topology
+from nri_numa.model.settings import Settings
+from nri_numa.model.workload import (
     Container,
     ContainerUpdate,
     Pods,
@@ -28,8 +30,6 @@ from nri_numa.engine.values.workload import (
     Resources,
     StateChange,
 )
-from nri_numa.machine.model import Topology
-from nri_numa.machine.synthetic import synthetic
 from nri_numa.store.journal import changed_documents, encode
 from tests.beds.world import container, pod, resources
 

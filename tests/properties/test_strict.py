@@ -7,11 +7,11 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from nri_numa.engine.decision import Reading
-from nri_numa.engine.values.settings import CPUOrder, Settings
-from nri_numa.engine.values.workload import QoSClass, Resources
-from nri_numa.machine.cpuset import CPUSet, NUMASet
-from nri_numa.machine.model import Topology
 from nri_numa.machine.synthetic import synthetic
+from nri_numa.model.cpuset import CPUSet, NUMASet
+from nri_numa.model.machine import Topology
+from nri_numa.model.settings import CPUOrder, Settings
+from nri_numa.model.workload import QoSClass, Resources
 from tests.beds.world import GIB, World, container, pod, resources
 
 # Mostly such that one container fits easily and three of them hardly.

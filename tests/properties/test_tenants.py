@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from nri_numa.engine import accounting
 from nri_numa.engine.admit import admit
 from nri_numa.engine.decision import Admitted
-from nri_numa.engine.values.settings import CPUAmount, Limits, Rule, Settings
-from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Resources
-from nri_numa.machine.cpuset import CPUSet
-from nri_numa.machine.model import Topology
 from nri_numa.machine.synthetic import synthetic
+from nri_numa.model.cpuset import CPUSet
+from nri_numa.model.machine import Topology
+from nri_numa.model.settings import CPUAmount, Limits, Rule, Settings
+from nri_numa.model.workload import Container, PodSandbox, QoSClass, Resources
 from tests.beds.world import World, container, pod
 
 SMT = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=6, threads=2, memory_gib=8)

@@ -7,11 +7,11 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from nri_numa.cluster.topology import contents
+from nri_numa.agent.view import zones_document
 from nri_numa.engine.admit import admit
 from nri_numa.engine.decision import Admitted
-from nri_numa.engine.values.settings import Settings
-from nri_numa.node.view import zones_document
+from nri_numa.model.settings import Settings
+from nri_numa.publisher.topology import contents
 from tests.beds.topology_match import Pod, passes
 from tests.beds.world import GIB, World, container, pod, resources
 from tests.machines import named as machines

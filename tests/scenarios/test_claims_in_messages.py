@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from nri_numa.agent.handler import AgentHandler
 from nri_numa.dra.claims import variable
-from nri_numa.machine.cpuset import CPUSet
-from nri_numa.node.handler import AgentHandler
+from nri_numa.model.cpuset import CPUSet
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.nri.wire.versions import Event
 from nri_numa.runtime import RequestRefused
 from tests.beds.nri_requests import NRIRequests
+from tests.unit.agent.test_claims import Bed
 from tests.unit.dra.test_claims import UID, config, result
-from tests.unit.node.test_claims import Bed
 
 POD = pb.PodSandbox(id="s-web", uid="uid-web", namespace="default", name="web")
 

@@ -10,11 +10,11 @@ from msgspec.structs import replace
 
 from nri_numa.engine.decision import Reading
 from nri_numa.engine.state import Kind
-from nri_numa.engine.values.settings import CPUAmount, Limits, Rule, Settings
-from nri_numa.engine.values.workload import Device, DeviceRequest, QoSClass, Strategy
-from nri_numa.machine.cpuset import CPUSet, NUMASet
-from nri_numa.machine.model import Topology
 from nri_numa.machine.synthetic import synthetic
+from nri_numa.model.cpuset import CPUSet, NUMASet
+from nri_numa.model.machine import Topology
+from nri_numa.model.settings import CPUAmount, Limits, Rule, Settings
+from nri_numa.model.workload import Device, DeviceRequest, QoSClass, Strategy
 from tests.beds.world import GIB, World, container, pod, resources
 from tests.machines import named as machines
 
@@ -410,7 +410,7 @@ def test_pod_scope_refuses_a_pod_that_does_not_fit_together() -> None:
 
 
 def test_pod_totals_without_quota_count_by_shares() -> None:
-    from nri_numa.engine.values.workload import Resources
+    from nri_numa.model.workload import Resources
 
     world = World(machines.dual_smt())
     total = Resources(cpu_shares=40 * 1024, hugepages={2 << 20: 1 << 30})

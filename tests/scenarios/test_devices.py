@@ -8,20 +8,20 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from nri_numa.agent.handler import AgentHandler
 from nri_numa.engine.decision import Reading, Refused
 from nri_numa.engine.explain.explanation import of_allocation
 from nri_numa.engine.explain.sentences import sentences
-from nri_numa.engine.values.settings import Settings
-from nri_numa.engine.values.workload import (
+from nri_numa.machine.synthetic import synthetic
+from nri_numa.model.cpuset import CPUSet, NUMASet
+from nri_numa.model.settings import Settings
+from nri_numa.model.workload import (
     Container,
     Device,
     DeviceRequest,
     DeviceUse,
     PodSandbox,
 )
-from nri_numa.machine.cpuset import CPUSet, NUMASet
-from nri_numa.machine.synthetic import synthetic
-from nri_numa.node.handler import AgentHandler
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.observe.metrics import Metrics
 from tests.beds.device_tree import GPU_CLASS, DeviceTree

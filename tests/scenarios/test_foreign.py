@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from nri_numa.agent.view import Moment
 from nri_numa.engine.state import Kind
-from nri_numa.engine.values.settings import Settings
-from nri_numa.engine.values.workload import QoSClass, Resources
-from nri_numa.machine.cpuset import CPUSet
-from nri_numa.node.view import Moment
+from nri_numa.model.cpuset import CPUSet
+from nri_numa.model.settings import Settings
+from nri_numa.model.workload import QoSClass, Resources
 from nri_numa.store import journal
 from tests.beds.world import World, container, pod, resources
 from tests.machines import named as machines

@@ -7,11 +7,11 @@ import pytest
 from nri_numa.engine.accounting import largest, together
 from nri_numa.engine.decision import Admitted
 from nri_numa.engine.state import Kind
-from nri_numa.engine.values.settings import CPUAmount, IsolatedCPUs, Limits, Settings
-from nri_numa.engine.values.workload import QoSClass
-from nri_numa.machine.cpuset import CPUSet
-from nri_numa.machine.model import Topology
 from nri_numa.machine.synthetic import synthetic
+from nri_numa.model.cpuset import CPUSet
+from nri_numa.model.machine import Topology
+from nri_numa.model.settings import CPUAmount, IsolatedCPUs, Limits, Settings
+from nri_numa.model.workload import QoSClass
 from tests.beds.world import World, container, pod, resources
 from tests.scenarios.test_computed import put
 

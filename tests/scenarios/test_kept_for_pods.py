@@ -10,11 +10,11 @@ from msgspec.structs import replace
 
 from nri_numa.engine.decision import Refused
 from nri_numa.engine.others import shown_kind
-from nri_numa.engine.values.settings import CPUOrder, Settings
-from nri_numa.engine.values.workload import PodSandbox, QoSClass
 from nri_numa.machine.cgroups import CgroupReader
-from nri_numa.machine.cpuset import CPUSet, NUMASet
 from nri_numa.machine.synthetic import synthetic
+from nri_numa.model.cpuset import CPUSet, NUMASet
+from nri_numa.model.settings import CPUOrder, Settings
+from nri_numa.model.workload import PodSandbox, QoSClass
 from tests.beds.cgroup_tree import CgroupTree
 from tests.beds.world import World, container, pod, resources
 from tests.machines import named as machines

@@ -13,15 +13,15 @@ from nri_numa.engine.explain import sentences
 from nri_numa.engine.explain.explanation import of_allocation
 from nri_numa.engine.others import shown_kind
 from nri_numa.engine.state import Kind
-from nri_numa.engine.values.settings import Rule, Settings
-from nri_numa.engine.values.workload import (
+from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
+from nri_numa.model.settings import Rule, Settings
+from nri_numa.model.workload import (
     KubeletGrants,
     KubeletOverride,
     PodSandbox,
     QoSClass,
     Resources,
 )
-from nri_numa.machine.cpuset import NO_CPUS, CPUSet, NUMASet
 from tests.beds.world import World, container, pod, resources
 from tests.machines import named as machines
 

@@ -8,11 +8,11 @@ from msgspec.structs import replace
 from nri_numa import config
 from nri_numa.config.sections import AgentConfig
 from nri_numa.engine.state import Kind
-from nri_numa.engine.values.settings import CPUOrder, Settings
-from nri_numa.engine.values.workload import Device, DeviceRequest, QoSClass
 from nri_numa.errors import ConfigError
-from nri_numa.machine.cpuset import CPUSet, NUMASet
 from nri_numa.machine.synthetic import synthetic
+from nri_numa.model.cpuset import CPUSet, NUMASet
+from nri_numa.model.settings import CPUOrder, Settings
+from nri_numa.model.workload import Device, DeviceRequest, QoSClass
 from tests.beds.world import GIB, World, container, pod, resources
 from tests.machines import named as machines
 

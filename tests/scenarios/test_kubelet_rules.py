@@ -6,10 +6,10 @@ import pytest
 
 from nri_numa.engine.decision import Reading, Refused
 from nri_numa.engine.state import Kind
-from nri_numa.engine.values.settings import CPUOrder, Settings
-from nri_numa.engine.values.workload import QoSClass, Resources
-from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.synthetic import synthetic
+from nri_numa.model.cpuset import CPUSet
+from nri_numa.model.settings import CPUOrder, Settings
+from nri_numa.model.workload import QoSClass, Resources
 from tests.beds.world import GIB, World, container, pod, resources
 
 SINGLE = {"policy": "single-numa-node"}

@@ -20,10 +20,10 @@ from nri_numa.engine.state import (
     step_violations,
     violations,
 )
-from nri_numa.engine.values.settings import Settings
-from nri_numa.engine.values.workload import ContainerUpdate, QoSClass, Resources
-from nri_numa.machine.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.machine.synthetic import synthetic
+from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
+from nri_numa.model.settings import Settings
+from nri_numa.model.workload import ContainerUpdate, QoSClass, Resources
 from tests.beds.world import GIB, PREFIX, World, container, pod, resources
 from tests.machines import named as machines
 

@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from nri_numa.agent import give_back
 from nri_numa.engine.adopt import is_signed, signed
 from nri_numa.engine.decision import Admitted
 from nri_numa.engine.state import Kind
-from nri_numa.engine.values.settings import Rule, Settings
-from nri_numa.engine.values.workload import Container, ContainerUpdate, QoSClass, Resources
 from nri_numa.machine.cgroups import CgroupReader
-from nri_numa.machine.cpuset import CPUSet, NUMASet
 from nri_numa.machine.synthetic import synthetic
-from nri_numa.node import give_back
+from nri_numa.model.cpuset import CPUSet, NUMASet
+from nri_numa.model.settings import Rule, Settings
+from nri_numa.model.workload import Container, ContainerUpdate, QoSClass, Resources
 from nri_numa.observe import logs
 from tests.beds.cgroup_tree import CgroupTree
 from tests.beds.world import PREFIX, World, container, pod, resources

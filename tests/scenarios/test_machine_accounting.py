@@ -6,15 +6,15 @@ import re
 
 from msgspec.structs import replace
 
+from nri_numa.agent.view import LiveView
 from nri_numa.engine.accounting import take_within
 from nri_numa.engine.cpus.allocator import ChosenCPUs, NotEnoughCPUs, TakeRequest
 from nri_numa.engine.decision import Machine, Refused
 from nri_numa.engine.state import Charge, NodeState
-from nri_numa.engine.values.settings import CPUAmount, Limits, Settings
-from nri_numa.engine.values.workload import SMT, QoSClass
-from nri_numa.machine.cpuset import NUMASet
 from nri_numa.machine.synthetic import synthetic
-from nri_numa.node.view import LiveView
+from nri_numa.model.cpuset import NUMASet
+from nri_numa.model.settings import CPUAmount, Limits, Settings
+from nri_numa.model.workload import SMT, QoSClass
 from tests.beds.views import live_view
 from tests.beds.world import World, container, pod, resources
 from tests.machines import named as machines

@@ -7,9 +7,9 @@ from msgspec.structs import replace
 
 from nri_numa.engine.others import pinned_elsewhere
 from nri_numa.engine.state import Kind, violations
-from nri_numa.engine.values.workload import Resources
-from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.synthetic import Numbering, synthetic
+from nri_numa.model.cpuset import CPUSet
+from nri_numa.model.workload import Resources
 from tests.beds.world import World, container, pod, resources
 from tests.machines import named as machines
 

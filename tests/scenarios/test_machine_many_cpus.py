@@ -7,10 +7,10 @@ from msgspec.structs import replace
 
 from nri_numa.engine.request.annotations import resolve
 from nri_numa.engine.request.demand import Demand, demand
-from nri_numa.engine.values.settings import Settings
-from nri_numa.engine.values.workload import QoSClass, Refusal, Requested, Resources
-from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.synthetic import synthetic
+from nri_numa.model.cpuset import CPUSet
+from nri_numa.model.settings import Settings
+from nri_numa.model.workload import QoSClass, Refusal, Requested, Resources
 from tests.beds.world import World, container, pod, resources
 from tests.machines import named as machines
 

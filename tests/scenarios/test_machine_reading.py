@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from nri_numa.machine.model import Topology
 from nri_numa.machine.synthetic import synthetic, sysfs_files
 from nri_numa.machine.sysfs import discover
+from nri_numa.model.machine import Topology
 from tests.beds.world import World, container, pod, resources
 from tests.machines import named as machines
 from tests.machines.named import write_tree

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 
 from nri_numa.engine.decision import Reading
-from nri_numa.engine.values.settings import Settings
-from nri_numa.engine.values.workload import QoSClass, Strategy
 from nri_numa.machine.synthetic import synthetic
+from nri_numa.model.settings import Settings
+from nri_numa.model.workload import QoSClass, Strategy
 from tests.beds.world import GIB, World, container, pod, resources
 from tests.machines import named as machines
 

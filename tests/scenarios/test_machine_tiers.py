@@ -8,11 +8,11 @@ from msgspec.structs import replace
 from nri_numa.engine.align.policies import DIFFERENT_WIDTHS
 from nri_numa.engine.explain.explanation import of_allocation
 from nri_numa.engine.explain.sentences import sentences
-from nri_numa.engine.values.settings import Settings
-from nri_numa.engine.values.workload import QoSClass
-from nri_numa.machine.cpuset import NUMASet
-from nri_numa.machine.model import Topology
 from nri_numa.machine.synthetic import synthetic
+from nri_numa.model.cpuset import NUMASet
+from nri_numa.model.machine import Topology
+from nri_numa.model.settings import Settings
+from nri_numa.model.workload import QoSClass
 from tests.beds.world import GIB, World, container, pod, resources
 from tests.machines import named as machines
 

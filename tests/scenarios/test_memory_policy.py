@@ -10,15 +10,15 @@ from msgspec.structs import replace
 from nri_numa.engine.decision import Admitted, Refused
 from nri_numa.engine.explain.explanation import of_allocation
 from nri_numa.engine.explain.sentences import sentences
-from nri_numa.engine.values.settings import Rule, Settings
-from nri_numa.engine.values.workload import (
+from nri_numa.machine.synthetic import synthetic
+from nri_numa.model.cpuset import NUMASet
+from nri_numa.model.settings import Rule, Settings
+from nri_numa.model.workload import (
     MemoryPolicies,
     MemoryPolicy,
     MemoryPolicySetting,
     PodSandbox,
 )
-from nri_numa.machine.cpuset import NUMASet
-from nri_numa.machine.synthetic import synthetic
 from nri_numa.nri.conversion import create_response
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from tests.beds.world import GIB, World, container, pod, resources

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nri_numa.engine.values.workload import QoSClass
 from nri_numa.machine.synthetic import synthetic
+from nri_numa.model.workload import QoSClass
 from tests.beds.world import World, container, pod, resources
 
 SMALL = synthetic(sockets=1, numa_per_socket=2, cores_per_numa=2, threads=1)

@@ -8,10 +8,10 @@ from __future__ import annotations
 import pytest
 
 from nri_numa.engine.state import Kind
-from nri_numa.engine.values.settings import Settings
-from nri_numa.engine.values.workload import QoSClass, Strategy
-from nri_numa.machine.cpuset import CPUSet, NUMASet
 from nri_numa.machine.synthetic import synthetic
+from nri_numa.model.cpuset import CPUSet, NUMASet
+from nri_numa.model.settings import Settings
+from nri_numa.model.workload import QoSClass, Strategy
 from tests.beds.world import GIB, World, container, pod, resources
 from tests.machines import named as machines
 

@@ -8,10 +8,10 @@ from msgspec.structs import replace
 
 from nri_numa.engine.decision import Reading
 from nri_numa.engine.state import Kind
-from nri_numa.engine.values.settings import Settings
-from nri_numa.engine.values.workload import QoSClass, Resources
-from nri_numa.machine.cpuset import CPUSet, NUMASet
 from nri_numa.machine.synthetic import synthetic
+from nri_numa.model.cpuset import CPUSet, NUMASet
+from nri_numa.model.settings import Settings
+from nri_numa.model.workload import QoSClass, Resources
 from tests.beds.allocations import allocation
 from tests.beds.explained import of_decision
 from tests.beds.world import GIB, PREFIX, World, container, pod, resources

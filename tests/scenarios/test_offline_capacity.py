@@ -6,9 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.engine.decision import Refused
-from nri_numa.engine.values.settings import Settings
-from nri_numa.engine.values.workload import QoSClass
-from nri_numa.machine.cpuset import CPUSet
+from nri_numa.model.cpuset import CPUSet
+from nri_numa.model.settings import Settings
+from nri_numa.model.workload import QoSClass
 from tests.beds.world import World, container, pod, resources
 from tests.machines import named as machines
 

@@ -8,10 +8,10 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
+from nri_numa.agent.agent import SYNCHRONIZE_SECONDS
 from nri_numa.engine.state import Kind
-from nri_numa.engine.values.workload import QoSClass
-from nri_numa.machine.cpuset import CPUSet
-from nri_numa.node.agent import SYNCHRONIZE_SECONDS
+from nri_numa.model.cpuset import CPUSet
+from nri_numa.model.workload import QoSClass
 from tests.beds.world import World, container, pod, resources
 from tests.machines import named as machines
 

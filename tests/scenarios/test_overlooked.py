@@ -7,10 +7,10 @@ from msgspec.structs import replace
 
 from nri_numa.engine.decision import Refused
 from nri_numa.engine.state import Kind
-from nri_numa.engine.values.settings import EVERYTHING, CPUAmount, Limits, Permission, Settings
-from nri_numa.engine.values.workload import ContainerUpdate, QoSClass, Resources
-from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.synthetic import synthetic
+from nri_numa.model.cpuset import CPUSet
+from nri_numa.model.settings import EVERYTHING, CPUAmount, Limits, Permission, Settings
+from nri_numa.model.workload import ContainerUpdate, QoSClass, Resources
 from tests.beds.world import GIB, World, container, pod, resources
 from tests.machines import named as machines
 

@@ -7,9 +7,9 @@ import pytest
 from nri_numa.engine.admit import admit
 from nri_numa.engine.decision import Admitted
 from nri_numa.engine.request.annotations import LONGEST_PLACED, placed_for, placed_text, read_placed
-from nri_numa.engine.values.settings import Settings
-from nri_numa.engine.values.workload import QoSClass
-from nri_numa.machine.cpuset import NO_NUMA_NODES, NUMASet
+from nri_numa.model.cpuset import NO_NUMA_NODES, NUMASet
+from nri_numa.model.settings import Settings
+from nri_numa.model.workload import QoSClass
 from tests.beds.world import PREFIX, World, container, pod, resources
 from tests.machines import named as machines
 

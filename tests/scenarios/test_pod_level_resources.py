@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nri_numa.engine.decision import Refused
-from nri_numa.engine.values.workload import Resources
 from nri_numa.machine.synthetic import synthetic
+from nri_numa.model.workload import Resources
 from tests.beds.world import GIB, World, container, pod, resources
 from tests.machines import pods
 

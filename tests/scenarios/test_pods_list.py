@@ -6,8 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.engine.decision import Refused
-from nri_numa.engine.values.settings import CPUAmount, Limits, NamespaceQuota, Quota, Settings
-from nri_numa.engine.values.workload import PodSandbox, QoSClass
+from nri_numa.model.settings import CPUAmount, Limits, NamespaceQuota, Quota, Settings
+from nri_numa.model.workload import PodSandbox, QoSClass
 from tests.beds.world import PREFIX, World, container, pod, resources
 from tests.machines import named as machines
 

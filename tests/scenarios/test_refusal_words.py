@@ -11,11 +11,11 @@ from nri_numa.engine.admit import admit
 from nri_numa.engine.decision import Machine
 from nri_numa.engine.explain import sentences
 from nri_numa.engine.state import NodeState
-from nri_numa.engine.values.settings import Settings
-from nri_numa.engine.values.workload import QoSClass
-from nri_numa.machine.cpuset import CPUSet
-from nri_numa.machine.model import Topology
 from nri_numa.machine.synthetic import synthetic
+from nri_numa.model.cpuset import CPUSet
+from nri_numa.model.machine import Topology
+from nri_numa.model.settings import Settings
+from nri_numa.model.workload import QoSClass
 from tests.beds.explained import of_decision
 from tests.beds.world import GIB, World, container, pod, resources
 from tests.checks.docs_refusals import REFUSALS

@@ -6,10 +6,10 @@ import pytest
 
 from nri_numa.engine.decision import Machine, Reading, Refused
 from nri_numa.engine.state import Kind
-from nri_numa.engine.values.settings import Rule, Settings
-from nri_numa.engine.values.workload import QoSClass, Resources
-from nri_numa.machine.cpuset import CPUSet, NUMASet
 from nri_numa.machine.synthetic import synthetic
+from nri_numa.model.cpuset import CPUSet, NUMASet
+from nri_numa.model.settings import Rule, Settings
+from nri_numa.model.workload import QoSClass, Resources
 from tests.beds.world import GIB, World, container, pod, resources
 from tests.machines import named as machines
 from tests.machines import pods

@@ -6,8 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.engine.state import Kind
-from nri_numa.engine.values.workload import Resources
 from nri_numa.machine.synthetic import synthetic
+from nri_numa.model.workload import Resources
 from tests.beds.world import GIB, World, container, pod, resources
 
 OWN = {"cpus": "exclusive"}

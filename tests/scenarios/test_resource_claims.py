@@ -9,10 +9,10 @@ from msgspec.structs import replace
 
 from nri_numa.engine.accounting import slot_capacity
 from nri_numa.engine.request.demand import NOT_PREPARED, read_slots, result_text
-from nri_numa.engine.values.settings import Settings
-from nri_numa.engine.values.workload import Container, KubeletOverride, PodSandbox, Resources
-from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.synthetic import synthetic
+from nri_numa.model.cpuset import CPUSet
+from nri_numa.model.settings import Settings
+from nri_numa.model.workload import Container, KubeletOverride, PodSandbox, Resources
 from tests.beds.world import PREFIX, World, container, pod, resources
 
 UID = "0a1b2c3d-0000-4000-8000-00000000000a"

@@ -11,7 +11,9 @@ from nri_numa.engine.accounting import slot_capacity
 from nri_numa.engine.decision import Refused
 from nri_numa.engine.request.demand import read_slots
 from nri_numa.engine.state import Kind
-from nri_numa.engine.values.settings import (
+from nri_numa.machine.synthetic import synthetic
+from nri_numa.model.cpuset import CPUSet
+from nri_numa.model.settings import (
     CPUAmount,
     CPUOrder,
     Limits,
@@ -21,9 +23,7 @@ from nri_numa.engine.values.settings import (
     Rule,
     Settings,
 )
-from nri_numa.engine.values.workload import SMT, Container, PodSandbox, QoSClass, Resources
-from nri_numa.machine.cpuset import CPUSet
-from nri_numa.machine.synthetic import synthetic
+from nri_numa.model.workload import SMT, Container, PodSandbox, QoSClass, Resources
 from tests.beds.world import PREFIX, World, container, pod, resources
 
 

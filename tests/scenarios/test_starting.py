@@ -13,9 +13,9 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.engine.state import Kind
-from nri_numa.engine.values.workload import Container, PodSandbox, Resources
 from nri_numa.machine.cgroups import NO_CGROUP, CgroupPlace, Written
-from nri_numa.machine.cpuset import CPUSet
+from nri_numa.model.cpuset import CPUSet
+from nri_numa.model.workload import Container, PodSandbox, Resources
 from nri_numa.observe import logs
 from tests.beds.world import World, container, pod, resources
 from tests.machines import named as machines

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from nri_numa.engine.decision import Reading
-from nri_numa.engine.values.settings import CPUAmount, Limits, Settings
-from nri_numa.engine.values.workload import PodSandbox, QoSClass
-from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.synthetic import synthetic
+from nri_numa.model.cpuset import CPUSet
+from nri_numa.model.settings import CPUAmount, Limits, Settings
+from nri_numa.model.workload import PodSandbox, QoSClass
 from tests.beds.world import GIB, World, container, pod, resources
 
 TOGETHER = {"policy": "single-numa-node", "scope": "pod"}

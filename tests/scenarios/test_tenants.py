@@ -8,7 +8,9 @@ from msgspec.structs import replace
 from nri_numa.config.values import parse_amount
 from nri_numa.engine.decision import Admitted
 from nri_numa.engine.state import Kind
-from nri_numa.engine.values.settings import (
+from nri_numa.machine.synthetic import synthetic
+from nri_numa.model.cpuset import CPUSet
+from nri_numa.model.settings import (
     CPUAmount,
     IsolatedCPUs,
     Limits,
@@ -19,9 +21,7 @@ from nri_numa.engine.values.settings import (
     Rule,
     Settings,
 )
-from nri_numa.engine.values.workload import Container, PodSandbox, QoSClass, Resources
-from nri_numa.machine.cpuset import CPUSet
-from nri_numa.machine.synthetic import synthetic
+from nri_numa.model.workload import Container, PodSandbox, QoSClass, Resources
 from tests.beds.world import GIB, World, container, pod, resources
 from tests.machines import named as machines
 

@@ -11,7 +11,7 @@ import yaml
 from nri_numa import config as configuration
 from nri_numa.config.sections import camel_case
 from nri_numa.controller.service import LEASE, ControllerMetrics
-from nri_numa.offline_capacity import OFFLINE_CAPACITY
+from nri_numa.model.offline_capacity import OFFLINE_CAPACITY
 from tests.shipped.test_install_manifests import BASE, CHART, helm, kustomized
 
 DIRECTORY = BASE.parent / "controller"

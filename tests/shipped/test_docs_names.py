@@ -12,15 +12,15 @@ import pytest
 import yaml
 
 from nri_numa import config
-from nri_numa.charged import CHARGED
 from nri_numa.cli import COMMANDS, cli
-from nri_numa.cluster.publisher import PublishMetrics
-from nri_numa.cluster.topology import FREED, RENEWED, VALID, ZONE_ATTRIBUTES
-from nri_numa.cluster.wanted import NODE_ANNOTATIONS, NODE_LABELS
 from nri_numa.config import layers
 from nri_numa.controller.service import ControllerMetrics
 from nri_numa.engine.request.annotations import KEYS, PLACED
-from nri_numa.offline_capacity import DRAINED, OFFLINE_CAPACITY
+from nri_numa.model.charged import CHARGED
+from nri_numa.model.offline_capacity import DRAINED, OFFLINE_CAPACITY
+from nri_numa.publisher.publisher import PublishMetrics
+from nri_numa.publisher.topology import FREED, RENEWED, VALID, ZONE_ATTRIBUTES
+from nri_numa.publisher.wanted import NODE_ANNOTATIONS, NODE_LABELS
 from nri_numa.scheduler.extender import SchedulerMetrics
 from nri_numa.scheduler.watcher import ROOM
 from tools import docs_metrics

@@ -12,8 +12,8 @@ import yaml
 
 from nri_numa.cli import COMMANDS
 from nri_numa.engine.request.annotations import KEYS, check_value, resolve
-from nri_numa.engine.values.settings import Settings
-from nri_numa.engine.values.workload import (
+from nri_numa.model.settings import Settings
+from nri_numa.model.workload import (
     SMT,
     Bind,
     Container,
@@ -163,7 +163,7 @@ def test_every_reason_is_described_and_no_other() -> None:
 
 
 def test_the_other_words_of_a_failed_creation_are_described() -> None:
-    source = Path(ROOT / "nri_numa/node/handler.py").read_text()
+    source = Path(ROOT / "nri_numa/agent/handler.py").read_text()
     found = set(re.findall(r"RequestRefused\(\s*f?\"([A-Z]\w+):", source))
     assert found
     for word in found:

@@ -22,8 +22,8 @@ import yaml
 
 from nri_numa import __version__
 from nri_numa import config as configuration
+from nri_numa.agent.preflight import nri_section
 from nri_numa.errors import ConfigError
-from nri_numa.node.preflight import nri_section
 from tests.beds.kube import build
 from tests.beds.testbed import TestbedUnavailable
 from tools import build_image, chart_files, helm_schema

@@ -14,7 +14,6 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from nri_numa.cluster.publisher import PublishMetrics
 from nri_numa.controller.service import ControllerMetrics
 from nri_numa.observe.metrics import (
     DEPRECATED,
@@ -24,6 +23,7 @@ from nri_numa.observe.metrics import (
     ServiceMetrics,
     Snapshot,
 )
+from nri_numa.publisher.publisher import PublishMetrics
 from nri_numa.scheduler.extender import SchedulerMetrics
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,9 +13,9 @@ import yaml
 from jsonschema import Draft202012Validator
 
 from nri_numa import config as configuration
-from nri_numa.cluster import topology, wanted
-from nri_numa.cluster.publisher import PublishMetrics
 from nri_numa.config.layers import environment_names
+from nri_numa.publisher import topology, wanted
+from nri_numa.publisher.publisher import PublishMetrics
 from tests.beds.http_view import FakeView
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -128,19 +128,19 @@ def described() -> Iterator[tuple[str, str]]:
         "config/grafana/nri-numa.json",
     ):
         yield from walk(json.loads((ROOT / name).read_text()), name)
-    name = "nri_numa/http/openapi.yaml"
+    name = "nri_numa/web/openapi.yaml"
     yield from walk(yaml.safe_load((ROOT / name).read_text()), name)
 
 
 def page() -> Iterator[tuple[str, str]]:
     """Texts of the page's script that are more than one word, without what is computed in them."""
-    name = "nri_numa/http/web/page.js"
+    name = "nri_numa/web/static/page.js"
     text = re.sub(r"/\*.*?\*/|(?<!:)//[^\n]*", "", (ROOT / name).read_text(), flags=re.DOTALL)
     for line in text.splitlines():
         # Whole strings, and of templates what stands between the values.
         for found in re.findall(r"\"([^\"]* [^\"]*)\"|[`}]([^`${}]* [^`${}]*)(?=[`$])", line):
             yield name, re.sub(r"\w+(?=\.\w|: \d)", " ", "".join(found))
-    yield from files("nri_numa/http/web/index.html")
+    yield from files("nri_numa/web/static/index.html")
 
 
 def files(*patterns: str) -> Iterator[tuple[str, str]]:

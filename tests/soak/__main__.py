@@ -26,8 +26,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nri_numa.machine.cpuset import NO_CPUS, CPUSet
 from nri_numa.machine.synthetic import synthetic, sysfs_files
+from nri_numa.model.cpuset import NO_CPUS, CPUSet
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from tests.beds.embedded.runtime import CRIError, EmbeddedContainer, EmbeddedRuntime
 from tests.beds.embedded_node import Noticing

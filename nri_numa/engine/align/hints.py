@@ -38,8 +38,8 @@ from operator import mul
 
 import msgspec
 
-from nri_numa.engine.values.workload import DeviceRequest
-from nri_numa.machine.cpuset import NO_NUMA_NODES, NUMASet
+from nri_numa.model.cpuset import NO_NUMA_NODES, NUMASet
+from nri_numa.model.workload import DeviceRequest
 
 EXACT_UPTO = 10
 """Up to this many NUMA nodes a merge is the kubelet's without exception."""

@@ -43,9 +43,9 @@ from nri_numa.engine.align.hints import (
     result_class,
     together,
 )
-from nri_numa.engine.values.workload import Policy
-from nri_numa.machine.cpuset import NUMASet
-from nri_numa.machine.model import counted, numa_text
+from nri_numa.model.cpuset import NUMASet
+from nri_numa.model.machine import counted, numa_text
+from nri_numa.model.workload import Policy
 
 SAMPLES = 4
 """Hints and losing candidates that are told."""

@@ -35,10 +35,10 @@ from nri_numa.engine.cpus.orders import (
     threads_filler,
     threads_per_core,
 )
-from nri_numa.engine.values.settings import CPUOrder, NohzFullCPUs, PreferredCores, Settings
-from nri_numa.engine.values.workload import HIGH, SMT, Load
-from nri_numa.machine.cpuset import NO_CPUS, CPUSet, NUMASet
-from nri_numa.machine.model import Topology, counted, cpus_text, numa_text
+from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
+from nri_numa.model.machine import Topology, counted, cpus_text, numa_text
+from nri_numa.model.settings import CPUOrder, NohzFullCPUs, PreferredCores, Settings
+from nri_numa.model.workload import HIGH, SMT, Load
 
 
 class TakeRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from nri_numa.engine.values.settings import CPUOrder, IsolatedCPUs, Settings
-from nri_numa.machine.cpuset import CPUSet
-from nri_numa.machine.model import CoreKind, Topology
+from nri_numa.model.cpuset import CPUSet
+from nri_numa.model.machine import CoreKind, Topology
+from nri_numa.model.settings import CPUOrder, IsolatedCPUs, Settings
 
 NOWHERE = -1
 """Id of the unit that holds the CPUs for which the kernel names no NUMA node or no L3 group."""

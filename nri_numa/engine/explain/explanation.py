@@ -19,7 +19,7 @@ from nri_numa.engine.align.policies import Alignment, Candidate, Problem, Resour
 from nri_numa.engine.decision import Trace
 from nri_numa.engine.request.annotations import format_load
 from nri_numa.engine.state import Allocation, Kind
-from nri_numa.engine.values.workload import MemoryPolicy, QoSClass, Requested, Scope
+from nri_numa.model.workload import MemoryPolicy, QoSClass, Requested, Scope
 
 Document = dict[str, Any]
 

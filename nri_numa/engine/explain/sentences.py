@@ -14,8 +14,8 @@ from nri_numa.engine.align.policies import amount_text, sets_text
 from nri_numa.engine.explain.explanation import REFUSED, UNPINNED, WIDENED, Document
 from nri_numa.engine.request.demand import DEFAULT_PERIOD
 from nri_numa.engine.resize import LESS
-from nri_numa.machine.cpuset import NUMASet
-from nri_numa.machine.model import counted, cpus_text, numa_text
+from nri_numa.model.cpuset import NUMASet
+from nri_numa.model.machine import counted, cpus_text, numa_text
 from nri_numa.text import harmless
 
 GLOSSARY = (

@@ -67,8 +67,10 @@ from nri_numa.engine.place.needs import (
     too_few,
 )
 from nri_numa.engine.state import Charge, Kind, PodRecord, group_cpus, union
-from nri_numa.engine.values.settings import Settings
-from nri_numa.engine.values.workload import (
+from nri_numa.model.cpuset import NO_NUMA_NODES, NUMASet
+from nri_numa.model.machine import Topology, agree, cpus_text, human_milli, numa_text
+from nri_numa.model.settings import Settings
+from nri_numa.model.workload import (
     SMT,
     Bind,
     Policy,
@@ -77,8 +79,6 @@ from nri_numa.engine.values.workload import (
     Scope,
     Strategy,
 )
-from nri_numa.machine.cpuset import NO_NUMA_NODES, NUMASet
-from nri_numa.machine.model import Topology, agree, cpus_text, human_milli, numa_text
 
 WHOLE = 1 << 40
 """What a NUMA node has, when shares of it are compared; a larger number rounds less."""

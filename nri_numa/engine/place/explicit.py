@@ -22,9 +22,9 @@ from nri_numa.engine.place.needs import human_bytes, per_node
 from nri_numa.engine.request.annotations import by_annotation, quoted
 from nri_numa.engine.request.demand import Demand
 from nri_numa.engine.state import Allocation, Kind, NodeState
-from nri_numa.engine.values.workload import CPUMode, Refusal, Requested
-from nri_numa.machine.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
-from nri_numa.machine.model import cpus_text, numa_text
+from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
+from nri_numa.model.machine import cpus_text, numa_text
+from nri_numa.model.workload import CPUMode, Refusal, Requested
 
 
 def place_explicit(case: Case) -> Placed | Refusal:

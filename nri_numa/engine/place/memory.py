@@ -40,7 +40,9 @@ from nri_numa.engine.decision import Case, Machine, Placed, homes
 from nri_numa.engine.request.annotations import by_annotation
 from nri_numa.engine.request.demand import Demand
 from nri_numa.engine.state import NOTHING, Charge, Kind, NodeState
-from nri_numa.engine.values.workload import (
+from nri_numa.model.cpuset import NO_NUMA_NODES, NUMASet
+from nri_numa.model.machine import numa_text
+from nri_numa.model.workload import (
     MemoryPolicy,
     MemoryPolicySetting,
     OnFailure,
@@ -49,8 +51,6 @@ from nri_numa.engine.values.workload import (
     Refusal,
     Requested,
 )
-from nri_numa.machine.cpuset import NO_NUMA_NODES, NUMASet
-from nri_numa.machine.model import numa_text
 
 
 def charge(mask: NUMASet, amount: int, left: Amounts) -> dict[int, int] | None:

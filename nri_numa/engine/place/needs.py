@@ -22,8 +22,10 @@ from nri_numa.engine.decision import Case, Machine, tier_text
 from nri_numa.engine.place.memory import MemoryTable, memory_table, needs_of, pages_name
 from nri_numa.engine.request.demand import Demand
 from nri_numa.engine.state import NodeState
-from nri_numa.engine.values.settings import IsolatedCPUs
-from nri_numa.engine.values.workload import (
+from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
+from nri_numa.model.machine import agree, counted, human_milli, numa_text
+from nri_numa.model.settings import IsolatedCPUs
+from nri_numa.model.workload import (
     SMT,
     Bind,
     Device,
@@ -35,8 +37,6 @@ from nri_numa.engine.values.workload import (
     QoSClass,
     Scope,
 )
-from nri_numa.machine.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
-from nri_numa.machine.model import agree, counted, human_milli, numa_text
 
 
 def human_bytes(amount: int) -> str:

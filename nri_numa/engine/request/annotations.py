@@ -37,8 +37,9 @@ from typing import Final, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
-from nri_numa.engine.values.settings import ANY_KEY, BUILT_IN, Otherwise, Permission, Rule, Settings
-from nri_numa.engine.values.workload import (
+from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, ListFormatError, NUMASet
+from nri_numa.model.settings import ANY_KEY, BUILT_IN, Otherwise, Permission, Rule, Settings
+from nri_numa.model.workload import (
     HIGH,
     LOW,
     SMT,
@@ -55,7 +56,6 @@ from nri_numa.engine.values.workload import (
     Requested,
     Scope,
 )
-from nri_numa.machine.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, ListFormatError, NUMASet
 
 _LISTS: dict[str, type[CPUSet | NUMASet]] = {"numacpu": CPUSet, "numamem": NUMASet}
 

@@ -9,7 +9,7 @@ memory request (kubelet: ``pkg/kubelet/qos/policy.go`` and ``cm/helpers_linux.go
 Allocate makes it put them on the container, as the CRI annotation ``<prefix>/slots``; it counts on
 containers only. An id is ``slot-7``, or ``numa1-slot-7`` where the plugin announces NUMA nodes: the
 kubelet has chosen the NUMA node then, so the CPUs are taken there and nowhere else. What a
-ResourceClaim gives comes the same way, written by the agent (`nri_numa.node.claims`):
+ResourceClaim gives comes the same way, written by the agent (`nri_numa.agent.claims`):
 ``numa1-claim-UID-0x4`` is of the first result of that claim, four CPUs on NUMA node 1.
 
 With ``staticCPUs: true`` each container of a Guaranteed pod with a whole number of CPUs owns them,
@@ -28,8 +28,8 @@ from msgspec.structs import replace
 
 from nri_numa.engine.request.annotations import by_annotation, permission_of
 from nri_numa.engine.state import NOTHING, Charge, NodeState
-from nri_numa.engine.values.settings import Settings
-from nri_numa.engine.values.workload import (
+from nri_numa.model.settings import Settings
+from nri_numa.model.workload import (
     SMT,
     Bind,
     Container,

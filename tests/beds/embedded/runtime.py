@@ -29,7 +29,7 @@ import socket
 from collections.abc import Mapping
 from types import MappingProxyType, TracebackType
 
-from nri_numa.machine.cpuset import CPUSet, NUMASet
+from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.nri.wire.versions import Event
 from tests.beds.embedded.combine import (

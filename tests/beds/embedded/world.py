@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from nri_numa.machine.cpuset import CPUSet, ListFormatError, NUMASet
+from nri_numa.model.cpuset import CPUSet, ListFormatError, NUMASet
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from tests.beds.embedded.combine import merge_resources
 

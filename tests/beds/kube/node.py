@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nri_numa.machine.cpuset import CPUSet
+from nri_numa.model.cpuset import CPUSet
 from tests.beds import cgroups
 from tests.beds.containerd import Containerd, find_binaries
 from tests.beds.cri import Seen, allowed

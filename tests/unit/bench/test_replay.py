@@ -14,9 +14,9 @@ from bench.replay.optimum import Optimum, fewest_refused, moments
 from bench.replay.placements import PLACEMENTS, Got, Node, Placement
 from bench.replay.run import Ledger, Wrong, replay
 from bench.replay.trace import GIB, LIFE_LONGEST_H, SIZES, Pod, generate, possible_sizes
-from nri_numa.machine.cpuset import CPUSet
-from nri_numa.machine.model import Topology
 from nri_numa.machine.synthetic import synthetic
+from nri_numa.model.cpuset import CPUSet
+from nri_numa.model.machine import Topology
 
 HOURS = 96.0
 

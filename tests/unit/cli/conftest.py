@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from nri_numa.config import HTTP
-from nri_numa.http.api import AgentServer
 from nri_numa.observe.metrics import Metrics
+from nri_numa.web.api import AgentServer
 from tests.beds.http_view import FakeView
 
 Columns = Callable[[int], None]

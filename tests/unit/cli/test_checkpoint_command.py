@@ -11,8 +11,8 @@ from click.testing import CliRunner
 
 from nri_numa.cli import cli
 from nri_numa.engine.state import Allocation, Kind, NodeState, build
-from nri_numa.engine.values.workload import Policy, StateChange
-from nri_numa.machine.cpuset import CPUSet, NUMASet
+from nri_numa.model.cpuset import CPUSet, NUMASet
+from nri_numa.model.workload import Policy, StateChange
 from nri_numa.store import journal
 from nri_numa.store.checkpoint import CheckpointStore
 

@@ -84,11 +84,11 @@ def test_help_and_run_load_no_more_than_they_need() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     for module in ("yaml", "asyncio", "structlog", "prometheus_client", "nri_numa.config"):
         assert f"'{module}'" not in done.stdout
-    code = "import sys\nimport nri_numa.node.daemon\nprint(sorted(sys.modules))"
+    code = "import sys\nimport nri_numa.agent.daemon\nprint(sorted(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     for module in (
         *("aiohttp", "grpc", "h11", "jsonschema", "rich", "structlog", "yaml"),
-        *("nri_numa.http.server", "nri_numa.node.preflight", "nri_numa.node.view"),
+        *("nri_numa.web.server", "nri_numa.agent.preflight", "nri_numa.agent.view"),
         # What stays in memory for ever and is of no use there.
         *("bz2", "email", "gzip", "http.server", "lzma", "shutil", "tarfile", "urllib.request"),
     ):

@@ -33,8 +33,8 @@ def test_mistakes_of_flags_are_mistakes_of_the_configuration() -> None:
 def test_the_agent_needs_no_kubernetes_client() -> None:
     """Neither its memory nor its start pays for the publisher."""
     code = (
-        "import sys, nri_numa.cli.processes, nri_numa.node.daemon, nri_numa.http.server;"
-        "print([m for m in ('aiohttp', 'nri_numa.kube', 'nri_numa.cluster') if m in sys.modules])"
+        "import sys, nri_numa.cli.processes, nri_numa.agent.daemon, nri_numa.web.server;"
+        "print([m for m in ('aiohttp', 'nri_numa.kube', 'nri_numa.publisher') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout == "[]\n"

@@ -15,8 +15,8 @@ from click.testing import CliRunner, Result
 from nri_numa.cli import cli
 from nri_numa.cli.machine import made_up
 from nri_numa.demo.stage import examples
-from nri_numa.machine.cpuset import CPUSet
-from nri_numa.machine.model import MemoryReading, NUMAMemory
+from nri_numa.model.cpuset import CPUSet
+from nri_numa.model.machine import MemoryReading, NUMAMemory
 from tests.machines.named import snc_smt, write_sysfs
 from tests.machines.pods import container, document, pod, replicated
 

@@ -15,11 +15,11 @@ from jsonschema import Draft202012Validator
 from nri_numa import config, safe_yaml
 from nri_numa.config import layers, sections, values
 from nri_numa.config.sections import AgentConfig, camel_case
-from nri_numa.engine.values.settings import CPUOrder, Rule, Settings
-from nri_numa.engine.values.workload import QoSClass, Strategy
 from nri_numa.errors import ConfigError
-from nri_numa.machine.cpuset import CPUSet, NUMASet
-from nri_numa.machine.model import CPU, Core, NUMANode, Socket, Topology
+from nri_numa.model.cpuset import CPUSet, NUMASet
+from nri_numa.model.machine import CPU, Core, NUMANode, Socket, Topology
+from nri_numa.model.settings import CPUOrder, Rule, Settings
+from nri_numa.model.workload import QoSClass, Strategy
 from tools.config_schema import described
 
 ROOT = Path(__file__).parents[3]

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from nri_numa.config import changes, load, problems, settings
-from nri_numa.engine.values.settings import Limits
 from nri_numa.errors import ConfigError
 from nri_numa.machine.synthetic import synthetic
+from nri_numa.model.settings import Limits
 
 TENANTS = """
 permissions:

@@ -8,7 +8,7 @@ import math
 import pytest
 
 from nri_numa.controller.capacity import NodeCapacity, Rules
-from nri_numa.offline_capacity import OfflineCapacity
+from nri_numa.model.offline_capacity import OfflineCapacity
 
 WALL = 1_795_000_000.0
 

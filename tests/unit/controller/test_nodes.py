@@ -8,7 +8,7 @@ import pytest
 
 from nri_numa.controller.capacity import CapacityOutput, Measurement, Rules, UnknownNode
 from nri_numa.kube.requests import Outcome, Request, Result
-from nri_numa.offline_capacity import BadCapacity
+from nri_numa.model.offline_capacity import BadCapacity
 
 WALL = 1_795_000_000.0
 KEY, IDS = "numa.kubernetes.io/offline-capacity", "numa.kubernetes.io/numa-ids"

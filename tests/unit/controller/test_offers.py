@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nri_numa.controller.capacity import Measurement, from_file, from_put, from_query
-from nri_numa.offline_capacity import BadCapacity
+from nri_numa.model.offline_capacity import BadCapacity
 
 DAY = 86400.0
 

@@ -16,8 +16,8 @@ from nri_numa.controller.refused import (
     facts_of,
     refusal,
 )
-from nri_numa.engine.values.settings import Settings
 from nri_numa.kube.requests import Outcome, Request, Resource, Result, Verb
+from nri_numa.model.settings import Settings
 from nri_numa.scheduler.candidates import CandidateIndex
 from nri_numa.scheduler.nodes import Nodes
 from nri_numa.scheduler.pod_reader import PodReader

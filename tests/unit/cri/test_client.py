@@ -24,8 +24,8 @@ from nri_numa.cri.client import (
     pod_from,
 )
 from nri_numa.cri.pb import cri_pb2
-from nri_numa.engine.values.workload import Container, ContainerUpdate, QoSClass
 from nri_numa.errors import RuntimeUnavailable
+from nri_numa.model.workload import Container, ContainerUpdate, QoSClass
 from nri_numa.runtime import RuntimeInfo
 from proto.generate_cri import stale
 

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from nri_numa.agent.handler import AgentHandler
 from nri_numa.cri.client import UpdateFailed
 from nri_numa.cri.link import Change, CRILink, Outbox, Size, Sizes
 from nri_numa.engine.resync import plan_corrections
 from nri_numa.engine.state import Kind
-from nri_numa.engine.values.workload import Container, ContainerUpdate, Resources
 from nri_numa.errors import RuntimeUnavailable
-from nri_numa.machine.cpuset import CPUSet, NUMASet
-from nri_numa.machine.model import Observed
-from nri_numa.node.handler import AgentHandler
+from nri_numa.model.cpuset import CPUSet, NUMASet
+from nri_numa.model.machine import Observed
+from nri_numa.model.workload import Container, ContainerUpdate, Resources
 from nri_numa.runtime import LinkState, RuntimeInfo
 from tests.beds.small_cri import SmallCRI
 from tests.beds.world import World

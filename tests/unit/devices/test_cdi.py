@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nri_numa.devices.cdi import MAX_BYTES, CDIDevice, CDIRegistry
-from nri_numa.engine.values.workload import DeviceNode
+from nri_numa.model.workload import DeviceNode
 
 
 def spec(kind: str, **devices: dict[str, object]) -> str:

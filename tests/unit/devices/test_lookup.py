@@ -8,8 +8,8 @@ import pytest
 
 from nri_numa.devices.lookup import MOST_NOTES, GPUs, hints, named_by, read_gpus
 from nri_numa.devices.sysfs import Found
-from nri_numa.engine.values.workload import MOST_DEVICES
-from nri_numa.machine.cpuset import NUMASet
+from nri_numa.model.cpuset import NUMASet
+from nri_numa.model.workload import MOST_DEVICES
 from tests.beds.device_tree import DeviceTree
 
 FIRST, SECOND = "0000:3b:00.0", "0000:d8:00.0"

@@ -15,7 +15,9 @@ from msgspec.structs import replace
 
 from nri_numa.config.sections import Devices
 from nri_numa.devices.watch import DeviceWatch
-from nri_numa.engine.values.workload import (
+from nri_numa.kubelet.pb import podresources_pb2 as pb
+from nri_numa.model.cpuset import NUMASet
+from nri_numa.model.workload import (
     NO_DEVICES,
     NO_MENTIONS,
     Container,
@@ -23,8 +25,6 @@ from nri_numa.engine.values.workload import (
     Mentions,
     PodSandbox,
 )
-from nri_numa.kubelet.pb import podresources_pb2 as pb
-from nri_numa.machine.cpuset import NUMASet
 from tests.beds.device_tree import GPU_CLASS, DeviceTree
 from tests.beds.fake_kubelet import pod_resources
 from tests.beds.world import container, pod

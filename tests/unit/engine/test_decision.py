@@ -5,8 +5,8 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from nri_numa.engine.decision import Machine
-from nri_numa.engine.values.settings import Settings
-from nri_numa.machine.cpuset import NUMASet
+from nri_numa.model.cpuset import NUMASet
+from nri_numa.model.settings import Settings
 from tests.machines import named as machines
 
 GIB = 1 << 30

@@ -8,10 +8,10 @@ from msgspec.structs import replace
 
 from nri_numa.engine.decision import Machine
 from nri_numa.engine.resync import plan_corrections
-from nri_numa.engine.values.workload import QoSClass, Resources
-from nri_numa.machine.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
-from nri_numa.machine.model import Observed
 from nri_numa.machine.synthetic import synthetic
+from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
+from nri_numa.model.machine import Observed
+from nri_numa.model.workload import QoSClass, Resources
 from tests.beds.world import World, container, pod, resources
 
 TOPOLOGY = synthetic(sockets=1, numa_per_socket=2, cores_per_numa=4, threads=1)  # 0-3, 4-7

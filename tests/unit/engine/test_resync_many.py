@@ -5,7 +5,7 @@ from __future__ import annotations
 from nri_numa.engine.decision import Admitted, Machine
 from nri_numa.engine.resync import resync
 from nri_numa.engine.state import Kind, NodeState, violations
-from nri_numa.engine.values.settings import Settings
+from nri_numa.model.settings import Settings
 from tests.beds.world import container, pod, resources
 from tests.machines import named as machines
 

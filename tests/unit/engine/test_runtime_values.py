@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nri_numa.engine.values.workload import (
+from nri_numa.model.workload import (
     CLAIM_VARIABLE,
     MOST_CHARACTERS,
     MOST_DEVICES,

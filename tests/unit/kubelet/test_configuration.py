@@ -16,7 +16,6 @@ from nri_numa import config as configuration
 from nri_numa.config import AgentConfig
 from nri_numa.config.layers import Gathered, build
 from nri_numa.engine.cpus.index import index
-from nri_numa.engine.values.settings import Settings
 from nri_numa.kubelet.adoption import Adopted, adopt
 from nri_numa.kubelet.configuration import (
     Flags,
@@ -27,8 +26,9 @@ from nri_numa.kubelet.configuration import (
     merged,
     read,
 )
-from nri_numa.machine.cpuset import CPUSet
-from nri_numa.machine.model import Topology
+from nri_numa.model.cpuset import CPUSet
+from nri_numa.model.machine import Topology
+from nri_numa.model.settings import Settings
 from tests.machines import named as machines
 
 HEAD = {"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration"}

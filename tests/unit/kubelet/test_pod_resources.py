@@ -22,7 +22,7 @@ from nri_numa.kubelet.pod_resources import (
     device_ids,
     given_to,
 )
-from nri_numa.machine.cpuset import CPUSet, NUMASet
+from nri_numa.model.cpuset import CPUSet, NUMASet
 from tests.beds.fake_kubelet import pod_resources
 
 

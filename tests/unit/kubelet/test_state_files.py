@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from nri_numa.engine.values.workload import NO_GRANTS, SHARED_SETS, KubeletGrants
 from nri_numa.kubelet import state_files
 from nri_numa.kubelet.state_files import StateFiles, UnknownState, cpu_state, grants, memory_state
-from nri_numa.machine.cpuset import CPUSet, NUMASet
+from nri_numa.model.cpuset import CPUSet, NUMASet
+from nri_numa.model.workload import NO_GRANTS, SHARED_SETS, KubeletGrants
 
 MACHINE = CPUSet.parse("0-7"), NUMASet([0])
 

@@ -14,7 +14,7 @@ from nri_numa.machine.cgroups import (
     find_hierarchy,
     in_the_way,
 )
-from nri_numa.machine.cpuset import CPUSet
+from nri_numa.model.cpuset import CPUSet
 from tests.beds.cgroup_bed import real
 
 __all__ = ["real"]  # a fixture

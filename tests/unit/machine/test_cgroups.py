@@ -16,8 +16,8 @@ from nri_numa.machine.cgroups import (
     observe_all,
     relative_path,
 )
-from nri_numa.machine.cpuset import CPUSet, NUMASet
-from nri_numa.machine.model import Observed
+from nri_numa.model.cpuset import CPUSet, NUMASet
+from nri_numa.model.machine import Observed
 from tests.beds.cgroup_bed import blocked
 from tests.beds.cgroup_tree import CgroupTree
 

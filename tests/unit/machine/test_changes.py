@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.hotplug import differences, reread
-from nri_numa.machine.model import Topology
 from nri_numa.machine.synthetic import synthetic, sysfs_files
 from nri_numa.machine.sysfs import discover
+from nri_numa.model.cpuset import CPUSet
+from nri_numa.model.machine import Topology
 from tests.machines import named as machines
 from tests.machines.named import GIB, HUGE_2M, write_sysfs, write_tree
 

@@ -10,14 +10,14 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from nri_numa.agent.reload import no_kernel_events
 from nri_numa.engine.decision import Machine
-from nri_numa.engine.values.workload import QoSClass
 from nri_numa.machine import hotplug
-from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.hotplug import concerns_cpus, parse_uevent
-from nri_numa.machine.model import Topology
 from nri_numa.machine.synthetic import synthetic
-from nri_numa.node.reload import no_kernel_events
+from nri_numa.model.cpuset import CPUSet
+from nri_numa.model.machine import Topology
+from nri_numa.model.workload import QoSClass
 from nri_numa.observe import logs
 from tests.beds.world import World, container, pod, resources
 

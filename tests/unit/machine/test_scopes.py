@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nri_numa.machine.cgroups import CgroupPlace, Scopes
-from nri_numa.machine.cpuset import CPUSet, NUMASet
+from nri_numa.model.cpuset import CPUSet, NUMASet
 from tests.beds.systemd_bus import SystemdBus, systemd
 
 __all__ = ["systemd"]  # a fixture

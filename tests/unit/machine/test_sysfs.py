@@ -10,10 +10,10 @@ from msgspec.structs import replace
 
 from nri_numa.cli.machine import pack as capture
 from nri_numa.errors import TopologyError
-from nri_numa.machine.cpuset import NO_CPUS, CPUSet, NUMASet
-from nri_numa.machine.model import CoreKind, MemoryReading, NUMAMemory, Topology
 from nri_numa.machine.synthetic import sysfs_files
 from nri_numa.machine.sysfs import discover, read_memory, read_online
+from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
+from nri_numa.model.machine import CoreKind, MemoryReading, NUMAMemory, Topology
 from tests.machines import named as machines
 from tests.machines.named import GIB, MIB, write_sysfs, write_tree
 

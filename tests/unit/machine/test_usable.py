@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from nri_numa.machine.cpuset import CPUSet
 from nri_numa.machine.hotplug import differences, reread
-from nri_numa.machine.model import Partition, PartitionKind, Topology
 from nri_numa.machine.sysfs import discover
 from nri_numa.machine.tree import open_tree
 from nri_numa.machine.usable import is_partition, sentence
+from nri_numa.model.cpuset import CPUSet
+from nri_numa.model.machine import Partition, PartitionKind, Topology
 from tests.machines import named as machines
 from tests.machines.named import write_sysfs, write_tree
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from nri_numa.machine.cpuset import NO_CPUS, CPUSet
-from nri_numa.machine.model import Topology
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.measure.plan import MIB, Comparison, NotShown, Planned, plan
+from nri_numa.model.cpuset import NO_CPUS, CPUSet
+from nri_numa.model.machine import Topology
 
 GIB = 1 << 30
 PLENTY = dict.fromkeys(range(64), 64 * GIB)

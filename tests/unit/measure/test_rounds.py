@@ -12,10 +12,10 @@ import pytest
 from click.testing import CliRunner
 
 from nri_numa.cli import cli
-from nri_numa.machine.cpuset import CPUSet
 from nri_numa.measure import rounds, worker
 from nri_numa.measure.plan import Comparison, NotShown, Side, Worker
 from nri_numa.measure.results import Measured
+from nri_numa.model.cpuset import CPUSet
 
 CPU = max(os.sched_getaffinity(0))
 

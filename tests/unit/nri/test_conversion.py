@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from nri_numa.engine.values.workload import (
+from nri_numa.errors import LocalProtocolError
+from nri_numa.model.machine import NO_QUOTA
+from nri_numa.model.workload import (
     NO_ADJUSTMENT,
     NO_MENTIONS,
     Container,
@@ -17,8 +19,6 @@ from nri_numa.engine.values.workload import (
     QoSClass,
     Resources,
 )
-from nri_numa.errors import LocalProtocolError
-from nri_numa.machine.model import NO_QUOTA
 from nri_numa.nri.conversion import (
     add_updates,
     container_from,

@@ -9,17 +9,17 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
+from nri_numa.agent.agent import Agent
 from nri_numa.engine import admit
 from nri_numa.engine.align.hints import ResourceDemand
 from nri_numa.engine.align.policies import align
 from nri_numa.engine.decision import Machine, Reading, Trace
 from nri_numa.engine.explain.explanation import Grounds
 from nri_numa.engine.state import NodeState
-from nri_numa.engine.values.settings import Settings
-from nri_numa.engine.values.workload import Policy, QoSClass
-from nri_numa.machine.cpuset import NUMASet
 from nri_numa.machine.synthetic import synthetic
-from nri_numa.node.agent import Agent
+from nri_numa.model.cpuset import NUMASet
+from nri_numa.model.settings import Settings
+from nri_numa.model.workload import Policy, QoSClass
 from nri_numa.observe import logs
 from nri_numa.observe.traces import TraceKeeper, unpack
 from tests.beds.world import GIB, MemoryStore, StillClock, agent_of, container, pod, resources

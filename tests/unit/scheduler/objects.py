@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nri_numa.charged import CHARGED, marks
 from nri_numa.config import AgentConfig
 from nri_numa.config.sections import Scheduling
-from nri_numa.engine.values.settings import Settings
 from nri_numa.kube.api import KubeAPI
+from nri_numa.model.charged import CHARGED, marks
+from nri_numa.model.settings import Settings
 from nri_numa.scheduler.node_room import NodeRoom
 from nri_numa.scheduler.nodes import Nodes
 from nri_numa.scheduler.pod_reader import PodReader

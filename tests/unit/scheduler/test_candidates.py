@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nri_numa.engine.values.settings import Settings
-from nri_numa.engine.values.workload import Strategy
+from nri_numa.model.settings import Settings
+from nri_numa.model.workload import Strategy
 from nri_numa.scheduler.candidates import CandidateIndex
 from nri_numa.scheduler.fit import grade
 from nri_numa.scheduler.node_room import Unreadable

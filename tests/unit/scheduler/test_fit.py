@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from nri_numa.engine.align.hints import ResourceDemand
 from nri_numa.engine.align.policies import align
-from nri_numa.engine.values.settings import Settings
-from nri_numa.engine.values.workload import Policy, Strategy
-from nri_numa.machine.cpuset import NUMASet
+from nri_numa.model.cpuset import NUMASet
+from nri_numa.model.settings import Settings
+from nri_numa.model.workload import Policy, Strategy
 from nri_numa.scheduler.fit import Fits, Short, fit
 from nri_numa.scheduler.node_room import NodeRoom
 from nri_numa.scheduler.pod_reader import PodReader

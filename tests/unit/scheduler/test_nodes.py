@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from nri_numa.engine.values.settings import Settings
-from nri_numa.machine.cpuset import NUMASet
+from nri_numa.model.cpuset import NUMASet
+from nri_numa.model.settings import Settings
 from nri_numa.scheduler.node_room import NodeRoom, Unreadable
 from nri_numa.scheduler.nodes import Hold, Nodes
 from nri_numa.scheduler.pod_reader import PodReader

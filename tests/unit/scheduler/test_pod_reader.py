@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nri_numa.engine.values.settings import Rule, Settings
-from nri_numa.engine.values.workload import Policy
+from nri_numa.model.settings import Rule, Settings
+from nri_numa.model.workload import Policy
 from nri_numa.scheduler.pod_reader import PodReader
 from tests.unit.scheduler.objects import GIB, container, pod, single
 

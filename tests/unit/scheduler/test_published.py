@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nri_numa.engine.values.workload import Policy, Scope
+from nri_numa.model.workload import Policy, Scope
 from nri_numa.scheduler.node_room import NodeRoom, Unreadable
 from nri_numa.scheduler.published import read
 from tests.unit.scheduler.objects import GIB, PREFIX, named, table, topology

@@ -12,7 +12,7 @@ import pytest
 from nri_numa.config import AgentConfig
 from nri_numa.config.sections import Scheduling
 from nri_numa.kube.api import KubeAPI
-from nri_numa.machine.cpuset import NUMASet
+from nri_numa.model.cpuset import NUMASet
 from nri_numa.scheduler.node_room import NodeRoom, Unreadable
 from nri_numa.scheduler.nodes import Hold
 from nri_numa.scheduler.watcher import PodWatcher

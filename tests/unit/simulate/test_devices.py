@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from nri_numa.engine.decision import Machine
-from nri_numa.engine.values.settings import Settings
-from nri_numa.engine.values.workload import Device
 from nri_numa.machine.synthetic import synthetic
+from nri_numa.model.settings import Settings
+from nri_numa.model.workload import Device
 from nri_numa.simulate.devices import Inventory
 from nri_numa.simulate.manifests import ManifestError, read_text
 from nri_numa.simulate.simulator import Simulation, Verdict, plan, simulate

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from nri_numa.machine.model import Topology
 from nri_numa.machine.pci import PCIDevice
 from nri_numa.machine.synthetic import synthetic
+from nri_numa.model.machine import Topology
 from nri_numa.simulate.devices import Inventory, read_inventory
 from nri_numa.simulate.manifests import ManifestError
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from nri_numa.demo.stage import examples
-from nri_numa.engine.values.workload import QoSClass
+from nri_numa.model.workload import QoSClass
 from nri_numa.simulate.manifests import ManifestError, Manifests, read_files, read_text
 from nri_numa.simulate.pods import Role, Workload
 

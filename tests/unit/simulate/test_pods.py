@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from nri_numa.demo.stage import container_message, pod_message
 from nri_numa.engine.request.demand import limit_milli, request_milli
-from nri_numa.engine.values.workload import QoSClass
+from nri_numa.model.workload import QoSClass
 from nri_numa.nri.conversion import container_from, pod_from
 from nri_numa.simulate.pods import (
     Amounts,

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.machine.cpuset import CPUSet, NUMASet
 from nri_numa.machine.synthetic import synthetic
+from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.simulate.manifests import ManifestError, read_text
 from nri_numa.simulate.pods import Role
 from nri_numa.simulate.simulator import Action, Simulation, Verdict, plan

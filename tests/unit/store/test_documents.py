@@ -7,7 +7,7 @@ import io
 import pytest
 
 from nri_numa.engine.state import NodeState
-from nri_numa.engine.values.workload import StateChange
+from nri_numa.model.workload import StateChange
 from nri_numa.observe import logs
 from nri_numa.observe.metrics import Metrics
 from nri_numa.store.journal import state_from

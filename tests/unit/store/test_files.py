@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from nri_numa.agent import preflight
 from nri_numa.errors import CheckpointError
-from nri_numa.node import preflight
 from nri_numa.store.checkpoint import CheckpointStore, Loaded, read
 from nri_numa.store.files import KEY, directory_problem, file_problem, known_key, signing_key
 

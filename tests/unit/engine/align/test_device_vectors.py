@@ -12,8 +12,8 @@ import pytest
 
 from nri_numa.engine.align.hints import DeviceDemand, Steps
 from nri_numa.engine.align.hints import hints_of as engine_hints
-from nri_numa.engine.values.workload import Device, DeviceRequest
-from nri_numa.machine.cpuset import NUMASet
+from nri_numa.model.cpuset import NUMASet
+from nri_numa.model.workload import Device, DeviceRequest
 
 FOUR = NUMASet(range(4))
 

@@ -6,8 +6,8 @@ import pytest
 
 from nri_numa.engine.align.hints import DeviceDemand, HintDemand, ResourceDemand, Steps
 from nri_numa.engine.align.hints import hints_of as engine_hints
-from nri_numa.engine.values.workload import Device, DeviceRequest
-from nri_numa.machine.cpuset import NUMASet
+from nri_numa.model.cpuset import NUMASet
+from nri_numa.model.workload import Device, DeviceRequest
 from tests.checks.oracles import as_hints, hints_of
 
 TWO = NUMASet([0, 1])

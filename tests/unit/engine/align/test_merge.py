@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from nri_numa.engine.align.hints import STEP_LIMIT, DeviceDemand, HintDemand, ResourceDemand
 from nri_numa.engine.align.policies import Alignment, align
-from nri_numa.engine.values.workload import Device, DeviceRequest, Policy
-from nri_numa.machine.cpuset import NUMASet
+from nri_numa.model.cpuset import NUMASet
+from nri_numa.model.workload import Device, DeviceRequest, Policy
 from tests.checks.oracles import hints_of, walk
 
 BEST_EFFORT, RESTRICTED = Policy.BEST_EFFORT, Policy.RESTRICTED

@@ -7,8 +7,8 @@ from msgspec.structs import replace
 
 from nri_numa.engine.align.hints import DeviceDemand, HintDemand, ResourceDemand
 from nri_numa.engine.align.policies import Alignment, align, sets_text
-from nri_numa.engine.values.workload import Device, DeviceRequest, Policy
-from nri_numa.machine.cpuset import NUMASet
+from nri_numa.model.cpuset import NUMASet
+from nri_numa.model.workload import Device, DeviceRequest, Policy
 
 NONE, BEST_EFFORT = Policy.NONE, Policy.BEST_EFFORT
 RESTRICTED, SINGLE = Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE

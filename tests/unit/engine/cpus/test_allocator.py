@@ -14,11 +14,11 @@ from nri_numa.engine.cpus.allocator import (
     TakeRequest,
     take_cpus,
 )
-from nri_numa.engine.values.settings import CPUOrder, NohzFullCPUs, Settings
-from nri_numa.engine.values.workload import SMT
-from nri_numa.machine.cpuset import NO_CPUS, CPUSet, NUMASet
-from nri_numa.machine.model import CPU, Core, CoreKind, L3Group, NUMANode, Socket, Topology
 from nri_numa.machine.synthetic import synthetic
+from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
+from nri_numa.model.machine import CPU, Core, CoreKind, L3Group, NUMANode, Socket, Topology
+from nri_numa.model.settings import CPUOrder, NohzFullCPUs, Settings
+from nri_numa.model.workload import SMT
 from tests.machines import named as machines
 
 

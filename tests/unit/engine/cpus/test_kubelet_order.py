@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from nri_numa.engine.cpus.allocator import ChosenCPUs, NotEnoughCPUs, TakeRequest, take_cpus
-from nri_numa.engine.values.settings import CPUOrder, Settings
-from nri_numa.engine.values.workload import SMT
-from nri_numa.machine.cpuset import NO_CPUS, CPUSet, NUMASet
-from nri_numa.machine.model import Topology
 from nri_numa.machine.synthetic import synthetic
+from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
+from nri_numa.model.machine import Topology
+from nri_numa.model.settings import CPUOrder, Settings
+from nri_numa.model.workload import SMT
 from tests.machines import named as machines
 
 PACKED = Settings(cpu_order=CPUOrder.KUBELET, align_l3=False)

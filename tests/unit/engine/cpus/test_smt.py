@@ -11,11 +11,11 @@ from nri_numa.engine.cpus.allocator import (
     TakeRequest,
     take_cpus,
 )
-from nri_numa.engine.values.settings import CPUOrder, Settings
-from nri_numa.engine.values.workload import LOW, SMT, Load
-from nri_numa.machine.cpuset import CPUSet, NUMASet
-from nri_numa.machine.model import Topology
 from nri_numa.machine.synthetic import synthetic
+from nri_numa.model.cpuset import CPUSet, NUMASet
+from nri_numa.model.machine import Topology
+from nri_numa.model.settings import CPUOrder, Settings
+from nri_numa.model.workload import LOW, SMT, Load
 from tests.machines import named as machines
 
 

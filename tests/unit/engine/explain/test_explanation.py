@@ -18,8 +18,11 @@ from nri_numa.engine.explain import sentences as explain_text
 from nri_numa.engine.explain.explanation import grounds
 from nri_numa.engine.resize import resize
 from nri_numa.engine.state import NodeState
-from nri_numa.engine.values.settings import Settings
-from nri_numa.engine.values.workload import (
+from nri_numa.machine.synthetic import synthetic
+from nri_numa.model.cpuset import NUMASet
+from nri_numa.model.machine import Topology
+from nri_numa.model.settings import Settings
+from nri_numa.model.workload import (
     Device,
     DeviceRequest,
     PodSandbox,
@@ -27,9 +30,6 @@ from nri_numa.engine.values.workload import (
     QoSClass,
     Resources,
 )
-from nri_numa.machine.cpuset import NUMASet
-from nri_numa.machine.model import Topology
-from nri_numa.machine.synthetic import synthetic
 from tests.beds.explained import of_decision
 from tests.beds.world import container, pod, resources
 

@@ -14,8 +14,8 @@ from nri_numa.engine.place.memory import (
     kubelet_grant,
     widen_for_memory,
 )
-from nri_numa.engine.values.workload import Policy
-from nri_numa.machine.cpuset import NUMASet
+from nri_numa.model.cpuset import NUMASet
+from nri_numa.model.workload import Policy
 
 
 def near(i: int, j: int) -> int:

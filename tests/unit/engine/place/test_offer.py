@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from nri_numa.engine.accounting import largest, slot_capacity, together
 from nri_numa.engine.decision import Machine
 from nri_numa.engine.state import Charge, Kind, NodeState
-from nri_numa.engine.values.settings import CPUAmount, Limits, Quota, Settings
-from nri_numa.machine.cpuset import CPUSet, NUMASet
+from nri_numa.model.cpuset import CPUSet, NUMASet
+from nri_numa.model.settings import CPUAmount, Limits, Quota, Settings
 from tests.beds.allocations import allocation
 from tests.machines import named as machines
 

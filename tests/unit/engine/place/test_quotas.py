@@ -8,9 +8,9 @@ import pytest
 
 from nri_numa.engine.accounting import floor
 from nri_numa.engine.decision import Machine
-from nri_numa.engine.values.settings import CPUAmount, Limits, Settings
-from nri_numa.machine.cpuset import CPUSet
-from nri_numa.machine.model import Topology
+from nri_numa.model.cpuset import CPUSet
+from nri_numa.model.machine import Topology
+from nri_numa.model.settings import CPUAmount, Limits, Settings
 from tests.machines import named as machines
 
 

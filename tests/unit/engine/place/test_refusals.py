@@ -12,9 +12,9 @@ from nri_numa.engine.decision import Machine, Refused
 from nri_numa.engine.place.needs import ResourceTable, memory_lacking
 from nri_numa.engine.request.demand import Demand
 from nri_numa.engine.state import NodeState
-from nri_numa.engine.values.settings import Settings
-from nri_numa.machine.cpuset import NUMASet
 from nri_numa.machine.synthetic import synthetic
+from nri_numa.model.cpuset import NUMASet
+from nri_numa.model.settings import Settings
 from tests.beds.world import container, pod, resources
 
 MACHINE = Machine(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from nri_numa.engine.values.workload import Strategy
 from nri_numa.machine.synthetic import synthetic
+from nri_numa.model.workload import Strategy
 from tests.beds.world import GIB, World, container, pod, resources
 
 SPREAD, PACK, MOST = Strategy.SPREAD, Strategy.PACK, Strategy.MOST_LEFT

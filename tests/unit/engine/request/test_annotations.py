@@ -15,8 +15,8 @@ from nri_numa.engine.request.annotations import (
     quoted,
     resolve,
 )
-from nri_numa.engine.values.settings import Rule, Settings
-from nri_numa.engine.values.workload import (
+from nri_numa.model.settings import Rule, Settings
+from nri_numa.model.workload import (
     HIGH,
     LOW,
     SMT,

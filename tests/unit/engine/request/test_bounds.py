@@ -6,9 +6,9 @@ import pytest
 
 from nri_numa.engine.decision import Machine
 from nri_numa.engine.request.annotations import MOST_GUESSES, MOST_NAMES, longest_list, resolve
-from nri_numa.engine.values.settings import EVERYTHING, CPUAmount, Settings
-from nri_numa.engine.values.workload import Container, PodSandbox, Policy, Refusal, Requested
-from nri_numa.machine.cpuset import CPUSet
+from nri_numa.model.cpuset import CPUSet
+from nri_numa.model.settings import EVERYTHING, CPUAmount, Settings
+from nri_numa.model.workload import Container, PodSandbox, Policy, Refusal, Requested
 from tests.machines import named as machines
 
 PREFIX = "numa.kubernetes.io"

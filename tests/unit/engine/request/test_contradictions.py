@@ -10,9 +10,9 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.engine.state import Allocation, Kind, contradiction
-from nri_numa.engine.values.workload import Resources
-from nri_numa.machine.cpuset import CPUSet, NUMASet
 from nri_numa.machine.synthetic import synthetic
+from nri_numa.model.cpuset import CPUSet, NUMASet
+from nri_numa.model.workload import Resources
 from nri_numa.store import journal
 from tests.beds.allocations import allocation
 from tests.beds.world import PREFIX, World, container, pod

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.engine.request.demand import Demand, demand
-from nri_numa.engine.values.workload import (
+from nri_numa.model.workload import (
     SMT,
     Bind,
     Container,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nri_numa.engine.request.annotations import format_load, parse_load
-from nri_numa.engine.values.workload import HIGH, LOW, Load
+from nri_numa.model.workload import HIGH, LOW, Load
 
 
 @pytest.mark.parametrize(

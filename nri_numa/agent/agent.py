@@ -1,0 +1,938 @@
+"""The imperative shell: owns the node state; one plain method for each NRI event.
+
+Every method runs to its end without an ``await``: decide → persist → swap → answer. Nothing else
+writes the state, so nothing needs a lock, and a reader between two requests sees a whole decision
+or none.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextvars import Context, copy_context
+from functools import partial
+from typing import Final, Protocol
+
+import msgspec
+from msgspec.structs import replace
+
+from nri_numa.agent.loop import Clock
+from nri_numa.agent.reconcile import Differences
+from nri_numa.engine import admit
+from nri_numa.engine.adopt import ASSIGNED, assigned
+from nri_numa.engine.decision import Admitted, Machine, Reading, Refused, Resized, Resynced, Trace
+from nri_numa.engine.explain.explanation import Grounds, grounds
+from nri_numa.engine.others import overlapping
+from nri_numa.engine.resize import resize
+from nri_numa.engine.resync import resync, take_in, without_answer
+from nri_numa.engine.state import (
+    Allocation,
+    Kind,
+    NodeState,
+    effective_cpus,
+    step_violations,
+    violations,
+)
+from nri_numa.machine.cgroups import CgroupPlace, CgroupWriter
+from nri_numa.model.cpuset import NO_CPUS, CPUSet
+from nri_numa.model.workload import (
+    NO_CHANGE,
+    Container,
+    ContainerUpdate,
+    KubeletGrants,
+    Pods,
+    PodSandbox,
+    Resources,
+    StateChange,
+)
+from nri_numa.observe import logs
+from nri_numa.observe.decisions import RUNNING, DecisionLog
+from nri_numa.observe.metrics import Metrics
+from nri_numa.observe.notices import Notices
+from nri_numa.observe.traces import KeptTrace, TraceKeeper, unpack
+from nri_numa.store.checkpoint import CheckpointStore
+
+SYNCHRONIZE_SECONDS: Final = 1.0
+"""Time for decisions in a Synchronize; the runtime waits two seconds for all of it unless it says
+less (``plugin_request_timeout``), and then drops the plugin."""
+START_SECONDS: Final = 120.0
+"""A start that takes longer is given up by the kubelet (its ``runtimeRequestTimeout``)."""
+AT_ONCE: Final = 25
+"""Deferred tasks done in one go: one to two milliseconds."""
+LOGGED_AT_ONCE: Final = 10
+"""Doubted annotations of one synchronisation that get a line each."""
+NAMED: Final = 5
+"""Containers that one line names; a node may have hundreds."""
+_ENDED: Final = 256
+"""Ended containers whose ids are kept; the news of their start can only be moments late."""
+_NOWHERE: Final = CgroupPlace()
+
+log = logs.get_logger("foreign")
+
+
+class MemorySource(Protocol):
+    """What the kernel has left of memory, from memory, at once."""
+
+    @property
+    def memory(self) -> Reading | None:
+        """None while it cannot be read."""
+        ...
+
+
+class Verification(Protocol):
+    """Reads cgroups back; see `nri_numa.agent.reconcile`."""
+
+    def schedule_verification(self, ids: Collection[str], applying: int = 0) -> None:
+        """Look at these containers when the runtime has applied so many updates."""
+        ...
+
+
+class KubeletBeside(Protocol):
+    """The kubelet's own managers; see `nri_numa.agent.beside_kubelet`."""
+
+    def refresh_kubelet_grants(self) -> None:
+        """Take over what the kubelet granted a moment ago."""
+        ...
+
+    def cpuset_rewritten(
+        self, before: Allocation, after: Allocation, asked: str, kept: str
+    ) -> None:
+        """A cpuset was sent for a container; it keeps another one, or (empty) has what was sent."""
+        ...
+
+
+class _Alone:
+    """No reconciler, and no kubelet."""
+
+    def schedule_verification(self, ids: Collection[str], applying: int = 0) -> None:
+        pass
+
+    def refresh_kubelet_grants(self) -> None:
+        pass
+
+    def cpuset_rewritten(
+        self, before: Allocation, after: Allocation, asked: str, kept: str
+    ) -> None:
+        pass
+
+
+class RefusedContainer(msgspec.Struct, frozen=True, kw_only=True):
+    """A refused container, kept as long as its pod so that the pod's author can ask why.
+
+    Attributes:
+        at: Unix time in seconds of the last refusal.
+        count: how often it was refused for this reason: the kubelet tries again and again.
+    """
+
+    pod_id: str
+    namespace: str
+    pod: str
+    container: str
+    reason: str
+    message: str
+    at: float
+    trace: KeptTrace
+    observed: bool = False
+    count: int = 1
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        """The same for all refusals of a container for one reason."""
+        return self.namespace, self.pod, self.container, self.reason
+
+    def repeats(self, decision: Refused) -> bool:
+        """Whether this is the same refusal of the same container."""
+        pod, container = decision.trace.pod, decision.trace.container
+        return (self.namespace, self.pod, self.container, self.message) == (
+            pod.namespace,
+            pod.name,
+            container.name,
+            decision.message,
+        )
+
+
+class Start(msgspec.Struct):
+    """A container on its way from creation to the end of its start.
+
+    A runtime takes down an update of such a container and applies it to no cgroup: containerd
+    writes its own record, and the OCI runtime goes on with the record of before
+    (container_start.go and container_update_resources.go, the same in 1.7 and 2.1). Two moments are
+    left to put the cgroup right before the first instruction: at StartContainer it exists and the
+    program does not run yet; from then to PostStartContainer every change is written at once.
+
+    Attributes:
+        cpus: kernel list that its cgroup was made with, or was given since; empty for all.
+        mems: the same of its memory nodes.
+    """
+
+    cpus: str
+    mems: str
+
+
+class DeferredTasks:
+    """What no request waits for: done in small pieces once the reply has left.
+
+    Log lines keep the ``op`` of the request that they come from.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._waiting: deque[tuple[Context, Callable[[], object]]] = deque()
+
+    def add(self, *functions: Callable[[], object]) -> None:
+        """Do this when the reply has left."""
+        context, idle = copy_context(), not self._waiting
+        for function in functions:
+            self._waiting.append((context, function))
+        if idle:
+            self._clock.call_soon(self._work)
+
+    def _work(self) -> None:
+        logs.hold()  # lines are written with the rest, and not in a round of their own
+        try:
+            for _ in range(min(len(self._waiting), AT_ONCE)):
+                context, function = self._waiting.popleft()
+                context.run(function)
+        finally:
+            logs.release()
+            if self._waiting:
+                self._clock.call_soon(self._work)
+
+
+class Agent:
+    """Owns the state of the node.
+
+    Args:
+        cgroups: writes cgroups of containers that are being started, and marks.
+        observe: decide and report, but change nothing.
+        history: how many refusals are kept.
+
+    Attributes:
+        machine: topology and settings in force.
+        state: the node state; replaced as a whole.
+        refused: how many were refused so far.
+        synchronized: whether the runtime has said what runs at least once.
+        places: where the cgroups of live containers are, by container id.
+        starting: containers between their creation and the end of their start.
+        narrowed_at: when the shared pool was last narrower than it is now, as far as we know.
+        pool_changes: how often the shared pool changed.
+        differences: what containers really have, where it is not what is meant.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        *,
+        metrics: Metrics,
+        store: CheckpointStore,
+        clock: Clock,
+        readings: MemorySource,
+        cgroups: CgroupWriter,
+        observe: bool = False,
+        history: int = 256,
+    ) -> None:
+        self.machine = machine
+        self.state = NodeState()
+        self._refusals: dict[tuple[str, str, str, str], RefusedContainer] = {}
+        self._history = history
+        self.refused = 0
+        self.notices = Notices(clock.time)
+        self.synchronized = False
+        self.observe = observe
+        self.checkpoint = store
+        self.places: dict[str, CgroupPlace] = {}
+        self.starting: dict[str, Start] = {}
+        self._begun: dict[str, None] = {}  # those of them whose cgroup exists
+        self.narrowed_at: float | None = None
+        self.pool_changes = 0
+        self.reconciler: Verification = _Alone()
+        self.kubelet: KubeletBeside = _Alone()
+        self.differences = Differences(metrics, clock, self)
+        self._metrics = metrics
+        self._now = clock.time
+        self._clock = clock
+        self._readings = readings
+        self._cgroups = cgroups
+        self._tell = DecisionLog(metrics, self.notices)
+        self._keeper = TraceKeeper()
+        self._foreign = ForeignPins(metrics)
+        self._tasks = DeferredTasks(clock)
+        self._traces: dict[str, Trace | KeptTrace] = {}
+        # Updates that wait for a reply, and those of them that only the runtime's record lacks.
+        self._pending: dict[str, ContainerUpdate] = {}
+        self._in_cgroup: set[str] = set()
+        self._synchronize_seconds = SYNCHRONIZE_SECONDS
+        self._undecided: deque[tuple[PodSandbox, Container]] = deque()
+        self._listeners: list[Callable[[], None]] = []
+        self._sandboxes: dict[str, CgroupPlace] = {}
+        self._ended: dict[str, None] = {}
+
+    # --- events of the runtime --------------------------------------------------------------------
+
+    def runtime_waits(self, seconds: float) -> None:
+        """How long the runtime waits for an answer; 0 when it does not say."""
+        self._synchronize_seconds = min(SYNCHRONIZE_SECONDS, seconds / 2 or SYNCHRONIZE_SECONDS)
+
+    def create_container(self, pod: PodSandbox, container: Container) -> Admitted | Refused | None:
+        """Decide about a container before it exists; None leaves it as it is."""
+        self.kubelet.refresh_kubelet_grants()
+        decision = admit.admit(
+            self.machine, self.state, pod, container, self._readings.memory, self._now()
+        )
+        if isinstance(decision, Refused):
+            self._refused(decision)
+            return None if self.observe else decision
+        self._swap(decision.state, decision.change)
+        for container_id in decision.change.containers:
+            if container_id not in self.state.allocations:
+                self._forget(container_id)
+        self.places[container.id] = CgroupPlace(container.cgroups_path, container.pid)
+        self._admitted(decision)
+        self._check_if_foreign(decision.allocation)
+        self._ended.pop(container.id, None)
+        mems = decision.adjustment.mems or container.resources.mems
+        self.starting[container.id] = Start(decision.adjustment.cpus, mems)
+        if self.observe:
+            return None
+        updates = self._with_pending(decision.updates)
+        return decision if updates is decision.updates else replace(decision, updates=updates)
+
+    def start_container(self, pod: PodSandbox, container: Container) -> None:
+        """The cgroup of a container is there, and its program does not run yet."""
+        if container.id in self._ended:
+            return
+        self.places[container.id] = CgroupPlace(container.cgroups_path, container.pid)
+        if self.observe:
+            return
+        if container.id not in self.state.allocations:
+            self._meet(pod, container)
+        if container.id in self.starting:
+            self._begun[container.id] = None
+        self._settle(container.id)
+
+    def post_start_container(self, pod: PodSandbox, container: Container) -> None:
+        """A container runs; from now on the runtime applies updates to it."""
+        if container.id in self._ended:
+            return  # late news: a program may end before the runtime says that it runs
+        self.places[container.id] = CgroupPlace(container.cgroups_path, container.pid)
+        if not (self.observe or container.id in self.state.allocations):
+            self._meet(pod, container)
+        self._end_start(container.id)
+        if not self.observe:
+            self._verify((container.id,))
+
+    def update_container(
+        self, pod: PodSandbox, container: Container, requested: Resources
+    ) -> Resized | Refused:
+        """Decide about new resources of a live container."""
+        self.kubelet.refresh_kubelet_grants()
+        before = self.state.allocations.get(container.id)
+        outcome = resize(
+            self.machine, self.state, pod, container, requested, self._readings.memory, self._now()
+        )
+        if isinstance(outcome, Refused):
+            self._refused(outcome)
+            return (
+                Resized(state=self.state, own=None, trace=outcome.trace)
+                if self.observe
+                else outcome
+            )
+        if outcome.state is not self.state:
+            self._swap(outcome.state, outcome.change)
+            allocation = self.state.allocations[container.id]
+            self._resized(allocation, outcome.trace, before)
+            self._check_if_foreign(before)
+            self._check_if_foreign(allocation)
+        kept = outcome.own.cpus if outcome.own is not None else ""
+        if requested.cpus and before is not None:
+            after = self.state.allocations[container.id]
+            rewritten = self.kubelet.cpuset_rewritten
+            self._tasks.add(partial(rewritten, before, after, requested.cpus, kept))
+        if requested.cpus and kept:
+            self._tasks.add(partial(self._tell.overridden, pod, container, requested.cpus, kept))
+        if self.observe:
+            return Resized(state=outcome.state, own=None, trace=outcome.trace)
+        own = self._own_with_pending(container.id, outcome.own)
+        return replace(outcome, own=own, updates=self._with_pending(outcome.updates))
+
+    def stop_container(self, container_id: str) -> tuple[ContainerUpdate, ...]:
+        """Take back what a container has; unknown ids are ordinary."""
+        updates = self._release(container_id)
+        return () if self.observe else self._with_pending(updates)
+
+    def remove_container(self, container_id: str) -> None:
+        """A container is gone; normally it gave everything back when it stopped."""
+        self._remember(self._release(container_id))
+
+    def run_pod(self, pod: PodSandbox) -> None:
+        """A pod's sandbox starts: exclusive CPUs of a pod that is placed as a whole are kept."""
+        kept = admit.sandbox(self.machine, self.state, pod, self._readings.memory, self._now())
+        if kept.state is not self.state:
+            self._swap(kept.state, kept.change)
+            self._remember(kept.updates)
+
+    def stop_pod(self, uid: str, sandbox: str) -> None:
+        """A pod's sandbox stopped: none of its containers comes again, or starts any more."""
+        record = self.state.pods.get(uid)
+        every = [self.state.allocations[i] for i in sorted(record.containers)] if record else []
+        over = [a for a in every if a.ended or a.container_id in self.starting]
+        self._let_go([a for a in over if a.pod_id == sandbox])
+
+    def release_kept(self) -> None:
+        """Give back what pods have kept for too long, or have no use for; called every few seconds.
+
+        A runtime reports no stop of a sandbox that is older than itself, and over CRI none at all:
+        the sandbox's cgroup shows it. Nor does it report a failed start, whose cgroup is not there.
+        """
+        seconds = self.machine.settings.kept_seconds
+        latest = self._now() - seconds
+        kept = [a for a in self.state.allocations.values() if a.ended]
+        reader = self._cgroups.reader
+        pods = {a.pod_id for a in kept}
+        self._sandboxes = {i: place for i, place in self._sandboxes.items() if i in pods}
+        gone = {i for i, place in self._sandboxes.items() if reader.is_removed(place)}
+        waiting = [a for i in self.starting if (a := self.state.allocations.get(i))]
+        latest_start = self._now() - max(seconds, START_SECONDS)
+        late = [
+            a for a in waiting
+            if a.since <= latest_start and reader.is_removed(self.places[a.container_id])
+        ]  # fmt: skip
+        self._let_go([a for a in kept if a.ended <= latest or a.pod_id in gone] + late)
+        for allocation in late:  # should it start after all, it is met then
+            self._ended.pop(allocation.container_id, None)
+
+    def _let_go(self, kept: Sequence[Allocation]) -> None:
+        if not kept:
+            return
+        released = admit.let_go(self.machine, self.state, kept)
+        self._swap(released.state, released.change)
+        for allocation in kept:
+            self._forget(allocation.container_id)
+            self._tell.let_go(allocation)
+        self._remember(released.updates)
+
+    def remove_pod(self, uid: str, sandbox: str) -> None:
+        """A sandbox is gone, and with it containers that were never reported stopped."""
+        self._keep_refusals(lambda one: one.pod_id != sandbox)
+        before, released = self.state, admit.forget_pod(self.machine, self.state, uid, sandbox)
+        if released.state is self.state:
+            return
+        self._swap(released.state, released.change)
+        for container_id in released.change.containers:
+            self._forget(container_id)
+            self._check_if_foreign(before.allocations.get(container_id))
+        self._remember(released.updates)
+
+    def synchronize(
+        self, pods: Pods | Iterable[PodSandbox], containers: Sequence[Container]
+    ) -> tuple[ContainerUpdate, ...]:
+        """Compare notes with the runtime; see `nri_numa.engine.resync`."""
+        end = self._clock.monotonic() + self._synchronize_seconds
+        pods = pods if isinstance(pods, Pods) else Pods.of(pods)
+        self._keep_refusals(lambda one: one.pod_id in pods.uids)
+        unmarked = [c.id for c in containers if self._mark_key not in c.annotations]
+        containers = [self._with_mark(c) for c in containers]
+        outcome = resync(
+            self.machine, self.state, pods, containers, self._readings.memory, self._now(),
+            in_time=lambda: self._clock.monotonic() < end,
+        )  # fmt: skip
+        before = self.state
+        self._swap(outcome.state, outcome.change)
+        self.places = {c.id: CgroupPlace(c.cgroups_path, c.pid) for c in containers}
+        # Whose creation was decided and whose start we never saw: our answer may not have arrived.
+        unsure = frozenset(self.starting)
+        self.starting, self._begun = {}, {}
+        if not self.observe:
+            for container in containers:
+                if container.starting:
+                    self._start_met(container)
+            self._settle_all()
+        self._verify(tuple(self.places), len(outcome.updates))
+        state, topology, settings = outcome.state, self.machine.topology, self.machine.settings
+        self._tasks.add(lambda: self._tell.broken(violations(state, topology, settings)))
+        self._synchronized(without_answer(outcome, unsure), before.allocations)
+        self.synchronized = True
+        self._pending, self._in_cgroup = {}, set()
+        self._undecided = deque(outcome.undecided)
+        if self._undecided:
+            self._tasks.add(self._decide_late)
+        later = {container.id for _, container in outcome.undecided}
+        self._tasks.add(*(partial(self._mark, i) for i in unmarked if i not in later))
+        return () if self.observe else outcome.updates
+
+    def _decide_late(self) -> None:
+        """One stranger that Synchronize had no time for; the next one follows by itself."""
+        if not self._undecided:
+            return  # a later Synchronize had time for all of them
+        pod, container = self._undecided.popleft()
+        self._tasks.add(self._decide_late)
+        known = self.state.allocations.get(container.id)
+        if known is None or known.preferred:
+            return  # it is gone, or was decided about since
+        met = take_in(self.machine, self.state, pod, container, self._readings.memory, self._now())
+        decision = met.decision
+        if isinstance(decision, Refused):
+            self._refused(decision, running=True)
+            return
+        self._swap(decision.state, decision.change)
+        gap = decision.allocation.kind not in (Kind.UNBOUND, Kind.FOREIGN)
+        if gap:
+            self._metrics.gap_containers.inc()
+        self._admitted(decision, gap=gap)
+        self._check_if_foreign(decision.allocation)
+        self._remember(met.updates)
+        self._mark(container.id)
+
+    # --- changes of our own ----------------------------------------------------------------------
+
+    def granted(self, grants: KubeletGrants) -> None:
+        """The kubelet granted something else: who shares CPUs makes room, or gets it back."""
+        before = self.state
+        after = before.with_kubelet(grants)
+        self._swap(after, NO_CHANGE)
+        self._remember(admit.pool_updates(self.machine, before, after, skip=""))
+
+    def limited(self, container_id: str, quota: int) -> None:
+        """A refused resize has a CFS quota in force: another one than we lifted is left there."""
+        allocation = self.state.allocations.get(container_id)
+        if allocation is None or allocation.quota in (None, quota):
+            return
+        after = self.state.without(container_id)
+        after = after.with_allocation(replace(allocation, quota=None))
+        self._swap(after, StateChange((container_id,), (allocation.pod_uid,)))
+
+    def restore(self, state: NodeState) -> None:
+        """Start from a remembered state, before the runtime has said anything."""
+        self.state = state
+
+    def retopology(self, machine: Machine) -> tuple[ContainerUpdate, ...]:
+        """CPUs went on- or offline, or settings changed: updates of containers with other CPUs."""
+        old, state = self.machine, self.state
+        self.machine = machine = machine.with_memory_policies(old.memory_policies)
+        before, after = (state.pool(m.topology, m.settings) for m in (old, machine))
+        updates: list[ContainerUpdate] = []
+        for container_id, a in sorted(state.allocations.items()):
+            had = effective_cpus(a, before, old.topology, state.withheld_bits)
+            has = effective_cpus(a, after, machine.topology, state.withheld_bits)
+            if not has and had and a.kind is Kind.UNBOUND:
+                has = after
+            if has and has != had:
+                updates.append(ContainerUpdate(container_id, cpus=str(has), ignore_failure=True))
+        if before != after:
+            # cgroup v1 takes CPUs that go offline out of every cpuset, and never puts them back.
+            self.narrowed_at = self._now()
+            self.pool_changes += 1
+        self.notify()
+        if self.observe:
+            return ()
+        self._settle_all()
+        self._remember(updates)
+        return tuple(updates)
+
+    def take_pending(self) -> tuple[ContainerUpdate, ...]:
+        """Updates that no reply could carry; the caller must send them."""
+        urgent = tuple(u for i, u in self._pending.items() if i not in self._in_cgroup)
+        self._pending = {i: u for i, u in self._pending.items() if i in self._in_cgroup}
+        return urgent
+
+    def put_back(self, updates: Iterable[ContainerUpdate]) -> None:
+        """Updates that could not be sent; newer ones for the same container win."""
+        for update in updates:
+            if update.container_id in self.state.allocations:
+                self._pending.setdefault(update.container_id, update)
+
+    def overtaken(self, updates: Iterable[ContainerUpdate]) -> None:
+        """Updates went out by themselves: say again what a request changed meanwhile.
+
+        The runtime may have applied the request's answer first, and the older set after it.
+        """
+        for update in updates:
+            allocation = self.state.allocations.get(update.container_id)
+            if allocation is None or not update.cpus or allocation.kind is Kind.FOREIGN:
+                continue
+            cpus = self.cpus_of(allocation) or str(self._pool())
+            if cpus != update.cpus:
+                again = update._replace(cpus=cpus)
+                waiting = self._pending.get(update.container_id)
+                self._remember([again if waiting is None else waiting._replace(cpus=cpus)])
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether a container lacks what it should have until a reply carries its update."""
+        return len(self._pending) > len(self._in_cgroup)
+
+    def is_pending(self, container_id: str) -> bool:
+        """Whether this container lacks what it should have, and an update of it waits."""
+        return container_id in self._pending and container_id not in self._in_cgroup
+
+    def ride(self, update: ContainerUpdate) -> None:
+        """A cgroup was written; the runtime's record follows with the next reply."""
+        if update.container_id in self.state.allocations:
+            self._pending[update.container_id] = update
+            self._in_cgroup.add(update.container_id)
+
+    def is_overtaken(self, update: ContainerUpdate) -> bool:
+        """Whether the container is gone, or meant to have other CPUs by now."""
+        allocation = self.state.allocations.get(update.container_id)
+        if allocation is None or allocation.kind is Kind.FOREIGN:
+            return True
+        meant = self.cpus_of(allocation) or str(self._pool())
+        return bool(update.cpus) and update.cpus != meant
+
+    # --- looking ----------------------------------------------------------------------------------
+
+    def subscribe(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Call ``listener`` after every change; returns what ends that."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
+
+    def grounds_of(self, container_id: str) -> Grounds | None:
+        """How the decision about a live container came about; None for an adopted one."""
+        allocation, kept = self.state.allocations.get(container_id), self._traces.get(container_id)
+        if allocation is None or kept is None:
+            return None
+        return self._unpacked(kept, allocation) if isinstance(kept, KeptTrace) else grounds(kept)
+
+    def grounds_of_refusal(self, refusal: RefusedContainer) -> Grounds:
+        """How a refusal came about."""
+        return self._unpacked(refusal.trace, refusal)
+
+    def _unpacked(self, trace: KeptTrace, of: Allocation | RefusedContainer) -> Grounds:
+        distance = self.machine.topology.distance
+        return unpack(
+            trace, namespace=of.namespace, pod=of.pod, container=of.container, distance=distance
+        )
+
+    def kept_trace(self, container_id: str) -> KeptTrace | None:
+        """Stands for a trace: the same object as long as the decision is the same."""
+        kept = self._traces.get(container_id)
+        return kept if isinstance(kept, KeptTrace) else None
+
+    def packed_traces(self) -> dict[str, KeptTrace]:
+        """What is kept of the decisions about live containers, by container id."""
+        return {i: kept for i, kept in self._traces.items() if isinstance(kept, KeptTrace)}
+
+    def recall(self, traces: Mapping[str, KeptTrace], refusals: Iterable[RefusedContainer]) -> None:
+        """Know again what an earlier run of ours kept; only before the first event."""
+        self._traces |= {i: self._keeper.again(kept) for i, kept in traces.items()}
+        again = (replace(r, trace=self._keeper.again(r.trace)) for r in refusals)
+        self._refusals.update((one.key, one) for one in again)
+
+    @property
+    def refusals(self) -> tuple[RefusedContainer, ...]:
+        """The latest refused containers of pods that are there, oldest first."""
+        return tuple(self._refusals.values())
+
+    def _keep_refusals(self, wanted: Callable[[RefusedContainer], bool]) -> None:
+        self._refusals = {one.key: one for one in self.refusals if wanted(one)}
+
+    def cpus_of(self, allocation: Allocation) -> str:
+        """Kernel list of the CPUs a container should have; empty when it is left alone."""
+        return self._cpus_in(self.state, allocation)
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    def _release(self, container_id: str) -> tuple[ContainerUpdate, ...]:
+        allocation = self.state.allocations.get(container_id)
+        if allocation is None or allocation.ended:
+            # Its successor in the pod took its place already, or its pod keeps its CPUs.
+            self._forget(container_id)
+            return ()
+        released = admit.release(self.machine, self.state, container_id, self._now())
+        self._swap(released.state, released.change)
+        self._forget(container_id)
+        self._check_if_foreign(allocation)
+        self._tasks.add(
+            partial(self._tell.released, allocation, partial(self._cpus_in, self.state))
+        )
+        return released.updates
+
+    def _swap(self, after: NodeState, change: StateChange) -> None:
+        before = self.state
+        broken = step_violations(before, after, self.machine.topology, self.machine.settings)
+        if broken:
+            self._tell.broken(broken)
+        self.checkpoint.write(before, after, change)
+        self.state = after
+        withheld = before.withheld_bits
+        if withheld:
+            self.narrowed_at = self._now()
+        if withheld != after.withheld_bits:
+            self.pool_changes += 1
+            self._tasks.add(self._check_foreign)
+        if self._begun:
+            self._settle_all()
+        self.notify()
+
+    def _check_if_foreign(self, allocation: Allocation | None) -> None:
+        """A foreign pin came, changed or went: does it overlap with exclusive CPUs?"""
+        if allocation is not None and allocation.kind is Kind.FOREIGN:
+            self._tasks.add(self._check_foreign)
+
+    def _check_foreign(self) -> None:
+        self._foreign.check(self.state)
+
+    def _settle_all(self) -> None:
+        for container_id in tuple(self._begun):
+            self._settle(container_id)
+
+    def _settle(self, container_id: str) -> None:
+        """Write the cgroup of a starting container that is meant to have other CPUs by now."""
+        start = self.starting.get(container_id)
+        allocation = self.state.allocations.get(container_id)
+        if start is None or container_id not in self._begun or allocation is None:
+            return
+        if allocation.kind is Kind.FOREIGN:
+            return
+        cpus, mems = self.cpus_of(allocation), str(allocation.mems)
+        new_cpus = "" if start.cpus == cpus else cpus or str(self._pool())
+        new_mems = "" if start.mems == mems else mems
+        if not (new_cpus or new_mems):
+            return
+        place = self.places.get(container_id, _NOWHERE)
+        written = self._cgroups.write(place, new_cpus, new_mems)
+        if not (written.problem or written.missing):
+            start.cpus, start.mems = cpus, mems or start.mems
+        if written.changed:
+            self._metrics.start_corrections.inc()
+        if written.changed or written.problem:
+            self._tasks.add(partial(self._tell.corrected, allocation, cpus, written.problem))
+
+    def _start_met(self, container: Container) -> None:
+        """One that was created without us; it may be anywhere in its start."""
+        has = container.resources
+        self.starting[container.id] = Start(has.cpus, has.mems)
+        self._begun[container.id] = None
+
+    def _end_start(self, container_id: str) -> None:
+        self.starting.pop(container_id, None)
+        self._begun.pop(container_id, None)
+
+    @property
+    def _mark_key(self) -> str:
+        return f"{self.machine.settings.prefix}/{ASSIGNED}"
+
+    def _with_mark(self, container: Container) -> Container:
+        """With what its cgroup carries, as if its annotations did: it was created without us."""
+        key, place = self._mark_key, CgroupPlace(container.cgroups_path, container.pid)
+        if key in container.annotations or container.id in self.state.allocations:
+            return container
+        text = self._cgroups.reader.mark(place, key)
+        if not text:
+            return container
+        return replace(container, annotations={**container.annotations, key: text})
+
+    def _mark(self, container_id: str) -> None:
+        """Write on its cgroup what no annotation of a running container can say."""
+        allocation = self.state.allocations.get(container_id)
+        place = self.places.get(container_id, _NOWHERE)
+        if allocation is not None and not self.observe:
+            text = assigned(allocation, self.cpus_of(allocation), self.machine.key)
+            self._cgroups.mark(place, self._mark_key, text)
+
+    def _meet(self, pod: PodSandbox, container: Container) -> None:
+        """Decide about one whose creation was not reported."""
+        met = take_in(self.machine, self.state, pod, container, self._readings.memory, self._now())
+        self._swap(met.state, met.change)
+        self._start_met(container)
+        self._remember(met.updates)
+        self._metrics.gap_containers.inc()
+        if isinstance(met.decision, Admitted):
+            self._admitted(met.decision, gap=True)
+            self._check_if_foreign(met.decision.allocation)
+        elif not (self.refusals and self.refusals[-1].repeats(met.decision)):
+            self._refused(met.decision, running=True)
+        self._verify([u.container_id for u in met.updates])
+        self._tasks.add(partial(self._mark, container.id))
+
+    def _with_pending(self, updates: tuple[ContainerUpdate, ...]) -> tuple[ContainerUpdate, ...]:
+        """The updates of a reply, with all that waited; those of the reply are newer."""
+        if self._pending:
+            updates = tuple((self._pending | {u.container_id: u for u in updates}).values())
+            self._pending, self._in_cgroup = {}, set()
+        if updates:
+            self._verify([u.container_id for u in updates], len(updates))
+        return updates
+
+    def _verify(self, container_ids: Collection[str], applying: int = 0) -> None:
+        """Have these cgroups read back, once the reply left and so many updates were applied."""
+        self._tasks.add(lambda: self.reconciler.schedule_verification(container_ids, applying))
+
+    def _own_with_pending(
+        self, container_id: str, own: ContainerUpdate | None
+    ) -> ContainerUpdate | None:
+        """An update that waits for this very container goes out with the answer, or is outdated."""
+        waiting = self._take_pending(container_id)
+        allocation = self.state.allocations.get(container_id)
+        if waiting is None or allocation is None or allocation.kind is Kind.FOREIGN:
+            return own
+        if own is None:
+            return waiting
+        return own._replace(cpus=own.cpus or waiting.cpus, mems=own.mems or waiting.mems)
+
+    def _remember(self, updates: Iterable[ContainerUpdate]) -> None:
+        for update in () if self.observe else updates:
+            self._pending[update.container_id] = update
+            self._in_cgroup.discard(update.container_id)
+
+    def _take_pending(self, container_id: str) -> ContainerUpdate | None:
+        self._in_cgroup.discard(container_id)
+        return self._pending.pop(container_id, None)
+
+    def _forget(self, container_id: str) -> None:
+        for known in (self._traces, self._pending, self.starting, self._begun):
+            known.pop(container_id, None)
+        self._in_cgroup.discard(container_id)
+        place, kept = self.places.pop(container_id, None), self.state.allocations.get(container_id)
+        if place is not None and kept is not None:
+            path = place.cgroups_path.replace(container_id, kept.pod_id)
+            self._sandboxes[kept.pod_id] = CgroupPlace(path)
+        self.differences.forget(container_id)
+        self._ended[container_id] = None
+        if len(self._ended) > _ENDED:
+            del self._ended[next(iter(self._ended))]
+
+    def notify(self) -> None:
+        """Call listeners: something that they show changed."""
+        for listener in self._listeners:
+            listener()
+
+    def _admitted(self, decision: Admitted, *, gap: bool = False) -> None:
+        self._hold(decision.allocation, decision.trace)
+        if decision.trace.ignored:
+            self._tasks.add(partial(self._tell.ignored, decision.trace))
+        tell = partial(self._tell.admitted, decision, self.machine.topology, gap)
+        if gap or not decision.allocation.preferred:
+            allocation, observed = decision.allocation, self.observe
+            notice = partial(self._tell.notice_placed, allocation, gap=gap, observed=observed)
+            self._tasks.add(tell, notice)
+        else:
+            self._tasks.add(tell)
+
+    def _hold(self, allocation: Allocation, trace: Trace) -> None:
+        """Hold the trace of a decision, if it says more than one clause; packed soon after."""
+        # Containers without any request would cost memory for an explanation of one clause.
+        plain = allocation.kind in (Kind.UNBOUND, Kind.FOREIGN) and not allocation.mems
+        if not plain or not allocation.preferred:
+            self._traces[allocation.container_id] = trace
+            self._tasks.add(partial(self._pack, allocation.container_id))
+
+    def _pack(self, container_id: str) -> None:
+        trace = self._traces.get(container_id)
+        if isinstance(trace, Trace):
+            self._traces[container_id] = self._keeper.keep(trace)
+
+    def _refused(self, decision: Refused, *, running: bool = False) -> None:
+        self.refused += 1
+        if running:
+            found = replace(decision.trace, steps=(decision.message, RUNNING))
+            self._hold(self.state.allocations[found.container.id], found)
+        one = RefusedContainer(
+            pod_id=decision.trace.pod.id,
+            namespace=decision.trace.pod.namespace,
+            pod=decision.trace.pod.name,
+            container=decision.trace.container.name,
+            reason=decision.reason,
+            message=decision.message,
+            at=self._now(),
+            trace=self._keeper.keep(decision.trace),
+            observed=self.observe,
+        )
+        before = self._refusals.pop(one.key, None)
+        self._refusals[one.key] = replace(one, count=before.count + 1) if before else one
+        if len(self._refusals) > self._history:
+            del self._refusals[next(iter(self._refusals))]
+        self._tell.refused(decision, observed=self.observe)
+        notice = partial(self._tell.notice_refused, observed=self.observe, running=running)
+        self._tasks.add(partial(notice, decision))
+        self.notify()
+
+    def _resized(
+        self, allocation: Allocation, trace: Trace, before: Allocation | None = None
+    ) -> None:
+        self._hold(allocation, trace)
+        cpus = self._cpus_in(self.state, allocation)
+        self._tasks.add(partial(self._tell.resized, allocation, cpus, before))
+
+    def _synchronized(self, outcome: Resynced, known: Mapping[str, Allocation]) -> None:
+        if outcome.left_alone:
+            cpus = self._cpus_in(outcome.state, outcome.left_alone[0])  # the same for all of them
+            self._tasks.add(
+                *(partial(self._tell.placed, one, cpus, 0) for one in outcome.left_alone)
+            )
+        gap = frozenset(outcome.gap)
+        for decision in outcome.decisions:
+            if isinstance(decision, Admitted):
+                self._admitted(decision, gap=decision.allocation.container_id in gap)
+            else:
+                self._refused(decision, running=True)
+        for allocation, trace in outcome.resized:
+            self._resized(allocation, trace, known.get(allocation.container_id))
+        for container_id in outcome.removed:
+            self._forget(container_id)
+        self._foreign.doubt(outcome)
+        self._tasks.add(self._check_foreign)
+        self._tell.synchronized(outcome)
+
+    def _pool(self) -> CPUSet:
+        return self.state.pool(self.machine.topology, self.machine.settings)
+
+    def _cpus_in(self, state: NodeState, allocation: Allocation) -> str:
+        pool = state.pool(self.machine.topology, self.machine.settings)
+        return str(effective_cpus(allocation, pool, self.machine.topology, state.withheld_bits))
+
+
+class ForeignPins:
+    """Says what is not ours and could hurt: pins that overlap with owners, doubtful annotations.
+
+    Nothing is done about foreign pins (docs/adr/0018-foreign-containers.md), so an operator has to
+    read of them. What was said is remembered, so that each overlap is said and counted once.
+    """
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._said: dict[str, CPUSet] = {}
+
+    def check(self, state: NodeState) -> None:
+        """Look at every container once; nothing that the runtime waits for calls this."""
+        found = overlapping(state)
+        self._metrics.foreign_on_owned.set(len(found))
+        new = [i for i, cpus in found.items() if not cpus <= self._said.get(i, NO_CPUS)]
+        self._said = dict(found)
+        if not new:
+            return
+        self._metrics.foreign_overlaps.inc(len(new))
+        shared = NO_CPUS
+        for container_id in new:
+            shared = shared | found[container_id]
+        log.warning(
+            "foreign containers may run on exclusive CPUs of others",
+            containers=len(new),
+            cpus=str(shared),
+            names=named([state.allocations[i].full_name for i in new]),
+        )
+
+    def doubt(self, outcome: Resynced) -> None:
+        """Say which annotations were not believed, and which cpusets nothing explains."""
+        disbelieved, unexplained = outcome.disbelieved, outcome.unexplained
+        self._metrics.claims_disbelieved.inc(len(disbelieved))
+        self._metrics.unexplained_pins.inc(len(unexplained))
+        for sentence in disbelieved[:LOGGED_AT_ONCE]:
+            log.warning("annotation not believed", problem=sentence)
+        if len(disbelieved) > LOGGED_AT_ONCE:
+            more = len(disbelieved) - LOGGED_AT_ONCE
+            log.warning("more annotations not believed", containers=more)
+        if unexplained:
+            log.warning(
+                "nothing tells who set these cpusets: they are taken for pins of somebody else, "
+                "and their CPUs may become exclusive to others",
+                containers=len(unexplained),
+                names=named(unexplained),
+            )
+
+
+def named(names: Sequence[str]) -> str:
+    """The first few names, in order, and how many more there are."""
+    shown = sorted(names)[:NAMED]
+    more = len(names) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")

@@ -1,0 +1,290 @@
+"""The kubelet beside us: what its static managers granted, and its configuration.
+
+What it granted is looked up before each decision, and every second. Where both of us write the
+cpuset of one container, that is said once, and kept for the page and the API. Its configuration is
+watched, and settings follow from it and from ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+
+from nri_numa import config as configuration
+from nri_numa.agent.agent import Agent
+from nri_numa.agent.capacity import CapacityFactors
+from nri_numa.agent.loop import Clock
+from nri_numa.agent.reload import Configured, put_in_force
+from nri_numa.config import AgentConfig
+from nri_numa.engine.cpus.index import index
+from nri_numa.engine.others import pinned_to
+from nri_numa.engine.state import Allocation, Kind
+from nri_numa.kubelet.adoption import Adopted, KubeletWatch, adopt
+from nri_numa.kubelet.configuration import AUTO, Found, read
+from nri_numa.kubelet.state_files import StateFiles
+from nri_numa.model.machine import Topology
+from nri_numa.model.settings import Settings
+from nri_numa.model.workload import KubeletGrants
+from nri_numa.observe.logs import get_logger
+from nri_numa.observe.metrics import Metrics
+
+log = get_logger("kubelet")
+
+TICK: Final = 1.0
+"""Seconds between two looks that no request asks for; a look is two ``stat`` calls."""
+
+
+class Contest(msgspec.Struct, frozen=True, kw_only=True):
+    """A container whose cpuset the kubelet and we both write.
+
+    Attributes:
+        asked: kernel list of CPUs that the kubelet wants.
+        kept: kernel list of those it has; empty when it has what the kubelet wants.
+        yields_to: ``kubelet`` or ``nri-numa``: who is let have its way, by configuration.
+        seen_in: ``UpdateContainer`` or ``cgroup``.
+        since: Unix time of the first time.
+        times: how often it was seen.
+    """
+
+    container_id: str
+    namespace: str
+    pod: str
+    pod_uid: str
+    container: str
+    asked: str
+    kept: str
+    yields_to: str
+    seen_in: str
+    since: float
+    times: int = 1
+
+
+class BesideKubelet:
+    """Looks what the kubelet granted, and notes where it and we disagree.
+
+    Attributes:
+        contests: by container id, what both write; never changes, is replaced as a whole.
+        configuration: the kubelet's.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        metrics: Metrics,
+        files: StateFiles,
+        configuration: KubeletSettings,
+        clock: Clock,
+    ) -> None:
+        self._agent = agent
+        self._metrics = metrics
+        self._files = files
+        self._watch = KubeletWatch(metrics, files.directory)
+        self._clock = clock
+        self._said: frozenset[str] = frozenset()
+        self.configuration = configuration
+        self.contests: Mapping[str, Contest] = MappingProxyType({})
+        agent.kubelet = self
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What is wrong with the kubelet's state files, as sentences."""
+        return self._files.problems
+
+    async def run(self) -> None:
+        """Look every second, until cancelled."""
+        while True:
+            self.refresh_kubelet_grants()
+            self._check_cgroups()
+            self._forget_removed()
+            await self._clock.sleep(TICK)
+
+    def refresh_kubelet_grants(self) -> None:
+        """Take over what the kubelet granted since the last look."""
+        topology = self._agent.machine.topology
+        if not self._files.refresh(topology.possible, topology.numa_ids):
+            return
+        before, after = self._agent.state.kubelet, self._files.grants
+        if after != before:
+            self._agent.granted(after)
+        self._clock.call_soon(partial(self._report, before, after, self._files.problems))
+
+    def _report(
+        self, before: KubeletGrants, after: KubeletGrants, problems: tuple[str, ...]
+    ) -> None:
+        self._watch.judge({"cpu": after.cpu_policy, "memory": after.memory_policy})
+        self._metrics.kubelet_granted.set(len(after.granted))
+        self._metrics.kubelet_state_problems.set(len(problems))
+        new = frozenset(problems) - self._said
+        self._said = frozenset(problems)
+        for problem in sorted(new):
+            log.warning("the kubelet's state is not understood", problem=problem)
+        if after.granted != before.granted:
+            log.info(
+                "the kubelet's exclusive CPUs changed",
+                cpus=str(after.granted),
+                before=str(before.granted),
+                containers=len(after.cpus) + len(after.pods),
+            )
+        owned = after.granted & self._agent.state.owned
+        if owned and owned != before.granted & self._agent.state.owned:
+            log.warning(
+                "the kubelet granted CPUs that are exclusive to a container of ours",
+                cpus=str(owned),
+                remedy="let each side have its part of the CPUs: docs/kubelet.md",
+            )
+
+    def cpuset_rewritten(
+        self, before: Allocation, after: Allocation, asked: str, kept: str
+    ) -> None:
+        """A cpuset was sent for a container: by the kubelet?"""
+        granted = self._agent.state.kubelet.cpus_of(
+            after.pod_uid, after.container, after.container_id
+        )
+        if not granted or not pinned_to(asked) <= granted:
+            return  # the shared set, or not the kubelet at all: `overridden` says so
+        if kept:
+            self._contest(after, asked, kept, "nri-numa", "UpdateContainer")
+        elif before.kind not in (Kind.FOREIGN, Kind.UNBOUND):
+            self._contest(after, asked, "", "kubelet", "UpdateContainer")
+
+    def _check_cgroups(self) -> None:
+        """Containers that are left to what rewrites their cgroup: is it the kubelet?"""
+        state = self._agent.state
+        for container_id, one in self._agent.differences.known.items():
+            allocation = state.allocations.get(container_id)
+            if allocation is None or not one.given_up:
+                continue
+            has = pinned_to(one.cpus)
+            wants = state.kubelet.cpus_of(allocation.pod_uid, allocation.container, container_id)
+            if has and (has == wants or has in state.kubelet.shared):
+                if container_id in self.contests:
+                    continue
+                self._contest(allocation, one.cpus, one.meant_cpus, "kubelet", "cgroup")
+
+    def _contest(
+        self, allocation: Allocation, asked: str, kept: str, yields_to: str, seen_in: str
+    ) -> None:
+        known = self.contests.get(allocation.container_id)
+        if known is not None and known.yields_to == yields_to:
+            self._keep(replace(known, times=known.times + 1, asked=asked, kept=kept))
+            return
+        self._keep(
+            Contest(
+                container_id=allocation.container_id,
+                namespace=allocation.namespace,
+                pod=allocation.pod,
+                pod_uid=allocation.pod_uid,
+                container=allocation.container,
+                asked=asked,
+                kept=kept,
+                yields_to=yields_to,
+                seen_in=seen_in,
+                since=self._clock.time(),
+            )
+        )
+        self._metrics.kubelet_contests.labels(yields_to).inc()
+        log.warning(
+            "the kubelet and nri-numa both write this container's cpuset",
+            pod=f"{allocation.namespace}/{allocation.pod}",
+            container=allocation.container,
+            asked=asked,
+            kept=kept or asked,
+            yields_to=yields_to,
+            seen_in=seen_in,
+            remedy="docs/kubelet.md",
+        )
+
+    def _keep(self, contest: Contest) -> None:
+        self.contests = MappingProxyType({**self.contests, contest.container_id: contest})
+        self._agent.notify()
+
+    def _forget_removed(self) -> None:
+        live = self._agent.state.allocations
+        if any(i not in live for i in self.contests):
+            self.contests = MappingProxyType({i: c for i, c in self.contests.items() if i in live})
+            self._agent.notify()
+
+
+# --- Settings that follow from the kubelet's configuration ---
+
+EVERY: Final = 5.0
+"""Seconds between two looks at the kubelet's command line and files."""
+
+
+class KubeletSettings:
+    """What the kubelet's configuration says, and what became ours of it.
+
+    Attributes:
+        found: the kubelet's configuration when it was last read.
+        adopted: what became ours of it.
+    """
+
+    def __init__(
+        self,
+        kubelet_root: str,
+        capacity: CapacityFactors | None = None,
+        *,
+        read: Callable[[str, str, str], Found] = read,
+    ) -> None:
+        self._root = kubelet_root
+        self._read = read
+        self._capacity = capacity
+        self._said: frozenset[str] = frozenset()
+        self.found = Found()
+        self.adopted: Adopted | None = None
+
+    def read(self, config: AgentConfig) -> bool:
+        """Read the kubelet's configuration; whether it is another one than before.
+
+        A kubelet that is being restarted, and a file that cannot be read, change nothing.
+        """
+        section, before = config.kubelet, self.found
+        found = self._read(section.config, section.config_dir, self._root)
+        if before.running and not found.running and section.config == AUTO:
+            return False
+        if found.facts is None and found.problems:
+            found = replace(found, facts=before.facts)
+        self.found = found
+        return found.signature != before.signature
+
+    def settings(self, config: AgentConfig, topology: Topology) -> Settings:
+        """Ours, with what the kubelet's configuration adds; any thread may ask."""
+        ours = configuration.settings(config)
+        facts = self.found.facts
+        self.adopted = (
+            None if facts is None else adopt(ours, config, facts, topology, index(topology))
+        )
+        settings = ours if self.adopted is None else self.adopted.settings
+        return settings if self._capacity is None else self._capacity.over(settings, topology)
+
+    def report(self) -> None:
+        """Log once what became ours, what differs, and what cannot be read."""
+        adopted = self.adopted
+        lines = {
+            **dict.fromkeys(adopted.adopted if adopted else (), log.info),
+            **dict.fromkeys(adopted.differences if adopted else (), log.warning),
+            **dict.fromkeys(self.found.problems, log.warning),
+        }
+        for sentence, level in lines.items():
+            if sentence not in self._said:
+                level("the kubelet's configuration", says=sentence, file=self.found.path)
+        self._said = frozenset(lines)
+
+    async def run(self, agent: Agent, configured: Configured) -> None:
+        """Look every few seconds, and put in force what changed, until cancelled."""
+        while True:
+            await asyncio.sleep(EVERY)
+            await self.refresh(agent, configured.config)
+
+    async def refresh(self, agent: Agent, config: AgentConfig) -> None:
+        """Read it in a thread; where something changed, containers get what follows."""
+        if await asyncio.to_thread(self.read, config):
+            if not await put_in_force(agent, config, self):
+                self.found = Found()  # once more
+            self.report()

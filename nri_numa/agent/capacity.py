@@ -1,0 +1,302 @@
+"""Capacity factors beside the configuration's: from outside, and measured from steal.
+
+From outside: `nri-numa publish` writes a file, as another user: nothing in it is believed before it
+is read by `nri_numa.model.offline_capacity`. It can lower what new containers may have, between
+nothing and what the configuration says, and do nothing else
+(docs/adr/0050-capacity-from-outside.md).
+
+Measured: of what hypervisors take from CPUs (docs/adr/0056-measured-where-it-runs.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import stat
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping
+from typing import Final
+
+from msgspec.structs import replace
+
+from nri_numa.agent.agent import Agent
+from nri_numa.agent.loop import Clock
+from nri_numa.agent.reload import Configured, SettingsSource, put_in_force
+from nri_numa.config import AgentConfig
+from nri_numa.config.sections import MeasuredCapacity, MeasuredMode
+from nri_numa.config.values import parse_duration
+from nri_numa.errors import TopologyError
+from nri_numa.machine.tree import open_tree
+from nri_numa.machine.waiting import CPUTimes, Smoothed, cpu_times, frequencies, stolen, waiting
+from nri_numa.model.machine import Topology
+from nri_numa.model.offline_capacity import (
+    DRAINED,
+    LONGEST,
+    LONGEST_VALIDITY,
+    OFFLINE_CAPACITY,
+    BadCapacity,
+    OfflineCapacity,
+    json_object,
+    list_of,
+    numa_nodes,
+    parsed,
+)
+from nri_numa.model.settings import Settings
+from nri_numa.observe.logs import get_logger
+from nri_numa.observe.metrics import Metrics, StealGauges
+
+# --- From outside ---
+
+log = get_logger("capacity")
+
+EVERY: Final = 1.0
+"""Seconds between two looks at the file; one `open` of a missing file costs 5 µs."""
+
+
+class CapacityWatch(ABC):
+    """Looks again and again what factors are; new containers are decided by them, nothing moves.
+
+    Attributes:
+        factors: by NUMA node, those that are not 1; replaced as a whole.
+    """
+
+    factors: Mapping[int, float] = {}
+    interval: float
+    _in_force = True
+
+    @abstractmethod
+    def refresh(self, topology: Topology) -> bool:
+        """Whether settings are different now; called in a thread."""
+
+    async def run(self, agent: Agent, configured: Configured, source: SettingsSource) -> None:
+        """Look, and put in force what changed, until cancelled."""
+        while True:
+            await self.apply(agent, configured.config, source)
+            await asyncio.sleep(self.interval)
+
+    async def apply(self, agent: Agent, config: AgentConfig, source: SettingsSource) -> None:
+        """Look once; where settings could not be put in force, they are the next time."""
+        if await asyncio.to_thread(self.refresh, agent.machine.topology):
+            self._in_force = False
+        if not self._in_force:
+            self._in_force = await put_in_force(agent, config, source)
+
+
+class OutsideCapacity(CapacityWatch):
+    """What others say of this node's capacity; nothing where the path of their file is empty."""
+
+    interval = EVERY
+
+    def __init__(self, path: str, clock: Clock) -> None:
+        self._path = path
+        self._now = clock.time
+        self._capacity = OfflineCapacity()
+        self._drained: frozenset[int] = frozenset()
+        self._said: frozenset[str] = frozenset()
+
+    def over(self, settings: Settings, topology: Topology) -> Settings:
+        """These settings, with what counts from outside; any thread may ask."""
+        factors = {i: f for i, f in self.factors.items() if i in topology.numa_nodes}
+        if not factors:
+            return settings
+        ours = settings.capacity_factor
+        lowered = {i: ours.get(i, 1.0) * f for i, f in factors.items()}
+        return replace(settings, capacity_factor={**ours, **lowered})
+
+    def refresh(self, topology: Topology) -> bool:
+        """Read the file, and forget what is no longer true; whether anything is different.
+
+        A file that is not there, or not as expected, changes nothing: what was said before goes on
+        until its time is over, and a drained NUMA node stays drained.
+        """
+        problems: set[str] = set()
+        try:
+            text = read(self._path)
+        except FileNotFoundError:
+            text = None
+        except OSError as error:
+            text = None
+            problems.add(f"cannot be read: {error.strerror or error}")
+        if text is not None:
+            problems |= self._take(text)
+        now, capacity = self._now(), self._capacity
+        if capacity.zones and capacity.until > now + LONGEST_VALIDITY:
+            problems.add("until is more than 7 days away: it does not count")
+        counts = now < capacity.until <= now + LONGEST_VALIDITY
+        factors = {
+            **({i: f for i, f in sorted(capacity.zones.items()) if f < 1} if counts else {}),
+            **dict.fromkeys(sorted(self._drained), 0.0),
+        }
+        if absent := set(factors) - set(topology.numa_nodes):
+            problems.add(
+                f"this machine has no NUMA node {list_of(absent)}; it has {topology.numa_ids}"
+            )
+            factors = {i: f for i, f in factors.items() if i not in absent}
+        self._report(frozenset(problems))
+        if factors == self.factors:
+            return False
+        log.info(
+            "capacity from outside",
+            factors=" ".join(f"{i}:{f:g}" for i, f in sorted(factors.items())) or "all 1",
+            source=capacity.source,
+            drained=list_of(self._drained),
+        )
+        self.factors = factors
+        return True
+
+    def _take(self, text: str) -> set[str]:
+        """Believe what is sound of a document; the problems of the rest."""
+        try:
+            document = json_object(text)
+        except BadCapacity as error:
+            return {str(error)}
+        problems: set[str] = set()
+        if unknown := document.keys() - {OFFLINE_CAPACITY, DRAINED}:
+            problems.add(f"unknown key {ascii(min(unknown))[:60]}")
+        for key in (OFFLINE_CAPACITY, DRAINED):
+            value = document.get(key)
+            if not isinstance(value, str):
+                problems.add(f"{key}: expected a text")
+                continue
+            try:
+                if key == DRAINED:
+                    self._drained = numa_nodes(value)
+                else:
+                    self._capacity = parsed(value)
+            except BadCapacity as error:
+                problems.add(f"{key}: {error}")
+        return problems
+
+    def _report(self, problems: frozenset[str]) -> None:
+        for problem in sorted(problems - self._said):
+            log.warning("capacity from outside not as expected", file=self._path, problem=problem)
+        self._said = problems
+
+
+def read(path: str) -> str:
+    """The text of a small regular file in a directory of a user who is not trusted.
+
+    Raises:
+        FileNotFoundError: there is none.
+        OSError: it is something else than such a file.
+    """
+    # Neither a link that leads elsewhere nor a pipe without a writer may hold or mislead us.
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+    descriptor = os.open(path, flags)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "is no regular file", path)
+        data = os.read(descriptor, LONGEST + 1)
+    finally:
+        os.close(descriptor)
+    if len(data) > LONGEST:
+        raise OSError(errno.EFBIG, f"is larger than {LONGEST} bytes", path)
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise OSError(errno.EINVAL, "is no UTF-8", path) from None
+
+
+# --- Measured ---
+
+STEP: Final = 0.1
+"""How far the average must be from a factor before it changes."""
+SOURCE: Final = "steal"
+"""Where these factors come from, in log lines."""
+
+
+class StealWatch(CapacityWatch):
+    """Measures steal of each NUMA node, and what capacity factors follow."""
+
+    def __init__(self, config: MeasuredCapacity, root: str, metrics: Metrics, clock: Clock) -> None:
+        self.interval = parse_duration(config.interval)
+        self._acts = config.mode is MeasuredMode.ACT
+        self._root = root
+        self._metrics = metrics
+        self._gauges: StealGauges | None = None
+        self._clock = clock
+        self._smoothed = Smoothed(
+            half_life=parse_duration(config.half_life), step=STEP, floor=config.floor
+        )
+        self._last: tuple[float, Topology, CPUTimes] | None = None
+        self._problem = ""
+
+    def over(
+        self, settings: Settings, topology: Topology, elsewhere: Collection[int] = ()
+    ) -> Settings:
+        """These settings, with what was measured where that is acted upon; any thread may ask.
+
+        Of NUMA nodes in ``elsewhere`` a factor comes from outside, which counts instead.
+        """
+        if not self._acts:
+            return settings
+        ours = settings.capacity_factor
+        lower = {
+            i: factor
+            for i, factor in self.factors.items()
+            if i in topology.numa_nodes and i not in elsewhere and factor < ours.get(i, 1.0)
+        }
+        return replace(settings, capacity_factor={**ours, **lower}) if lower else settings
+
+    def acting(self) -> Mapping[int, float]:
+        """By NUMA node, what was measured and is acted upon; any thread may ask."""
+        return self.factors if self._acts else {}
+
+    def refresh(self, topology: Topology) -> bool:
+        """Read once; whether settings are different. What cannot be read changes nothing."""
+        now = self._clock.monotonic()
+        try:
+            tree = open_tree(self._root)
+            times = cpu_times(tree.read("proc/stat") or "", tree.read("proc/schedstat") or "")
+        except (TopologyError, OSError) as error:
+            return self._unknown(str(error))
+        if not times.steal:
+            return self._unknown(f"{self._root.rstrip('/')}/proc/stat tells no steal")
+        if self._problem:
+            log.info("steal is known again")
+            self._problem = ""
+        last, self._last = self._last, (now, topology, times)
+        # CPUs that moved to another NUMA node meanwhile would be counted there.
+        if last is None or last[1] is not topology or now <= last[0]:
+            return False
+        seconds = now - last[0]
+        steal = stolen(last[2], times, topology)
+        self._smoothed.keep(set(topology.numa_nodes))
+        changed = self._smoothed.take(steal, seconds)
+        if changed:
+            self.factors = dict(self._smoothed.factors)
+            log.info(
+                "capacity measured",
+                factors=" ".join(f"{i}:{f:g}" for i, f in sorted(self.factors.items())) or "all 1",
+                steal=" ".join(f"{i}:{s:.3f}" for i, s in sorted(steal.items())),
+                source=SOURCE,
+                in_force=self._acts,
+            )
+        if self._gauges is None:
+            self._gauges = StealGauges(self._metrics)
+        self._gauges.set(
+            {i: self.factors.get(i, 1.0) for i in steal},
+            steal,
+            waiting(last[2], times, topology, seconds),
+            frequencies(tree, topology),
+        )
+        return changed and self._acts
+
+    def _unknown(self, problem: str) -> bool:
+        if problem != self._problem:
+            log.warning("steal is not known here", because=problem)
+        self._last, self._problem = None, problem
+        return False
+
+
+class CapacityFactors:
+    """All factors, laid over the configuration's."""
+
+    def __init__(self, outside: OutsideCapacity, measured: StealWatch) -> None:
+        self._outside, self._measured = outside, measured
+
+    def over(self, settings: Settings, topology: Topology) -> Settings:
+        """As measured, but where a factor comes from outside, that one."""
+        measured = self._measured.over(settings, topology, elsewhere=self._outside.factors)
+        return self._outside.over(measured, topology)

@@ -1,0 +1,396 @@
+"""ResourceClaims on this node: prepared for the kubelet, remembered, and found again in containers.
+
+The order of a preparation is: read the claim, judge it, write its record, write its CDI file, count
+it. Whatever is missing after a kill is made when the kubelet asks again, or at the next start, from
+the record. A claim is forgotten in the opposite order, the record first.
+
+Its CPUs are chosen when its container is created, by the engine: what a claim holds reaches it as
+an annotation of the container (`nri_numa.engine.request.demand`), which the agent makes here from a
+variable that the CDI file put there. A pod can write such a variable by hand: it counts only for
+pods that the claim is reserved for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import replace
+
+from nri_numa.config import AgentConfig, sockets
+from nri_numa.dra import handover
+from nri_numa.dra.claims import (
+    CPU,
+    LONGEST,
+    MEMORY,
+    BadClaim,
+    Claim,
+    Result,
+    cdi_device,
+    cdi_document,
+    claim_from,
+    claim_of,
+    device_name,
+    document_of,
+    is_uid,
+    results_named,
+)
+from nri_numa.engine.accounting import largest
+from nri_numa.engine.decision import Machine
+from nri_numa.engine.request.annotations import Resolver
+from nri_numa.engine.request.demand import NOT_PREPARED, result_text, with_slots
+from nri_numa.errors import RuntimeUnavailable
+from nri_numa.model.machine import counted, numa_text
+from nri_numa.model.workload import Container, PodSandbox, Refusal, Requested, Resources
+from nri_numa.observe.logs import get_logger
+
+if TYPE_CHECKING:
+    from nri_numa.agent.agent import Agent
+    from nri_numa.dra.service import Prepared
+
+
+log = get_logger("dra")
+
+_AGAIN: Final = 10.0
+"""Seconds until sockets that cannot be made are tried again."""
+_EVERY: Final = 0.1
+_ENDING: Final = 10.0
+"""Seconds that containers may take to end whose pod was deleted without a grace period: the kubelet
+gives them two. It waits 45 for a claim, of which the publisher may need 20."""
+
+
+class ClaimBook:
+    """The claims that are prepared on this node.
+
+    Records of them are in a directory of ours, CDI files in one of the runtime.
+
+    Attributes:
+        claims: by UID; replaced as a whole, so that any thread may read it.
+    """
+
+    def __init__(
+        self,
+        driver: str,
+        pool: str,
+        *,
+        records: str,
+        cdi: str,
+        asker: handover.HandoverClient,
+        agent: Agent,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self._sleep = sleep
+        self._driver, self._pool = driver, pool
+        self._records, self._cdi = records, cdi
+        self._asker, self._agent = asker, agent
+        self._turn = threading.Lock()
+        self.claims: Mapping[str, Claim] = {}
+
+    def load(self) -> None:
+        """Read the records, and put the CDI files right."""
+        try:
+            os.makedirs(self._records, mode=0o700, exist_ok=True)
+        except OSError as error:  # each preparation will say so too
+            log.warning("no place for records of claims", problem=str(error))
+        found: dict[str, Claim] = {}
+        for name in sorted(handover.names(self._records)):
+            uid = name.removesuffix(".json")
+            if name.startswith(".") or not is_uid(uid):
+                with contextlib.suppress(OSError):
+                    os.unlink(os.path.join(self._records, name))  # cut short by a kill
+                continue
+            try:
+                claim = claim_of(handover.read(self._record(uid), LONGEST))
+                if claim.uid != uid:
+                    raise BadClaim(f"a record of claim {claim.uid[:60]!r}, expected {uid}")
+            except (BadClaim, OSError) as error:
+                log.warning("record of a claim cannot be read", uid=uid, problem=str(error))
+                continue
+            found[uid] = claim
+        self.claims = found
+        self._put_cdi_right(found)
+        self._asker.clean()
+        log.info("claims", remembered=len(found))
+
+    def _put_cdi_right(self, claims: Mapping[str, Claim]) -> None:
+        prefix = f"{self._driver}-claim_"
+        for name in handover.names(self._cdi):
+            mine = name.startswith((prefix, f".{prefix}"))
+            if mine and name.removeprefix(prefix).removesuffix(".json") not in claims:
+                with contextlib.suppress(OSError):
+                    os.unlink(os.path.join(self._cdi, name))
+        for claim in claims.values():
+            try:
+                self._write_cdi(claim)
+            except OSError as error:
+                log.warning("CDI file not written", uid=claim.uid, problem=str(error))
+
+    def registered(self) -> None:
+        """The kubelet has registered the driver; the publisher learns of it."""
+        self._asker.registered()
+
+    # --- the kubelet's calls ----------------------------------------------------------------------
+
+    def prepare(self, namespace: str, name: str, uid: str) -> list[Prepared]:
+        """Prepare a claim; once more is the same.
+
+        Raises:
+            BadClaim: it cannot be had, or not be met on this node.
+            OSError: its files cannot be written.
+        """
+        from nri_numa.dra.service import Prepared
+
+        if not is_uid(uid):
+            raise BadClaim(f"claim {namespace}/{name} has UID {uid[:60]!r}, expected a UUID")
+        with self._turn:
+            known = self.claims.get(uid)
+            claim = self._read(namespace, name, uid)
+            judge(self._agent.machine, claim)
+            if known is not None and known.results != claim.results:
+                raise BadClaim(
+                    f"claim {claim.full_name} is prepared with another allocation, expected the "
+                    "same until it is unprepared"
+                )
+            if claim != known:
+                handover.write(self._record(uid), document_of(claim), mode=0o600)
+            self._write_cdi(claim)
+            self.claims = {**self.claims, uid: claim}
+        if known is None:
+            self._wait_for_cpus(claim)
+            log.info("claim prepared", claim=claim.full_name, uid=uid, devices=_words(claim))
+        return [
+            Prepared(
+                request=one.request,
+                pool=self._pool,
+                device=device_name(one.numa_node),
+                cdi=cdi_device(self._driver, uid, number),
+                share=one.share,
+            )
+            for number, one in enumerate(claim.results)
+        ]
+
+    def _wait_for_cpus(self, claim: Claim) -> None:
+        """Wait for the end of containers that the API server no longer knows, and counts no more.
+
+        A refused container would come back after the kubelet's back-off only.
+        """
+        needed: Counter[int] = Counter()
+        for one in claim.results:
+            needed[one.numa_node] += one.cpus
+        for _ in range(round(_ENDING / _EVERY)):
+            free = largest(self._agent.machine, self._agent.state)
+            if all(free.get(i, 0) >= cpus for i, cpus in needed.items()):
+                return
+            self._sleep(_EVERY)
+
+    def unprepare(self, uid: str) -> None:
+        """Forget a claim; one that is not known is forgotten already.
+
+        Raises:
+            OSError: its files cannot be removed.
+        """
+        if not is_uid(uid):
+            return
+        with self._turn:
+            for path in (self._record(uid), self._cdi_file(uid)):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path)
+            rest = dict(self.claims)
+            gone = rest.pop(uid, None)
+            self.claims = rest
+        if gone is not None:
+            log.info("claim forgotten", claim=gone.full_name, uid=uid)
+
+    def _read(self, namespace: str, name: str, uid: str) -> Claim:
+        document = self._asker.ask(namespace, name, uid)
+        claim = claim_from(document, driver=self._driver, pool=self._pool)
+        if (claim.namespace, claim.name, claim.uid) != (namespace, name, uid):
+            raise BadClaim(
+                f"claim {namespace}/{name} has UID {claim.uid} now, expected {uid}: it was made "
+                "anew"
+            )
+        return claim
+
+    # --- the runtime's containers -----------------------------------------------------------------
+
+    def seen(self, pod: PodSandbox, container: Container) -> tuple[PodSandbox, Container]:
+        """The container with what it has of claims; untouched where it has nothing."""
+        named = results_named(container.mentions.claims)
+        if not named:
+            return pod, container
+        results: list[tuple[str, int, Result]] = []
+        text = ""
+        for uid, number in named:
+            claim = self.claims.get(uid)
+            if claim is None or number >= len(claim.results):
+                text = f"{NOT_PREPARED}its ResourceClaim {uid} is not prepared on this node"
+                break
+            if pod.uid not in claim.pods or pod.namespace != claim.namespace:
+                text = (
+                    f"{NOT_PREPARED}ResourceClaim {claim.full_name} was prepared for another pod; "
+                    "expected a claim of its own, or one that no other pod uses meanwhile"
+                )
+                break
+            results.append((uid, number, claim.results[number]))
+        if not text:
+            text = ",".join(result_text(one.numa_node, u, n, one.cpus) for u, n, one in results)
+        key = self._agent.machine.slots_key
+        container = replace(container, annotations={**container.annotations, key: text})
+        found = [one for _, _, one in results]
+        return with_parameters(self._agent.machine, pod, container, found), container
+
+    # --- files ------------------------------------------------------------------------------------
+
+    def _record(self, uid: str) -> str:
+        return os.path.join(self._records, f"{uid}.json")
+
+    def _cdi_file(self, uid: str) -> str:
+        return os.path.join(self._cdi, f"{self._driver}-claim_{uid}.json")
+
+    def _write_cdi(self, claim: Claim) -> None:
+        text = cdi_document(self._driver, claim)
+        path = self._cdi_file(claim.uid)
+        with contextlib.suppress(OSError):
+            if handover.read(path, LONGEST) == text:
+                return
+        os.makedirs(self._cdi, mode=0o755, exist_ok=True)
+        handover.write(path, text)
+
+
+def _words(claim: Claim) -> str:
+    return ", ".join(
+        f"{counted(one.cpus, 'CPU')} of NUMA node {one.numa_node}" for one in claim.results
+    )
+
+
+def claim_book(config: AgentConfig, node: str, agent: Agent) -> ClaimBook | None:
+    """A book by the configuration's section ``dra``; None when off."""
+    if not config.dra.enabled:
+        return None
+    return ClaimBook(
+        config.dra.driver,
+        node,
+        records=os.path.join(config.state_dir, "claims"),
+        cdi=config.dra.cdi_directory,
+        asker=handover.HandoverClient(config.dra.handover),
+        agent=agent,
+    )
+
+
+async def serve_kubelet(config: AgentConfig, book: ClaimBook) -> None:
+    """Serve the kubelet until cancelled; gRPC is imported here, and serves in its own threads."""
+    from nri_numa.dra.service import KubeletPlugin
+
+    registry, endpoint = sockets(config.kubelet_root, config.dra.driver)
+    plugin = KubeletPlugin(config.dra.driver, registry, endpoint, book, book.registered)
+    said = ""
+    try:
+        while True:
+            try:
+                await asyncio.to_thread(plugin.start)
+                break
+            except RuntimeUnavailable as error:
+                # Placement does not depend on it: the agent goes on, and tries again.
+                if str(error) != said:
+                    log.warning("the kubelet is not served", problem=str(error))
+                said = str(error)
+                await asyncio.sleep(_AGAIN)
+        log.info("serving the kubelet", driver=config.dra.driver, socket=registry)
+        await asyncio.Event().wait()
+    finally:
+        await asyncio.to_thread(plugin.stop)
+
+
+# --- Whether a claim can be met on this machine ---
+
+_PERIOD = 100_000
+
+
+def judge(machine: Machine, claim: Claim) -> None:
+    """Say no to what this machine does not have, and to parameters that make no sense.
+
+    Raises:
+        BadClaim: with the first that was found.
+    """
+    for number, one in enumerate(claim.results):
+        who = f"claim {claim.full_name}, request {one.request}"
+        _amounts(machine, who, one)
+        requested = _requested(machine, claim, number)
+        if isinstance(requested, Refusal):
+            raise BadClaim(f"{who}: {requested.message}")
+        _memory(machine, who, one, requested)
+
+
+def with_parameters(
+    machine: Machine, pod: PodSandbox, container: Container, results: Sequence[Result]
+) -> PodSandbox:
+    """The pod as if its annotations said for this container what its claims say."""
+    prefix = machine.settings.prefix
+    said = {
+        f"{prefix}/{key}.{container.name}": value
+        for one in results
+        for key, value in one.parameters.items()
+    }
+    # What the pod itself says of this container is nearer to it.
+    return replace(pod, annotations={**said, **pod.annotations}) if said else pod
+
+
+def _amounts(machine: Machine, who: str, one: Result) -> None:
+    node = machine.topology.numa_nodes.get(one.numa_node)
+    if node is None or not node.cpus:
+        raise BadClaim(
+            f"{who}: NUMA node {one.numa_node} is not there or has no CPUs, expected one "
+            f"of {machine.topology.cpu_nodes}"
+        )
+    usable = len(machine.node_cpus[one.numa_node] - machine.settings.reserved_cpus)
+    for what, asked, has in (
+        (CPU, one.cpus, usable),
+        (MEMORY, one.capacity.get(MEMORY, 0), node.memory_bytes),
+    ):
+        if asked > has:
+            raise BadClaim(
+                f"{who}: takes {asked} of {what}, and NUMA node {one.numa_node} has {has}"
+            )
+
+
+def _requested(machine: Machine, claim: Claim, number: int) -> Requested | Refusal:
+    """What a container with this result alone, and as many CPUs, would ask for."""
+    one = claim.results[number]
+    pod = PodSandbox(id="", uid="", namespace=claim.namespace, name=claim.name)
+    text = result_text(one.numa_node, claim.uid, number, one.cpus)
+    container = Container(
+        id="",
+        pod_id="",
+        name="claim",
+        annotations={machine.slots_key: text},
+        resources=Resources(cpu_quota=one.cpus * _PERIOD, cpu_period=_PERIOD),
+    )
+    # That of the machine remembers what it read, for the loop's thread alone.
+    resolve = Resolver(machine.settings, machine.list_limit)
+    asked = resolve(with_parameters(machine, pod, container, [one]), container)
+    return with_slots(machine.settings, pod, container, asked)
+
+
+def _memory(machine: Machine, who: str, one: Result, requested: Requested) -> None:
+    """The list of ``numamem``, which the engine compares with the machine when it places."""
+    listed = requested.listed_mems
+    if not listed:
+        return
+    there = machine.topology.memory_nodes
+    if missing := listed - there:
+        raise BadClaim(
+            f"{who}: parameter numamem is {requested.numamem!r}, and "
+            f"{numa_text(missing, 'has', 'have')} no memory for containers; expected NUMA nodes "
+            f"among {there}"
+        )
+    if one.capacity.get(MEMORY) and one.numa_node not in listed:
+        raise BadClaim(
+            f"{who}: parameter numamem is {requested.numamem!r}, and the claim takes memory of "
+            f"NUMA node {one.numa_node}; expected that one in it, or no memory in the claim"
+        )

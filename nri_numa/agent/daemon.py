@@ -1,0 +1,502 @@
+"""The composition root: builds every object once, runs them, and takes them down.
+
+Start-up is one line: configuration → topology → checkpoint → dial → register → configure →
+synchronize → ``READY=1``; a lost link re-enters at *dial*.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import signal
+from collections import deque
+from collections.abc import Callable, Coroutine
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from nri_numa import __version__
+from nri_numa import config as configuration
+from nri_numa.agent.agent import Agent
+from nri_numa.agent.beside_kubelet import BesideKubelet, KubeletSettings
+from nri_numa.agent.capacity import CapacityFactors, OutsideCapacity, StealWatch
+from nri_numa.agent.claims import claim_book, serve_kubelet
+from nri_numa.agent.explanations import ExplanationFile
+from nri_numa.agent.handler import AgentHandler, PendingPods
+from nri_numa.agent.links import (
+    NodeDevices,
+    RuntimeConnection,
+    cri_link,
+    locked_socket,
+    memory_policies,
+    over_cri,
+)
+from nri_numa.agent.loop import Clock, GapWatch, HeapRelease, collect, watched_loop
+from nri_numa.agent.reconcile import Reconciler
+from nri_numa.agent.reload import (
+    Prepared,
+    Rereading,
+    no_kernel_events,
+    prepare,
+    prepare_aside,
+    reread_after_refusals,
+    with_tables,
+)
+from nri_numa.agent.runtime_lock import RuntimeLock
+from nri_numa.agent.serving import About, Collaborators, Serving
+from nri_numa.agent.unmatched import UnmatchedAnnotations
+from nri_numa.config import AgentConfig, InternalErrorAnswer, node_name, parse_duration, two_digits
+from nri_numa.config.sections import MeasuredMode
+from nri_numa.engine.decision import Machine
+from nri_numa.errors import ConfigError, StateDirectoryBusy, TopologyError
+from nri_numa.kubelet.state_files import StateFiles
+from nri_numa.machine import hotplug
+from nri_numa.machine.cgroups import CgroupReader, CgroupWriter, Scopes
+from nri_numa.machine.sysfs import discover
+from nri_numa.nri.link import LinkSettings, NRILink, Preinstalled, preinstalled_from_environment
+from nri_numa.nri.wire.versions import AGENT_EVENTS, synchronizes_launched_plugins
+from nri_numa.observe import logs
+from nri_numa.observe.metrics import Metrics
+from nri_numa.observe.notify import Notifier
+from nri_numa.runtime import LinkState, RefusedForGood, RuntimeInfo, RuntimeLink
+from nri_numa.store.checkpoint import CheckpointStore
+from nri_numa.store.files import signing_key
+from nri_numa.store.journal import state_from
+from nri_numa.store.notices import NoticeFile
+
+if TYPE_CHECKING:
+    from nri_numa.agent.late import LateStarts
+
+log = logs.get_logger("daemon")
+
+EXIT_OK, EXIT_FAILED, EXIT_UNAVAILABLE = 0, 1, 3
+TICK: Final = 1.0
+"""Seconds between two rounds of what is done beside requests."""
+MEMORY_EVERY: Final = 5
+"""Rounds between two looks at memory and at what changes on a machine."""
+EXPLANATIONS_EVERY: Final = 10
+"""Rounds between two looks at whether there are new explanations to save."""
+GAPS: Final = 120
+"""Rounds that the recent longest gap of the event loop is taken over."""
+BLIND_EVERY: Final = 15
+"""Rounds between two pictures of the node where the runtime gives launched plugins none."""
+
+
+class Daemon:
+    """One running agent: its parts, and the loops around them.
+
+    Attributes:
+        config: in force.
+    """
+
+    def __init__(
+        self, config: AgentConfig, load: Callable[[str], AgentConfig], gaps: GapWatch
+    ) -> None:
+        """Build the parts that need no event loop.
+
+        ``load`` reads the configuration again, given the text of NRI's Configure request; ``gaps``
+        are those of the loop that this will run in.
+
+        Raises:
+            ConfigError: the configuration does not go with this machine.
+            TopologyError: the machine cannot be read.
+            StateDirectoryBusy: another agent uses the state directory.
+        """
+        self.config = config
+        self._load = load
+        self._gaps = gaps
+        self._drop_in = ""
+        self._ready = self._reload_requested = self._blind = False
+        self._reloading: asyncio.Task[None] | None = None
+        self._stop = asyncio.Event()
+        self._heap = HeapRelease()
+        self.notifier = Notifier()
+        self.metrics = metrics = Metrics(__version__)
+        self.clock = clock = Clock()
+        started = clock.time()
+        metrics.config_read(at=started)
+        name = node_name(config)
+
+        topology = discover(config.sysfs_root)
+        for warning in topology.warnings:
+            log.warning("odd machine", warning=warning)
+        if problems := configuration.problems(config, topology):
+            raise ConfigError("configuration", problems)
+        who = identity(config)
+        self.store = CheckpointStore(
+            config.state_dir, identity=who, clock=clock.time, metrics=metrics
+        )
+        loaded = self.store.load()
+        key, doubts = signing_key(
+            config.state_dir, trusted=self.store.trusted, writable=self.store.locked
+        )
+        state, damaged = state_from(loaded.entries)
+        for problem in (*loaded.problems, *doubts, *damaged):
+            metrics.checkpoint_errors.inc()
+            log.warning("checkpoint", problem=problem)
+
+        self._devices = NodeDevices(config)
+        self._rereading = Rereading(config.sysfs_root, self._devices)
+        self._outside = OutsideCapacity(config.offline_capacity.file, clock)
+        if config.offline_capacity.file:
+            self._outside.refresh(topology)
+        self._steal = StealWatch(config.measured_capacity, config.sysfs_root, metrics, clock)
+        capacity = CapacityFactors(self._outside, self._steal)
+        self._kubelet = KubeletSettings(config.kubelet_root, capacity)
+        self._kubelet.read(config)
+        settings = self._kubelet.settings(config, topology)
+        self._kubelet.report()
+
+        writer = CgroupWriter(CgroupReader(config.cgroup_root))
+        self.agent = agent = Agent(
+            with_tables(Machine(topology=topology, settings=settings, key=key)),
+            metrics=metrics,
+            store=self.store,
+            clock=clock,
+            readings=self._rereading,
+            cgroups=writer,
+            observe=config.observe,
+        )
+        agent.restore(state)
+        self._beside = BesideKubelet(
+            agent, metrics, StateFiles(config.kubelet_root), self._kubelet, clock
+        )
+        self._explanations = ExplanationFile(config.state_dir, identity=who, agent=agent)
+        if problem := self._explanations.load():
+            log.warning("explanations", problem=problem)
+        self._notices = NoticeFile(
+            config.state_dir,
+            identity=who,
+            notices=agent.notices,
+            trouble=lambda problem: log.warning("notices not saved", problem=problem),
+        )
+        if problem := self._notices.open(writable=self.store.locked):
+            log.warning("notices", problem=problem)
+        agent.notices.changed = agent.notify
+        self.unmatched = UnmatchedAnnotations(agent, clock)
+        self._device_watch = self._devices.watch(agent)
+        self._claims = claim_book(config, name, agent)
+        if self._claims is not None:
+            self._claims.load()
+        self._pending_pods = self._pods_to_come() if config.publish.node_resource_topology else None
+
+        launched = preinstalled_from_environment(os.environ)
+        self._launched = launched is not None
+        by_cri = over_cri(config, launched=self._launched)
+        self.handler = AgentHandler(
+            agent,
+            metrics,
+            self,
+            reject_on_error=config.on_internal_error is InternalErrorAnswer.REJECT,
+            annotations=self.unmatched,
+            devices=self._device_watch,
+            claims=self._claims,
+            pending=self._pending_pods,
+        )
+        self._late: LateStarts | None = None
+        self.link: RuntimeLink
+        if by_cri:
+            from nri_numa.agent.late import LateStarts
+
+            self._late = LateStarts(agent, metrics, writer, clock)
+            self.link = cri_link(config, self.handler, self._late)
+        else:
+            self.link = self._nri_link(config, launched)
+        self.runtime = RuntimeConnection(agent, metrics, self.handler, self.link, over_cri=by_cri)
+        self._lock = RuntimeLock(locked_socket(config, launched=self._launched))
+        self._lock.share()
+        self.reconciler = Reconciler(
+            agent, metrics, self.runtime, writer=writer, scopes=Scopes(), clock=clock
+        )
+        self.serving: Serving | None = None
+        if configuration.split_address(config.http.address) or config.http.socket:
+            self.serving = Serving(
+                config,
+                agent,
+                metrics,
+                About(__version__, name, started),
+                self.runtime,
+                Collaborators(
+                    readings=self._rereading,
+                    unmatched=self.unmatched,
+                    kubelet=self._beside,
+                    devices=self._devices,
+                    measured=self._steal,
+                    late=self._late,
+                    pods=self._pending_pods,
+                ),
+                clock=clock,
+                gaps=gaps,
+            )
+        log.info(
+            "starting",
+            version=__version__,
+            node=name,
+            launched=self._launched,
+            observe=config.observe,
+            sysfs_root=config.sysfs_root,
+            cpus=str(topology.online),
+            numa_nodes=str(topology.numa_ids),
+            remembered=len(state.allocations),
+        )
+        self._started = started
+
+    def _nri_link(self, config: AgentConfig, launched: Preinstalled | None) -> NRILink:
+        return NRILink(
+            self.handler,
+            LinkSettings(
+                name=launched.name if launched else config.runtime.plugin_name,
+                index=launched.index if launched else two_digits(config.runtime.plugin_index),
+                socket_path=config.runtime.nri_socket,
+                descriptor=launched.descriptor if launched else None,
+                events=AGENT_EVENTS,
+            ),
+        )
+
+    def _pods_to_come(self) -> PendingPods:
+        def later(seconds: float, function: Callable[[], object]) -> None:
+            asyncio.get_running_loop().call_later(seconds, function)
+
+        return PendingPods(self.agent.notify, self.clock.monotonic, later)
+
+    # --- running ----------------------------------------------------------------------------------
+
+    async def run(self) -> int:
+        """Run until a signal, or until the runtime that launched us goes away; gives the exit code.
+
+        Everything that runs is in `_loops`.
+        """
+        loop = asyncio.get_running_loop()
+        logs.defer(loop)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+        loop.add_signal_handler(signal.SIGHUP, self._hangup)
+        await self._rereading.read_memory(self.agent)
+        self._beside.refresh_kubelet_grants()
+        devices = self._device_watch
+        if devices is not None:
+            devices.start()
+        link = asyncio.create_task(self.link.run(), name="link")
+        others = [asyncio.create_task(run, name=name) for name, run in self._loops().items()]
+        stop = asyncio.create_task(self._stop.wait(), name="stop")
+        # Start-up made the objects that live for ever; the collector need not visit them again.
+        gc.collect()
+        gc.freeze()
+        # Nor may it run within a request, where it took more than half of a large Synchronize.
+        gc.disable()
+        # All of this is no gap yet: the link is dialled when it is done.
+        loop.call_soon(self._gaps.take)
+        try:
+            await asyncio.wait({link, stop, *others}, return_when=asyncio.FIRST_COMPLETED)
+            return self._ended(link, others)
+        finally:
+            self.notifier.stopping()
+            for task in (link, stop, *others):
+                task.cancel()
+            await asyncio.gather(link, stop, *others, return_exceptions=True)
+            if devices is not None:
+                devices.close()
+            if self._late is not None:
+                await self._late.close()
+            await self._explanations.close()
+            self._notices.close()
+            self.store.close()
+            self._lock.close()
+            gc.enable()
+            log.info("stopped")
+            logs.defer(None)
+
+    def _loops(self) -> dict[str, Coroutine[Any, Any, None]]:
+        """What runs beside the link, by name, until it is cancelled."""
+        agent, config, reread = self.agent, self.config, self._rereading
+        loops: dict[str, Coroutine[Any, Any, None]] = {
+            "every second": self._every_second(),
+            "reconcile": self.reconciler.run_rounds(self),
+            "verify": self.reconciler.run_verification(),
+            "kubelet": self._beside.run(),
+            "kubelet's configuration": self._kubelet.run(agent, self),
+            "hotplug": hotplug.watch(partial(reread.read_machine, agent), no_kernel_events),
+            "read again": reread_after_refusals(agent, reread),
+        }
+        if self.serving is not None:
+            loops["http"] = self.serving.run()
+        if config.offline_capacity.file:
+            loops["capacity from outside"] = self._outside.run(agent, self, self._kubelet)
+        if self._claims is not None:
+            loops["DRA"] = serve_kubelet(config, self._claims)
+        if config.measured_capacity.mode is not MeasuredMode.OFF:
+            loops["steal"] = self._steal.run(agent, self, self._kubelet)
+        return loops
+
+    def _ended(self, link: asyncio.Task[None], others: list[asyncio.Task[None]]) -> int:
+        for task in others:
+            if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+                raise error
+        if link.done() and not link.cancelled():
+            error = link.exception()
+            if isinstance(error, RefusedForGood):
+                log.error("the runtime refuses this plugin for good", error=str(error))
+                return EXIT_FAILED
+            if error is not None:
+                raise error
+            log.info("the runtime that launched us closed the link")
+        return EXIT_OK
+
+    async def _every_second(self) -> None:
+        """What is done beside requests: each part is short, or happens in a thread."""
+        agent, gaps = self.agent, deque[float](maxlen=GAPS)
+        number = look_in = 0
+        while True:
+            await self.clock.sleep(TICK)
+            number += 1
+            if number % MEMORY_EVERY == 0:
+                await self._rereading.read_all(agent)
+                agent.release_kept()
+            self.store.maintain()
+            self._lock.share()
+            if number % EXPLANATIONS_EVERY == 0:
+                self._explanations.save_soon()
+                self.unmatched.look()
+            collect(number)
+            self._heap.release_if_grown()
+            if self._blind and self.runtime.active:
+                # NRI before 0.7 gives the plugins that it launched no picture of what runs, and no
+                # stop of what is older than they are either. It opens its socket only after its
+                # plugins are up, so the first tries may fail.
+                look_in -= 1
+                if look_in <= 0 and not await self.link.refresh():
+                    look_in = BLIND_EVERY
+            self.runtime.check_answers(parse_duration(self.config.runtime.hung_after))
+            self.notifier.watchdog()
+            gaps.append(self._gaps.take())
+            self.metrics.loop_lag(max(gaps))
+
+    # --- called by the link -----------------------------------------------------------------------
+
+    def configured(self, info: RuntimeInfo) -> None:
+        """Take what the runtime says of itself into account."""
+        self.runtime.info = info
+        self.agent.runtime_waits(info.request_timeout)
+        policies = memory_policies(
+            info,
+            os.uname().release,
+            over_cri=self.runtime.over_cri,
+            sysfs_root=Path(self.config.sysfs_root),
+        )
+        self.agent.machine = self.agent.machine.with_memory_policies(policies)
+        self._blind = self._launched and not synchronizes_launched_plugins(info)
+        if info.config and info.config != self._drop_in:
+            self._drop_in = info.config
+            self._apply_drop_in(info.config)
+
+    def _apply_drop_in(self, text: str) -> None:
+        """The runtime handed us a configuration: it overrides the file."""
+        try:
+            # At once: the containers that the runtime names next are decided by it.
+            machine = self.agent.machine
+            prepared = prepare(lambda: self._load(text), self.config, machine, self._kubelet)
+            self._apply(prepared, late="the runtime's drop-in came too late for this key")
+        except ConfigError as error:
+            self._not_used(error, "drop-in configuration not used")
+
+    def _not_used(self, error: ConfigError, event: str) -> None:
+        self.metrics.config_read(at=None)
+        for problem in error.problems:
+            log.error(event, problem=problem)
+
+    def link_changed(self, state: LinkState, detail: str) -> None:
+        """Say where the link stands, and when we are ready."""
+        self.runtime.status = state, detail
+        level = log.info if state in (LinkState.ACTIVE, LinkState.CONFIGURED) else log.warning
+        if state in (LinkState.REGISTERING, LinkState.STOPPED):
+            level = log.info
+        level("link", state=state.value, detail=detail)
+        if self.serving is not None and state not in (LinkState.REGISTERING, LinkState.CONFIGURED):
+            self.serving.link_settled()
+        self.agent.notify()
+        if state is LinkState.ACTIVE or (state is LinkState.DISCONNECTED and not self._ready):
+            # Without the runtime there is nothing to wait for at start: dialling goes on for ever,
+            # and systemd would kill a service that never gets ready.
+            self.notifier.ready(f"link {state.value}")
+            if not self._ready and state is LinkState.ACTIVE:
+                log.info("ready", seconds=round(self.clock.time() - self._started, 3))
+            elif not self._ready:
+                log.info("waiting for the runtime")
+            self._ready = True
+        else:
+            self.notifier.status(f"link {state.value} {detail}".strip())
+
+    # --- signals ----------------------------------------------------------------------------------
+
+    def _hangup(self) -> None:
+        self._reload_requested = True
+        if self._reloading is None or self._reloading.done():
+            self._reloading = asyncio.create_task(self._reload(), name="reload")
+
+    async def _reload(self) -> None:
+        """Read the configuration again, once more when it was requested meanwhile."""
+        self.notifier.reloading()
+        while self._reload_requested:
+            self._reload_requested = False
+            load = partial(self._load, self._drop_in)
+            machine = self.agent.machine
+            try:
+                prepared = await prepare_aside(load, self.config, machine, self._kubelet)
+            except ConfigError as error:
+                self._not_used(error, "configuration not reloaded")
+            except Exception:
+                self.metrics.config_read(at=None)
+                self.metrics.internal_errors.inc()
+                log.exception("configuration not reloaded")
+            else:
+                if prepared.fits(self.config, self.agent.machine.topology):
+                    self._apply(prepared)
+                else:
+                    self._reload_requested = True
+        self.notifier.ready("reloaded")
+
+    def _apply(self, new: Prepared, late: str = "this change needs a restart") -> None:
+        self.metrics.config_read(at=self.clock.time())
+        for key in new.restart:
+            log.warning(late, key=key)
+        if not new.live:
+            log.info("configuration reloaded", changed="")
+            return
+        config = self.config = new.config
+        logs.set_level(config.log.level.value)
+        self.agent.observe = config.observe
+        self.handler.reject_on_error = config.on_internal_error is InternalErrorAnswer.REJECT
+        self.agent.retopology(new.machine)
+        log.info("configuration reloaded", changed=", ".join(new.live))
+
+
+def identity(config: AgentConfig) -> dict[str, str]:
+    """What a checkpoint must agree on to be ours: this boot of this machine."""
+    boot = ""
+    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
+        boot = file.read().strip()
+    return {"version": __version__, "machine": config.sysfs_root, "boot": boot}
+
+
+def run(config: AgentConfig, load: Callable[[str], AgentConfig]) -> int:
+    """Run the plugin in an event loop of its own; arguments and errors as of `Daemon`.
+
+    Gives the exit code: 0 stopped, 1 failed, 3 the state directory or the machine is not available.
+    """
+    loop, gaps = watched_loop()
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        return runner.run(_run(config, load, gaps))
+
+
+async def _run(config: AgentConfig, load: Callable[[str], AgentConfig], gaps: GapWatch) -> int:
+    try:
+        daemon = Daemon(config, load, gaps)
+    except StateDirectoryBusy as error:
+        log.error("another instance is running", error=str(error))
+        return EXIT_UNAVAILABLE
+    except TopologyError as error:
+        log.error("the machine cannot be read", error=str(error))
+        return EXIT_UNAVAILABLE
+    return await daemon.run()

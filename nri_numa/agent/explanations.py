@@ -1,0 +1,228 @@
+"""Explanations over a restart: what is kept of decisions, in a file beside the checkpoint.
+
+It is no part of what was meant: written when there is time, a copy of the memory of some seconds
+ago, no larger than `MAX_BYTES`, and left out as a whole when it cannot be used. No request waits
+for it, and what is lost with it is only how a decision came about.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping
+from typing import Any, Final
+from zlib import crc32
+
+import msgspec
+
+from nri_numa.agent.agent import Agent, RefusedContainer
+from nri_numa.engine.state import Allocation
+from nri_numa.observe.logs import get_logger
+from nri_numa.observe.traces import LAYOUT, KeptTrace, is_readable, savable
+from nri_numa.store.files import read_file, replace_file
+from nri_numa.store.journal import allocation_document, encode
+
+log = get_logger("explanations")
+
+FILE: Final = "explanations"
+MAX_BYTES: Final = 4 << 20
+"""Ten thousand explanations of the usual size; the youngest are kept."""
+_HEAD: Final = b"nri-numa explanations %08x %08x\n"  # layout, crc32 of the rest
+
+
+class _Saved(msgspec.Struct, array_like=True, frozen=True):
+    """One trace; ``mark`` stands for the allocation that it explains."""
+
+    container_id: str
+    mark: int
+    shape: int
+    data: bytes
+
+
+class _SavedRefusal(msgspec.Struct, array_like=True, frozen=True):
+    namespace: str
+    pod: str
+    container: str
+    reason: str
+    message: str
+    at: float
+    shape: int
+    data: bytes
+    pod_id: str = ""
+    count: int = 1
+
+
+class _File(msgspec.Struct, array_like=True, frozen=True):
+    identity: dict[str, str]
+    shapes: list[Any]
+    traces: list[_Saved]
+    refusals: list[_SavedRefusal]
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(_File).decode
+
+Snapshot = tuple[dict[str, tuple[KeptTrace, Allocation]], tuple[RefusedContainer, ...]]
+
+
+class ExplanationFile:
+    """Saves an agent's explanations now and then, and restores them at the next start.
+
+    The identity is the checkpoint's; but for ``version`` it must be the same to be used again.
+    """
+
+    def __init__(self, directory: str, *, identity: Mapping[str, str], agent: Agent) -> None:
+        self.path = os.path.join(directory, FILE)
+        self._identity = {key: value for key, value in identity.items() if key != "version"}
+        self._agent = agent
+        self._saved: Snapshot = ({}, ())
+        self._saving: asyncio.Task[None] | None = None
+        self._trouble = ""
+
+    def load(self) -> str:
+        """Restore what the agent knew, before anything happens; why nothing is used, or nothing."""
+        try:
+            data = read_file(self.path, MAX_BYTES)
+        except FileNotFoundError:
+            return ""
+        except OSError as error:
+            return f"{self.path}: cannot be read: {error.strerror or error}; it is not used"
+        head, _, rest = data.partition(b"\n")
+        if head + b"\n" != _HEAD % (LAYOUT, crc32(rest)):
+            return f"{self.path}: is damaged, or of another version of nri-numa; it is not used"
+        try:
+            file = _decode(rest)
+            if file.identity != self._identity:
+                return f"{self.path}: is of another machine or boot; it is not used"
+            shapes = [_tuples(shape) for shape in file.shapes]
+            live = self._agent.state.allocations
+            traces = {
+                one.container_id: kept
+                for one in file.traces
+                # One that has changed since is explained by nothing that we know.
+                if one.container_id in live and _mark(live[one.container_id]) == one.mark
+                if is_readable(kept := KeptTrace(one.data, shapes[one.shape]))
+            }
+            refusals = [
+                RefusedContainer(
+                    pod_id=one.pod_id,
+                    namespace=one.namespace,
+                    pod=one.pod,
+                    container=one.container,
+                    reason=one.reason,
+                    message=one.message,
+                    at=one.at,
+                    trace=kept,
+                    count=one.count,
+                )
+                for one in file.refusals
+                if is_readable(kept := KeptTrace(one.data, shapes[one.shape]))
+            ]
+        except (msgspec.MsgspecError, ValueError, IndexError, TypeError, RecursionError) as error:
+            return f"{self.path}: is damaged ({error}); it is not used"
+        self._agent.recall(traces, refusals)
+        self._saved = self._snapshot()
+        return ""
+
+    def save_soon(self) -> None:
+        """Write the file in a thread, when something changed and the last time is over."""
+        if self._saving is not None and not self._saving.done():
+            return
+        now = self._snapshot()
+        if now != self._saved:
+            self._saving = asyncio.create_task(self._save(now), name="explanations")
+
+    async def _save(self, snapshot: Snapshot) -> None:
+        self._said(await asyncio.to_thread(self._write, snapshot), snapshot)
+
+    async def close(self) -> None:
+        """Write what changed since the last time; the agent ends."""
+        if self._saving is not None:
+            await asyncio.gather(self._saving, return_exceptions=True)
+        now = self._snapshot()
+        if now != self._saved:
+            self._said(self._write(now), now)
+
+    def _said(self, problem: str, snapshot: Snapshot) -> None:
+        if not problem:
+            self._saved = snapshot
+        elif not self._trouble:
+            log.warning("explanations not saved", problem=problem)
+        self._trouble = problem
+
+    def _snapshot(self) -> Snapshot:
+        """What there is to save; equal to another one when nothing changed."""
+        live = self._agent.state.allocations
+        traces = {
+            container_id: (kept, live[container_id])
+            for container_id, kept in self._agent.packed_traces().items()
+            if container_id in live
+        }
+        return traces, self._agent.refusals
+
+    def _write(self, snapshot: Snapshot) -> str:
+        """Replace the file; runs in a thread. Says what went wrong."""
+        data = encoded(snapshot, self._identity)
+        try:
+            # Not synced: a file that the kernel did not write in time is not used.
+            os.close(replace_file(self.path, data))
+        except OSError as error:
+            return f"{self.path}: cannot be written: {error.strerror or error}"
+        return ""
+
+
+def encoded(snapshot: Snapshot, identity: dict[str, str], limit: int = MAX_BYTES) -> bytes:
+    """The file's bytes, at most ``limit`` of them: refusals first, the youngest first."""
+    traces, refusals = snapshot
+    shapes: dict[object, int] = {}
+    left = limit // 2  # the other half is for shapes, names and what frames them
+
+    def numbered(kept: KeptTrace) -> tuple[int, bytes]:
+        nonlocal left
+        kept = savable(kept)
+        left -= len(kept.data) + 100
+        if kept.shape not in shapes:
+            left -= 20 * sum(len(part) for part in kept.shape if isinstance(part, tuple))
+        return shapes.setdefault(kept.shape, len(shapes)), kept.data
+
+    saved_refusals: list[_SavedRefusal] = []
+    for one in reversed(refusals):
+        shape, data = numbered(one.trace)
+        left -= len(one.message)
+        if left < 0:
+            break
+        saved_refusals.append(
+            _SavedRefusal(
+                namespace=one.namespace,
+                pod=one.pod,
+                container=one.container,
+                reason=one.reason,
+                message=one.message,
+                at=one.at,
+                shape=shape,
+                data=data,
+                pod_id=one.pod_id,
+                count=one.count,
+            )
+        )
+    saved: list[_Saved] = []
+    for container_id, (kept, allocation) in sorted(
+        traces.items(), key=lambda item: (-item[1][1].since, item[0])
+    ):
+        shape, data = numbered(kept)
+        if left < 0:
+            break
+        saved.append(_Saved(container_id, _mark(allocation), shape, data))
+    saved_refusals.reverse()
+    rest = _encode(_File(identity, list(shapes), saved, saved_refusals))
+    return _HEAD % (LAYOUT, crc32(rest)) + rest
+
+
+def _mark(allocation: Allocation) -> int:
+    """Another one for each decision about a container, also after a restart."""
+    return crc32(encode(allocation_document(allocation)))
+
+
+def _tuples(value: Any) -> Any:
+    """What was tuples before msgpack made lists of them; shapes must be hashable."""
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value

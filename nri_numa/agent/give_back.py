@@ -1,0 +1,417 @@
+"""Giving back: every container gets the CPUs and memory nodes it would have without us.
+
+Works while the agent is stopped, since a running one would pin everything again. The state
+directory's lock says whether one runs, and keeps one from starting meanwhile; one that uses another
+state directory is found by its lock on the runtime (`nri_numa.agent.runtime_lock`). The updates
+travel in the answer to a Synchronize of a registration that lives for this one answer
+(`nri_numa.nri.link`), so the runtime's own records are put right together with the cgroups;
+with ``runtime.link: cri`` they are calls of CRI.
+
+A container without a cpuset of its own may use what its parent cgroup may. The protocol cannot take
+a cpuset away, so all CPUs and memory nodes that containers of this machine can have are written
+instead, which is the same until CPUs are plugged in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import field
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+
+from nri_numa import config as configuration
+from nri_numa.agent.explanations import FILE
+from nri_numa.agent.links import locked_socket, over_cri
+from nri_numa.agent.runtime_lock import RuntimeLock
+from nri_numa.config import AgentConfig
+from nri_numa.engine.adopt import ASSIGNED
+from nri_numa.engine.decision import Machine
+from nri_numa.engine.request.demand import DEFAULT_PERIOD, request_milli
+from nri_numa.engine.resync import resync
+from nri_numa.engine.state import Allocation, Kind, NodeState, build
+from nri_numa.errors import CheckpointError, RuntimeUnavailable, StateDirectoryBusy
+from nri_numa.kubelet.state_files import StateFiles
+from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, observe_all
+from nri_numa.machine.sysfs import discover
+from nri_numa.model.cpuset import CPUSet, ListFormatError, NUMASet
+from nri_numa.model.machine import NO_QUOTA
+from nri_numa.model.workload import Container, ContainerUpdate, Pods, PodSandbox, QoSClass
+from nri_numa.nri.link import push_one_shot
+from nri_numa.store import checkpoint
+from nri_numa.store.checkpoint import CheckpointStore
+from nri_numa.store.files import known_key
+from nri_numa.store.journal import Document, state_from
+
+ASIDE: Final = "checkpoint.released"
+"""Name under which the checkpoint is kept once everything it knew was given back."""
+
+READ_BACK_SECONDS: Final = 10.0
+"""Seconds in which no cgroup is written, after which those that are left count as not written.
+
+Under the systemd driver each takes its time."""
+
+
+class Result(StrEnum):
+    """What became of one container."""
+
+    RELEASED = "released"
+    """Its cgroup was read back and says so."""
+    RECORDED = "recorded"
+    """It has no cgroup that can be seen (it does not run yet): the runtime has the new values."""
+    FAILED = "failed"
+    """Its cgroup still has the old values."""
+    PLANNED = "planned"
+    """A dry run: it would be released."""
+    FREE = "free"
+    """Ours, and it has everything already."""
+    FOREIGN = "foreign"
+    """Never ours: pinned by others, or not at all."""
+
+
+class GivenBack(msgspec.Struct, frozen=True, kw_only=True):
+    """One container.
+
+    Attributes:
+        had_cpus, had_mems: kernel lists as the runtime has them; empty where there was none.
+        cpus, mems: what it gets; empty where nothing is changed.
+        quota: the CFS quota it gets back, in microseconds per period; None where none is written.
+        note: what the operator should know beside that.
+    """
+
+    container_id: str
+    namespace: str
+    pod: str
+    container: str
+    result: Result
+    had_cpus: str = ""
+    had_mems: str = ""
+    cpus: str = ""
+    mems: str = ""
+    quota: int | None = None
+    note: str = ""
+    place: CgroupPlace = msgspec.field(default_factory=CgroupPlace)
+
+    @property
+    def changed(self) -> bool:
+        """Whether anything is written."""
+        return bool(self.cpus or self.mems or self.quota is not None)
+
+    @property
+    def update(self) -> ContainerUpdate:
+        """What the runtime is sent."""
+        return ContainerUpdate(
+            container_id=self.container_id,
+            cpus=self.cpus,
+            mems=self.mems,
+            cpu_quota=self.quota,
+            ignore_failure=True,
+        )
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What was done.
+
+    Attributes:
+        containers: every container of the node, in the order of `plan`.
+        checkpoint: where the old checkpoint is kept now; empty when there was nothing to keep.
+        problems: sentences about what was odd on the way.
+    """
+
+    containers: tuple[GivenBack, ...]
+    checkpoint: str = ""
+    problems: tuple[str, ...] = field(default=())
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing of ours is left."""
+        return all(c.result is not Result.FAILED for c in self.containers)
+
+
+class AgentRuns(CheckpointError):
+    """An agent uses the state directory: it would pin everything again."""
+
+    def __init__(self, path: str, pid: int | None) -> None:
+        who = "an agent" if pid is None else f"an agent (process {pid})"
+        super().__init__(
+            path,
+            f"{who} runs on this state directory and would pin everything again; stop it first, "
+            "for instance: systemctl stop nri-numa",
+        )
+
+
+# --- what to do, without I/O ------------------------------------------------------------------
+
+
+def plan(
+    machine: Machine,
+    prior: NodeState,
+    pods: Iterable[PodSandbox],
+    containers: Iterable[Container],
+) -> tuple[GivenBack, ...]:
+    """What each container gets back, by namespace, pod, container and id.
+
+    Ours is what the checkpoint (``prior``) knows, what carries our ``assigned`` annotation, and,
+    since unbound containers that were created without us carry none, whatever has exactly the
+    shared pool. Everything else is left alone.
+    """
+    by_pod = {pod.id: pod for pod in pods}
+    live = [container for container in containers if container.pod_id in by_pod]
+    outcome = resync(machine, prior, by_pod.values(), live)
+    known = [outcome.state.allocations[i] for i in outcome.adopted]
+    pool = build(known, kubelet=prior.kubelet).pool(machine.topology, machine.settings)
+    placed = outcome.state.allocations
+    found = [_one(machine, prior, pool, by_pod[c.pod_id], c, placed.get(c.id)) for c in live]
+    return tuple(sorted(found, key=lambda r: (r.namespace, r.pod, r.container, r.container_id)))
+
+
+def _one(
+    machine: Machine,
+    prior: NodeState,
+    pool: CPUSet,
+    pod: PodSandbox,
+    container: Container,
+    placed: Allocation | None,
+) -> GivenBack:
+    everything = machine.topology
+    allocation = prior.allocations.get(container.id)
+    resources = container.resources
+    entry = GivenBack(
+        container_id=container.id,
+        namespace=pod.namespace,
+        pod=pod.name,
+        container=container.name,
+        result=Result.FOREIGN,
+        had_cpus=resources.cpus,
+        had_mems=resources.mems,
+        place=CgroupPlace(container.cgroups_path, container.pid),
+    )
+    lifted: int | None
+    if allocation is not None:
+        kind, lifted = allocation.kind, allocation.quota
+    else:
+        kind, lifted = _annotated(machine, pool, container, placed)
+    if kind is Kind.FOREIGN:
+        return entry
+    cpus, mems = _cpus(resources.cpus), _mems(resources.mems)
+    quota, note = None, ""
+    if lifted is not None and (resources.cpu_quota or 0) <= 0:
+        milli = request_milli(resources, []) if pod.qos is QoSClass.GUARANTEED else 0
+        if lifted > 0:
+            quota = lifted
+        elif milli:  # the limit is the request
+            quota = milli * (resources.cpu_period or DEFAULT_PERIOD) // 1000
+        else:
+            note = "its CPU limit stays lifted: the checkpoint that knew it was lost"
+    # What the kubelet sent, which does not send it again: the grant, or what is not granted.
+    grants = prior.kubelet
+    granted = grants.cpus_of(pod.uid, container.name, container.id)
+    every = granted or everything.allowed - grants.granted or everything.allowed
+    # An empty text is no cpuset of its own, and one that cannot be read was not written by us.
+    entry = replace(
+        entry,
+        cpus=str(every) if cpus and cpus != every else "",
+        mems=str(everything.memory_nodes) if mems and mems != everything.memory_nodes else "",
+        quota=quota,
+        note=note,
+    )
+    return replace(entry, result=Result.PLANNED if entry.changed else Result.FREE)
+
+
+def _annotated(
+    machine: Machine, pool: CPUSet, container: Container, placed: Allocation | None
+) -> tuple[Kind, int | None]:
+    """What a container is that the checkpoint does not know, and the quota that was lifted.
+
+    The quota itself is in the checkpoint alone, so it is 0 where one was lifted. Over CRI no
+    container carries an annotation: it is ours where its pod asks for CPUs and it has those that it
+    would be given (``placed``).
+    """
+    marker = container.annotations.get(f"{machine.settings.prefix}/{ASSIGNED}")
+    if marker is None:
+        cpus = _cpus(container.resources.cpus)
+        fewer = placed is not None and placed.soft and cpus is not None and cpus <= placed.cpus
+        if placed is not None and placed.cpus and (fewer or placed.cpus == cpus):
+            lifted = placed.owned and container.resources.cpu_quota == NO_QUOTA
+            return placed.kind, 0 if lifted else None
+        return (Kind.UNBOUND if cpus == pool else Kind.FOREIGN), None
+    try:
+        document = json.loads(marker)
+        kind = Kind(document["kind"])
+        owned = kind is Kind.EXCLUSIVE or bool(document.get("owned"))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return Kind.UNBOUND, None  # damaged, but only we write this key
+    return kind, 0 if owned and container.resources.cpu_quota == NO_QUOTA else None
+
+
+def _cpus(text: str) -> CPUSet | None:
+    try:
+        return CPUSet.parse(text)
+    except ListFormatError:
+        return None
+
+
+def _mems(text: str) -> NUMASet | None:
+    try:
+        return NUMASet.parse(text)
+    except ListFormatError:
+        return None
+
+
+# --- doing it ---------------------------------------------------------------------------------
+
+
+async def release(
+    config: AgentConfig,
+    *,
+    identity: Mapping[str, str],
+    dry_run: bool = False,
+    timeout: float = 60.0,  # noqa: ASYNC109 - the time limit is part of what is asked for
+    waiting: Callable[[], object] = lambda: None,
+) -> Report:
+    """Give everything back, and read back that it arrived.
+
+    The runtime has ``timeout`` seconds to take our registration; ``waiting`` is called when that
+    takes longer than one. A dry run changes nothing, and does not mind a running agent.
+
+    Raises:
+        AgentRuns: an agent uses the state directory.
+        RuntimeUnavailable: the runtime cannot be reached or did not answer; nothing was changed.
+        TopologyError: the machine cannot be read.
+    """
+    topology = await asyncio.to_thread(discover, config.sysfs_root)
+    machine = Machine(
+        topology=topology,
+        settings=configuration.settings(config),
+        key=known_key(config.state_dir),
+    )
+    problems: list[str] = []
+    with contextlib.ExitStack() as cleanup:
+        if dry_run:
+            store, entries = None, _read(config, problems)
+        else:
+            store = CheckpointStore(config.state_dir, identity=identity, clock=time.time)
+            cleanup.callback(store.close)
+            claim = RuntimeLock(locked_socket(config))
+            cleanup.callback(claim.close)
+            try:
+                loaded = store.load()
+            except StateDirectoryBusy as error:
+                raise AgentRuns(config.state_dir, error.pid) from error
+            claim.alone()
+            problems += loaded.problems
+            entries = loaded.entries
+        prior, damaged = state_from(entries)
+        problems += damaged
+        kubelet = StateFiles(config.kubelet_root)
+        kubelet.refresh(topology.possible, topology.numa_ids)
+        problems += kubelet.problems
+        prior = prior.with_kubelet(kubelet.grants)
+        planned = await _exchange(config, machine, prior, dry_run, timeout, waiting)
+        if dry_run:
+            return Report(containers=planned, problems=tuple(problems))
+        done = await _read_back(CgroupReader(config.cgroup_root), planned)
+        report = Report(containers=done, problems=tuple(problems))
+        if store is not None and report.ok:
+            report = replace(report, checkpoint=_set_aside(store, bool(entries)))
+        return report
+
+
+def _read(config: AgentConfig, problems: list[str]) -> Mapping[str, Document]:
+    path = os.path.join(config.state_dir, checkpoint.JOURNAL)
+    if not os.path.exists(path):
+        return {}
+    try:
+        loaded = checkpoint.read(path)
+    except CheckpointError as error:
+        problems.append(f"{error}; it is not used")
+        return {}
+    problems += loaded.problems
+    return loaded.entries
+
+
+async def _exchange(
+    config: AgentConfig,
+    machine: Machine,
+    prior: NodeState,
+    dry_run: bool,
+    seconds: float,
+    waiting: Callable[[], object],
+) -> tuple[GivenBack, ...]:
+    planned: tuple[GivenBack, ...] = ()
+
+    def answer(pods: Pods, containers: Sequence[Container]) -> Sequence[ContainerUpdate]:
+        nonlocal planned
+        planned = plan(machine, prior, [pods[pod_id] for pod_id in pods.uids], containers)
+        return [] if dry_run else [c.update for c in planned if c.changed]
+
+    timer = asyncio.get_running_loop().call_later(1.0, waiting)
+    try:
+        async with asyncio.timeout(seconds):
+            if over_cri(config):
+                from nri_numa.cri.link import update_once
+
+                detail = await update_once(answer, socket_path=config.runtime.cri_socket)
+            else:
+                detail = await push_one_shot(
+                    answer,
+                    socket_path=config.runtime.nri_socket,
+                    name=f"{config.runtime.plugin_name}-release",
+                    index=configuration.two_digits(config.runtime.plugin_index),
+                )
+    except TimeoutError:
+        detail = (
+            f"the runtime did not answer within {seconds:g} s"
+            if over_cri(config)
+            else f"the runtime did not synchronise the second registration within {seconds:g} s"
+        )
+    finally:
+        timer.cancel()
+    if detail:
+        raise RuntimeUnavailable(f"nothing was released: {detail}")
+    return planned
+
+
+async def _read_back(reader: CgroupReader, planned: Sequence[GivenBack]) -> tuple[GivenBack, ...]:
+    """Wait until the cgroups say what was sent; the runtime does not say what became of it."""
+    open_entries = {c.container_id: c for c in planned if c.changed}
+    results: dict[str, Result] = dict.fromkeys(open_entries, Result.RECORDED)
+    deadline = time.monotonic() + READ_BACK_SECONDS
+    while open_entries and reader.available():
+        places = [(i, c.place) for i, c in open_entries.items()]
+        seen = await asyncio.to_thread(observe_all, reader, places)
+        for container_id, observed in seen.items():
+            entry = open_entries[container_id]
+            arrived = (not entry.cpus or observed.cpus == CPUSet.parse(entry.cpus)) and (
+                not entry.mems or observed.mems == NUMASet.parse(entry.mems)
+            )
+            results[container_id] = Result.RELEASED if arrived else Result.FAILED
+            if arrived:
+                del open_entries[container_id]
+                deadline = time.monotonic() + READ_BACK_SECONDS
+        if not seen or time.monotonic() > deadline:
+            break
+        await asyncio.sleep(0.05)
+    return tuple(replace(c, result=results.get(c.container_id, c.result)) for c in planned)
+
+
+def _set_aside(store: CheckpointStore, keep: bool) -> str:
+    """Take the journal away, so that a later agent begins anew; where it is kept, if it is."""
+    aside = os.path.join(store.directory, ASIDE)
+    with contextlib.suppress(OSError):
+        os.unlink(os.path.join(store.directory, FILE))
+    try:
+        if keep:
+            os.replace(store.path, aside)
+            return aside
+        os.unlink(store.path)
+    except OSError:
+        pass  # not there, or a directory that cannot be written: then there is nothing to forget
+    return ""

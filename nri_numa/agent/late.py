@@ -1,0 +1,178 @@
+"""How late containers got their CPUs where no request comes before they start.
+
+A container is right when its real cgroup says so, not when the runtime took an update: one that
+came while the container was being started is recorded and applied to no cgroup. So the cgroup is
+written as soon as the container is seen to run, which takes tens of microseconds where the runtime
+needs tens of milliseconds; the runtime's own record follows. Where cgroups cannot be written, they
+are read, in a thread, until the runtime's update has arrived.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Mapping
+from typing import Final
+
+from nri_numa.agent.agent import Agent
+from nri_numa.agent.loop import Clock
+from nri_numa.agent.reconcile import observe
+from nri_numa.engine.state import Kind
+from nri_numa.machine.cgroups import CgroupWriter, text
+from nri_numa.observe.logs import get_logger
+from nri_numa.observe.metrics import LateCounts, Metrics
+from nri_numa.observe.notices import What
+
+log = get_logger("late")
+
+FIRST_WAIT: Final = 0.005
+LONGEST_WAIT: Final = 0.2
+"""Seconds between two looks at a container that is not right yet, growing."""
+GIVEN_UP: Final = 10.0
+"""Seconds after which it is a matter of drift, which is looked for by itself."""
+
+
+class LateStarts:
+    """Puts late containers right, measures them, and says what a refusal means here."""
+
+    def __init__(self, agent: Agent, metrics: Metrics, writer: CgroupWriter, clock: Clock) -> None:
+        self._agent = agent
+        self._counts = LateCounts(metrics)
+        self._writer = writer
+        self._clock = clock
+        self._known: dict[str, float] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def known(self) -> Mapping[str, float]:
+        """Seconds by which live containers were late at most, by id; 0 for those in time.
+
+        Replaced as a whole, never changed: others read it from their threads.
+        """
+        return self._known
+
+    def begun(self, container_id: str, started: float, updated: float | None) -> None:
+        """A container runs since a Unix time: write its cgroup now, unless it has what is meant.
+
+        ``updated`` is when the runtime took an update for it; None when it has not.
+        """
+        meant = self._meant(container_id)
+        if meant is None:
+            return
+        place = self._agent.places[container_id]
+        written = self._writer.write(place, *meant)
+        if written.problem or written.missing:
+            return
+        started = self._forked(place.pid, started)
+        right = self._clock.time() if written.changed else updated or started
+        self._right(container_id, max(0.0, right - started))
+
+    def started(self, container_id: str, started: float) -> None:
+        """The runtime has applied its update; look until it arrived, if that is not known yet."""
+        if container_id in self._known or self._meant(container_id) is None:
+            return
+        task = asyncio.create_task(self._measure(container_id, started), name="late")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _meant(self, container_id: str) -> tuple[str, str] | None:
+        """CPUs and memory nodes to have; None for one that is left alone."""
+        allocation = self._agent.state.allocations.get(container_id)
+        if self._agent.observe or allocation is None or allocation.kind is Kind.FOREIGN:
+            return None
+        if container_id not in self._agent.places:
+            return None
+        cpus, mems = self._agent.cpus_of(allocation), str(allocation.mems)
+        return (cpus, mems) if cpus or mems else None
+
+    def ended(self, container_id: str) -> None:
+        """It ended."""
+        if container_id in self._known:
+            self._known = {i: s for i, s in self._known.items() if i != container_id}
+
+    def refused(self, namespace: str, pod: str, uid: str, container: str, message: str) -> None:
+        """A container was refused, and starts nevertheless."""
+        if self._agent.observe:
+            return
+        self._counts.refused_running.inc()
+        log.warning(
+            "refused container starts nevertheless: over CRI nothing can be stopped",
+            pod=f"{namespace}/{pod}",
+            container=container,
+            message=message,
+        )
+        self._agent.notices.add(
+            What.UNPINNED,
+            f"refused, and starts nevertheless, because over CRI nobody is asked before: {message}",
+            namespace=namespace,
+            pod=pod,
+            pod_uid=uid,
+            container=container,
+            reason="RefusedRunning",
+        )
+
+    def resize_refused(self, container_id: str, quota: int) -> None:
+        """A resize was refused, and the runtime has its CFS quota nevertheless."""
+        if not self._agent.observe:
+            self._agent.limited(container_id, quota)
+
+    async def close(self) -> None:
+        """Stop measuring."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _forked(self, pid: int, started: float) -> float:
+        """When the kernel made a container's process: before its program's first instruction.
+
+        A runtime notes the start when its call returns, which on a busy machine is long after that.
+        """
+        try:
+            ticks = int(text(f"/proc/{pid}/stat").rpartition(")")[2].split()[19])
+        except (OSError, ValueError, IndexError):
+            return started
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+        forked = self._clock.time() - age
+        # Without the host's PIDs it may be anybody's process.
+        return forked if 0 < started - forked < GIVEN_UP else started
+
+    async def _measure(self, container_id: str, started: float) -> None:
+        agent, wait = self._agent, FIRST_WAIT
+        while self._clock.time() - started < GIVEN_UP:
+            place = agent.places.get(container_id)
+            if place is None or container_id not in agent.state.allocations:
+                return
+            try:
+                found = await asyncio.to_thread(
+                    observe,
+                    self._writer.reader,
+                    agent.machine,
+                    agent.state,
+                    [(container_id, place)],
+                    agent.narrowed_at,
+                )
+            except OSError as error:
+                log.debug("cgroup not read", problem=str(error))
+                return
+            if found.seen and not found.corrections:
+                began = self._forked(place.pid, started)
+                self._right(container_id, max(0.0, self._clock.time() - began))
+                return
+            await self._clock.sleep(wait)
+            wait = min(2 * wait, LONGEST_WAIT)
+
+    def _right(self, container_id: str, seconds: float) -> None:
+        allocation = self._agent.state.allocations.get(container_id)
+        if allocation is None:
+            return
+        self._known = {**self._known, container_id: seconds}
+        self._counts.late.observe(seconds)
+        log.info(
+            "container has its CPUs",
+            container=allocation.full_name,
+            id=container_id[:12],
+            late_ms=round(seconds * 1000, 1),
+        )
+        self._agent.notify()

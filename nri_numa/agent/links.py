@@ -1,0 +1,237 @@
+"""Parts by the configuration and the runtime: the link, memory policies, devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from nri_numa.agent.agent import Agent
+from nri_numa.agent.handler import AgentHandler
+from nri_numa.config import AgentConfig, LinkKind
+from nri_numa.model.workload import (
+    RUNTIMES,
+    SINCE,
+    ContainerUpdate,
+    MemoryPolicies,
+    MemoryPolicy,
+)
+from nri_numa.nri.wire.versions import PushPath, parse_version, push_path
+from nri_numa.observe.logs import get_logger
+from nri_numa.observe.metrics import Metrics
+from nri_numa.runtime import LinkState, PushResult, RuntimeInfo, RuntimeLink
+
+if TYPE_CHECKING:
+    from nri_numa.agent.late import LateStarts
+    from nri_numa.agent.view import LinkFacts
+    from nri_numa.cri.link import CRILink
+    from nri_numa.devices.counts import Counted, DeviceCounts
+    from nri_numa.devices.watch import DeviceWatch
+    from nri_numa.machine.pci import PCIDevice
+
+log = get_logger("daemon")
+
+
+def over_cri(config: AgentConfig, *, launched: bool = False) -> bool:
+    """Whether the runtime is reached over CRI; never where it launched us over NRI itself."""
+    if config.runtime.link is not LinkKind.CRI:
+        return False
+    if launched:
+        log.warning("runtime.link: cri is not used", because="the runtime launched us over NRI")
+    return not launched
+
+
+def locked_socket(config: AgentConfig, *, launched: bool = False) -> str:
+    """The socket whose directory says that an agent works on this runtime."""
+    if over_cri(config, launched=launched):
+        return config.runtime.cri_socket.removeprefix("unix://")
+    return config.runtime.nri_socket
+
+
+class RuntimeConnection:
+    """The runtime as other parts see it: where the link stands, and what may be sent when.
+
+    Attributes:
+        status: state of the link, and a detail.
+        info: what the runtime said of itself; None before.
+        unanswered: what the runtime has not answered for too long, as a sentence.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        metrics: Metrics,
+        handler: AgentHandler,
+        link: RuntimeLink,
+        *,
+        over_cri: bool,
+    ) -> None:
+        self._agent = agent
+        self._metrics = metrics
+        self._handler = handler
+        self._link = link
+        self.over_cri = over_cri
+        self.status: tuple[LinkState, str] = (LinkState.DISCONNECTED, "not dialled yet")
+        self.info: RuntimeInfo | None = None
+        self.unanswered = ""
+
+    @property
+    def active(self) -> bool:
+        """Registered and synchronized."""
+        return self.status[0] is LinkState.ACTIVE
+
+    @property
+    def takes_updates(self) -> bool:
+        """Whether it can be called at any moment."""
+        safe = self.info is not None and push_path(self.info) is PushPath.UPDATE_CONTAINERS
+        return self.over_cri or safe
+
+    @property
+    def answered(self) -> int:
+        """Requests answered so far; over CRI no answer says anything of updates."""
+        return 0 if self.over_cri else self._handler.handled
+
+    async def push(self, updates: Sequence[ContainerUpdate]) -> PushResult:
+        """Send updates that no request asked for."""
+        return await self._link.push(updates)
+
+    def facts(self) -> LinkFacts:
+        """The link at this moment; any thread may ask."""
+        from nri_numa.agent.view import LinkFacts
+
+        (state, detail), info = self.status, self.info
+        return LinkFacts(
+            state=state.value,
+            detail=detail,
+            active=state is LinkState.ACTIVE,
+            runtime=info.name if info is not None else "",
+            runtime_version=info.version if info is not None else "",
+            unanswered=self.unanswered,
+            over_cri=self.over_cri,
+        )
+
+    def check_answers(self, limit_s: float) -> None:
+        """Say when the runtime does not answer a call of ours for so long, and when it does."""
+        what, seconds = self._link.watch.waiting()
+        self._metrics.runtime_unanswered.set(seconds)
+        if seconds >= limit_s and not self.unanswered:
+            self.unanswered = (
+                f"the runtime has not answered a {what} for {seconds:.0f} s: either a container "
+                "takes that long to stop, or the runtime hangs and starts no pods any more"
+            )
+            log.error(
+                "the runtime does not answer",
+                call=what,
+                seconds=round(seconds),
+                remedy="if no container is in its grace period, restart the runtime: containers "
+                "go on running",
+            )
+            self._agent.notify()
+        elif seconds < limit_s and self.unanswered:
+            self.unanswered = ""
+            log.info("the runtime answers again")
+            self._agent.notify()
+
+
+def cri_link(config: AgentConfig, handler: AgentHandler, late: LateStarts) -> CRILink:
+    """The link over CRI; grpc is imported here and not before."""
+    from nri_numa.cri.link import CRILink
+
+    return CRILink(
+        handler,
+        late,
+        socket_path=config.runtime.cri_socket,
+    )
+
+
+# --- Memory policies that this node's runtime and kernel can set ---
+
+_INSTEAD: Final = {
+    MemoryPolicy.PREFERRED_MANY: MemoryPolicy.PREFERRED,
+    MemoryPolicy.WEIGHTED_INTERLEAVE: MemoryPolicy.INTERLEAVE,
+}
+
+
+def memory_policies(
+    info: RuntimeInfo, kernel: str, *, over_cri: bool, sysfs_root: Path = Path("/")
+) -> MemoryPolicies:
+    """What can be set here; a kernel release that cannot be read is taken for a new one."""
+    if over_cri:
+        clause = f"{info.name} {info.version} is watched over CRI, which knows none; expected NRI"
+        return MemoryPolicies(dict.fromkeys(MemoryPolicy, clause))
+    if not info.nri_version:
+        clause = (
+            f"{info.name} {info.version} hands none on (its NRI is older than 0.12); expected "
+            f"{RUNTIMES}"
+        )
+        return MemoryPolicies(dict.fromkeys(MemoryPolicy, clause))
+    release = parse_version(kernel)
+    return MemoryPolicies(
+        {
+            mode: f"Linux {kernel} does not have it; expected Linux {since[0]}.{since[1]} or "
+            f"newer, or {_INSTEAD[mode]}"
+            for mode, since in SINCE.items()
+            if release is not None and release[:2] < since
+        },
+        weights=_weights(sysfs_root / "sys/kernel/mm/mempolicy/weighted_interleave"),
+    )
+
+
+def _weights(folder: Path) -> dict[int, int]:
+    """``node0`` and so on, each a number from 1 to 255; what cannot be read counts as 1."""
+    found: dict[int, int] = {}
+    for path in sorted(folder.glob("node*")):
+        with suppress(OSError, ValueError):
+            weight = int(path.read_text(encoding="ascii"))
+            if 1 <= weight <= 255:
+                found[int(path.name.removeprefix("node"))] = weight
+    return found
+
+
+# --- Devices ---
+
+
+class NodeDevices:
+    """The machine's devices, as the configuration switches them on; nothing is imported else.
+
+    Attributes:
+        pci: as they are now; None where ``devices`` is off.
+        roots: PCIe roots by NUMA node, for the devices that claims allocate; empty without ``dra``.
+    """
+
+    def __init__(self, config: AgentConfig) -> None:
+        self._config = config
+        self._counts: DeviceCounts | None = None
+        self.pci: tuple[PCIDevice, ...] | None = None
+        self.roots: dict[int, tuple[str, ...]] = {}
+        if config.devices.count:
+            from nri_numa.devices.counts import DeviceCounts
+
+            own = config.device_plugin.resource_name
+            self._counts = DeviceCounts(config.kubelet_root, own)
+        if config.devices.enabled or config.dra.enabled:
+            from nri_numa.machine.pci import pci_devices, pcie_roots
+            from nri_numa.machine.tree import open_tree
+
+            tree = open_tree(config.sysfs_root)
+            self.pci = pci_devices(tree) if config.devices.enabled else None
+            self.roots = pcie_roots(tree) if config.dra.enabled else {}
+
+    def counted(self) -> Counted | None:
+        """How many devices the kubelet can give, or why that is not known, from memory."""
+        return None if self._counts is None else self._counts.known()
+
+    def watch(self, agent: Agent) -> DeviceWatch | None:
+        """Finds out which devices containers have."""
+        if not self._config.devices.enabled:
+            return None
+        from nri_numa.devices.watch import DeviceWatch
+
+        return DeviceWatch(
+            self._config.devices,
+            root=self._config.sysfs_root,
+            kubelet_root=self._config.kubelet_root,
+            places=lambda: agent.machine.places,
+            own_resource=self._config.device_plugin.resource_name,
+        )

@@ -1,0 +1,737 @@
+"""Says whether this machine is ready for nri-numa, line by line, each with its remedy.
+
+Nothing is changed and nothing is registered; the runtime's socket is only connected to.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import stat
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from nri_numa.config import AgentConfig, LinkKind, problems, settings, split_address
+from nri_numa.engine.cpus.index import index
+from nri_numa.engine.state import NodeState
+from nri_numa.errors import TopologyError
+from nri_numa.kubelet.adoption import adopt
+from nri_numa.kubelet.configuration import Found, KubeletFacts, read
+from nri_numa.kubelet.state_files import StateFiles
+from nri_numa.machine.usable import sentence
+from nri_numa.model.cpuset import NO_CPUS, CPUSet, ListFormatError, NUMASet
+from nri_numa.model.machine import Topology, cpus_text, numa_text
+from nri_numa.model.settings import IsolatedCPUs, NohzFullCPUs
+from nri_numa.model.workload import KubeletGrants
+from nri_numa.store.files import directory_problem
+
+_TIMEOUT = 2.0
+_READABLE = 1 << 20  # bytes of another program's file that are looked at
+
+
+class Level(StrEnum):
+    """How a finding is to be taken."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the check.
+
+    Attributes:
+        subject: what was looked at.
+        message: what was found.
+        remedy: what to do about it; empty when all is well.
+    """
+
+    subject: str
+    level: Level
+    message: str
+    remedy: str = ""
+
+
+def _ok(subject: str, message: str) -> Finding:
+    return Finding(subject=subject, level=Level.OK, message=message)
+
+
+def _warn(subject: str, message: str, remedy: str) -> Finding:
+    return Finding(subject=subject, level=Level.WARN, message=message, remedy=remedy)
+
+
+def _fail(subject: str, message: str, remedy: str) -> Finding:
+    return Finding(subject=subject, level=Level.FAIL, message=message, remedy=remedy)
+
+
+def examine(config: AgentConfig, root: Path = Path("/")) -> Iterator[Finding]:
+    """Look at everything a running agent depends on; ``root`` is another one than / in tests."""
+    topology = None
+    try:
+        topology = _discover(config)
+    except TopologyError as error:
+        yield _fail("machine", str(error), "Run on Linux with /sys mounted, or give --sysfs-root.")
+    if topology is not None:
+        yield from machine(topology)
+        yield from configuration(config, topology)
+        yield from tickless(config, topology)
+        yield from host_processes(config, topology)
+        yield from isolation(config, topology)
+    yield from privileges()
+    yield from cgroups(Path(config.cgroup_root), root)
+    yield from runtime(config, root)
+    yield from kubelet(config, topology)
+    yield from state_directory(Path(config.state_dir))
+    yield from http(config)
+    yield from balancing(root)
+    yield from service(config, root)
+
+
+def _discover(config: AgentConfig) -> Topology:
+    from nri_numa.machine.sysfs import discover
+
+    return discover(config.sysfs_root)
+
+
+def machine(topology: Topology) -> Iterator[Finding]:
+    """What the machine is, and what is odd about it."""
+    counts = ", ".join(
+        f"{count} {noun}{'s' if count != 1 else ''}"
+        for count, noun in (
+            (len(topology.sockets), "socket"),
+            (len(topology.numa_nodes), "NUMA node"),
+            (len(topology.cores), "core"),
+            (len(topology.online), "CPU"),
+        )
+    )
+    if len(topology.numa_nodes) > 1:
+        yield _ok("machine", counts)
+    else:
+        yield _warn(
+            "machine",
+            f"{counts}: there is nothing to align",
+            "Exclusive CPUs and explicit lists still work. On a virtual machine, give it vNUMA.",
+        )
+    partitions = {sentence(one) for one in topology.partitions}
+    for warning in topology.warnings:
+        remedy = "See `nri-numa topology`; placement works with what is."
+        if warning in partitions:
+            remedy = "If they were meant for pods, end the partition (cgroup-v2.rst, cpuset.cpus."
+            remedy += "partition; cpuset.cpu_exclusive on version 1); they come back by themselves."
+        yield _warn("machine", warning, remedy)
+
+
+def tickless(config: AgentConfig, topology: Topology) -> Iterator[Finding]:
+    """Whether anybody takes notice of the kernel's nohz_full list."""
+    if topology.nohz_full and config.nohz_full_cpus is NohzFullCPUs.ANY:
+        yield _ok(
+            "kernel",
+            f"{cpus_text(topology.nohz_full, 'runs', 'run')} without a timer tick (nohz_full); "
+            "nohzFullCPUs: prefer keeps exclusive containers there",
+        )
+
+
+def isolation(config: AgentConfig, topology: Topology) -> Iterator[Finding]:
+    """Whether containers that share have CPUs between which the kernel balances load."""
+    if config.isolated_cpus is IsolatedCPUs.ONLY and not topology.isolated & topology.allowed:
+        yield _warn(
+            "kernel",
+            "isolatedCPUs is only, but no CPU that containers may use is isolated: no container "
+            "can have exclusive CPUs",
+            "Boot with isolcpus=, or set isolatedCPUs: avoid.",
+        )
+    pool = NodeState().pool(topology, settings(config))
+    lone = [
+        i for i, node in topology.numa_nodes.items()
+        if (here := node.cpus & pool) and here <= topology.isolated
+    ]  # fmt: skip
+    if lone:
+        yield _warn(
+            "kernel",
+            f"all shared CPUs of {numa_text(NUMASet(lone))} are isolated (isolcpus): the kernel "
+            "moves no process between them, so that all of a container's may run on one",
+            "Set isolatedCPUs to something else than any, or leave CPUs of that NUMA node out of "
+            "isolcpus= and of reservedCPUs.",
+        )
+
+
+def configuration(config: AgentConfig, topology: Topology) -> Iterator[Finding]:
+    """What the configuration says that this machine does not have."""
+    found = problems(config, topology)
+    for problem in found:
+        yield _fail("configuration", problem, "Correct the configuration file.")
+    if not found:
+        yield _ok("configuration", "sound, and fits this machine")
+
+
+def privileges() -> Iterator[Finding]:
+    """Whether we may do what the agent does."""
+    if os.geteuid() == 0:
+        yield _ok("privileges", "running as root")
+    else:
+        yield _warn(
+            "privileges",
+            f"running as user {os.geteuid()}: some files and sockets cannot be looked at",
+            "Run the check as the user that the agent runs as, usually root.",
+        )
+
+
+# --- cgroups ------------------------------------------------------------------------------------
+
+_NEEDED = ("cpuset", "memory")
+
+
+def cgroups(mount: Path, root: Path = Path("/")) -> Iterator[Finding]:
+    """Whether the controllers are there that cpus and mems are written to."""
+    unified = _read(mount / "cgroup.controllers")
+    if unified is not None:
+        yield from _controllers_v2(mount, unified.split())
+        return
+    missing = [name for name in _NEEDED if not (mount / name).is_dir()]
+    if len(missing) == len(_NEEDED):
+        known = _read(root / "proc/cgroups") or ""
+        there = {line.split("\t")[0] for line in known.splitlines()}
+        absent = [name for name in _NEEDED if name not in there]
+        yield _fail(
+            "cgroups",
+            f"no cgroup controllers below {mount}",
+            f"The kernel lacks {', '.join(absent)}; boot one that has them."
+            if absent
+            else "Mount the cgroup file system, or set cgroupRoot.",
+        )
+    elif missing:
+        yield _fail(
+            "cgroups",
+            f"cgroup v1 without the controller {', '.join(missing)}",
+            "Boot without cgroup_disable=, or move to cgroup v2.",
+        )
+    else:
+        yield _ok("cgroups", "cgroup v1 with cpuset and memory")
+
+
+def _controllers_v2(mount: Path, available: list[str]) -> Iterator[Finding]:
+    missing = [name for name in _NEEDED if name not in available]
+    if missing:
+        yield _fail(
+            "cgroups",
+            f"cgroup v2 without the controller {', '.join(missing)}",
+            "Boot without cgroup_disable=; on a hybrid set-up unmount the v1 controllers.",
+        )
+        return
+    yield _ok("cgroups", "cgroup v2 with cpuset and memory")
+    for name in ("kubepods.slice", "kubepods"):
+        inside = _read(mount / name / "cgroup.controllers")
+        if inside is not None and "cpuset" not in inside.split():
+            yield _warn(
+                "cgroups",
+                f"cpuset is not enabled for {name}",
+                "The runtime enables it with the first pinned container; if it does not, check "
+                "Delegate= of the kubelet's and the runtime's unit.",
+            )
+
+
+_HOST_PROCESSES = "host processes"
+
+
+def host_processes(config: AgentConfig, topology: Topology) -> Iterator[Finding]:
+    """Which processes outside of pods may run on CPUs that containers can have exclusively."""
+    from nri_numa.agent.beside_kubelet import KubeletSettings
+
+    known = KubeletSettings(config.kubelet_root)
+    known.read(config)
+    reserved = known.settings(config, topology).reserved_cpus & topology.online
+    if not reserved:
+        yield _ok(
+            _HOST_PROCESSES,
+            "no CPUs are reserved for them (reservedCPUs), so that they run on exclusive CPUs too",
+        )
+        return
+    mount = Path(config.cgroup_root)
+    if not (mount / "cgroup.controllers").exists():
+        yield _warn(
+            _HOST_PROCESSES,
+            "with cgroup v1 systemd keeps no slice off exclusive CPUs",
+            "Write it into /etc/systemd/system.conf and reboot: "
+            f"CPUAffinity={str(reserved).replace(',', ' ')}.",
+        )
+        return
+    every = _cpus_of(mount) or topology.online
+    wider = {
+        unit.name: cpus
+        for unit in sorted(mount.iterdir())
+        if unit.suffix in (".slice", ".scope") and not unit.name.startswith("kubepods")
+        if not any(unit.glob("kubepods*"))
+        if (cpus := _cpus_of(unit) or every) - reserved
+    }
+    if not wider:
+        yield _ok(_HOST_PROCESSES, f"kept to reserved CPUs {reserved}")
+        return
+    said = ", ".join(f"{name} ({cpus})" for name, cpus in wider.items())
+    yield _warn(
+        _HOST_PROCESSES,
+        f"{cpus_text(reserved, 'is', 'are')} reserved for them, and they run elsewhere too: {said}",
+        "; ".join(f"systemctl set-property {name} AllowedCPUs={reserved}" for name in wider)
+        + ". See docs/operations.md, host processes.",
+    )
+
+
+def _cpus_of(directory: Path) -> CPUSet:
+    try:
+        return CPUSet.parse((_read(directory / "cpuset.cpus.effective") or "").strip())
+    except ListFormatError:
+        return NO_CPUS
+
+
+# --- the runtime --------------------------------------------------------------------------------
+
+
+def runtime(config: AgentConfig, root: Path = Path("/")) -> Iterator[Finding]:
+    """Whether the runtime serves NRI, or CRI where that is the link."""
+    if config.runtime.link is LinkKind.CRI:
+        path = config.runtime.cri_socket.removeprefix("unix://")
+        remedy = "Start the runtime, or set runtime.criSocket to where it serves CRI."
+        yield from _socket("CRI", path, remedy, "runtime.criSocket")
+        return
+    path = config.runtime.nri_socket
+    disabled = containerd_disables_nri(root)
+    remedy = "Turn NRI on (`nri-numa check --fix-containerd` shows how) and restart the runtime."
+    if disabled is None and (containerd_version(root) or (0,)) >= (2,):
+        remedy = "Start containerd, or set runtime.nriSocket (--nri-socket) to where it serves NRI."
+    because = "" if disabled is None else f": {disabled}"
+    yield from _socket("NRI", path, remedy, "runtime.nriSocket", because)
+
+
+def _socket(name: str, path: str, remedy: str, key: str, because: str = "") -> Iterator[Finding]:
+    """Whether anything answers on a socket of the runtime."""
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        yield _fail(name, f"there is no socket {path}{because}", remedy)
+        return
+    except OSError as error:
+        yield _fail(name, f"{path}: {error.strerror}", "Run as root.")
+        return
+    if not stat.S_ISSOCK(mode):
+        yield _fail(name, f"{path} is no socket", f"Set {key}.")
+        return
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            sock.settimeout(_TIMEOUT)
+            sock.connect(path)
+    except PermissionError:
+        yield _warn(name, f"{path} may only be opened by another user", "Run as root.")
+    except OSError as error:
+        yield _fail(
+            name,
+            f"{path} does not answer: {error.strerror or error}",
+            remedy if remedy.startswith("Start") else f"Start the runtime. {remedy}",
+        )
+    else:
+        yield _ok(name, f"{path} answers")
+
+
+def containerd_disables_nri(root: Path = Path("/")) -> str | None:
+    """Why containerd does not serve NRI, as far as its configuration file says."""
+    import tomllib
+
+    path = root / "etc/containerd/config.toml"
+    text = _read(path)
+    if text is None:
+        return None
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        return f"{path} is not valid TOML ({error})"
+    section = nri_section(document)
+    if section.get("disable") is True:
+        return f"{path} disables it"
+    version = document.get("version", 1)
+    if "disable" not in section and isinstance(version, int) and version < 3:
+        # A 2.x reads such files too, and has it on all the same.
+        installed = containerd_version(root)
+        if installed is None:
+            return f"{path} does not turn it on, which containerd before 2.0 needs"
+        if installed < (2,):
+            number = ".".join(map(str, installed))
+            return f"{path} does not turn it on, and containerd {number} has it off by default"
+    if section.get("disable_connections") is True:
+        return f"{path} sets disable_connections"
+    return None
+
+
+_BINARIES = ("usr/local/bin", "usr/bin", "bin", "usr/local/sbin", "usr/sbin")
+
+
+def containerd_version(root: Path = Path("/")) -> tuple[int, ...] | None:
+    """The version of the containerd that is installed where containerd usually is, such as (1, 7).
+
+    None when there is none, or when it does not say.
+    """
+    import re
+    import subprocess
+
+    for directory in _BINARIES:
+        program = root / directory / "containerd"
+        if not os.access(program, os.X_OK):
+            continue
+        try:
+            # The program that the node runs as root anyway.
+            said = subprocess.run(  # noqa: S603
+                [str(program), "--version"], capture_output=True, text=True, timeout=_TIMEOUT
+            ).stdout
+        except (OSError, ValueError, subprocess.SubprocessError):
+            return None
+        found = re.search(r"\bv?([0-9]{1,4})\.([0-9]{1,4})\.[0-9]", said)
+        return (int(found[1]), int(found[2])) if found else None
+    return None
+
+
+def nri_section(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The table of containerd's NRI plugin; empty when there is none."""
+    plugins = document.get("plugins", {})
+    section = plugins.get("io.containerd.nri.v1.nri", {}) if isinstance(plugins, Mapping) else {}
+    return section if isinstance(section, Mapping) else {}
+
+
+# --- our own needs ------------------------------------------------------------------------------
+
+
+def state_directory(directory: Path) -> Iterator[Finding]:
+    """Whether the checkpoint can be written, and by no other user."""
+    at = directory
+    while not at.exists() and at != at.parent:
+        at = at.parent
+    if not at.is_dir():
+        yield _fail("state", f"{at} is no directory", "Set stateDir.")
+    elif not os.access(at, os.W_OK | os.X_OK):
+        yield _fail("state", f"{at} cannot be written", "Run as root, or set stateDir.")
+    elif at != directory:
+        yield _ok("state", f"{directory} will be made")
+    elif problem := directory_problem(at.stat()):
+        yield _fail(
+            "state",
+            f"{at} {problem}: who can write there could say which CPUs are exclusive to whom",
+            f"chown root: {at} && chmod 700 {at}, or set stateDir.",
+        )
+    else:
+        yield _ok("state", f"{directory} can be written")
+
+
+def http(config: AgentConfig) -> Iterator[Finding]:
+    """Whether the API's address is free, or ours, and its files are in order."""
+    section = config.http
+    address = split_address(section.address)
+    if address is None:
+        yield _ok("http", "off")
+        return
+    if section.token_file:
+        text = _read(Path(section.token_file))
+        if text is None or not text.strip():
+            yield _fail(
+                "http",
+                f"the token file {section.token_file} cannot be read or is empty",
+                "Write a token into it: openssl rand -hex 32.",
+            )
+        elif os.stat(section.token_file).st_mode & 0o077:
+            yield _warn("http", f"{section.token_file} can be read by others", "chmod 600 it.")
+    if section.tls_cert:
+        yield from _certificate(section.tls_cert, section.tls_key)
+    host, port = address
+    answer = _who_listens(host, port, tls=bool(section.tls_cert))
+    if answer == "nobody":
+        yield _ok("http", f"{section.address} is free")
+    elif answer == "nri-numa":
+        yield _ok("http", f"{section.address} is served by a running nri-numa")
+    else:
+        yield _fail(
+            "http",
+            f"{section.address} is taken by another program; the agent would run without HTTP",
+            "Set http.address to a free port.",
+        )
+
+
+def _certificate(cert: str, key: str) -> Iterator[Finding]:
+    import ssl
+    import time
+
+    from nri_numa.web.security import seconds_left
+
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key)
+    except (OSError, ssl.SSLError) as error:
+        yield _fail(
+            "http",
+            f"{cert} and {key} are no certificate and key: {error.strerror or error}",
+            "Give PEM files that belong together.",
+        )
+        return
+    left = seconds_left(cert, time.time())
+    if left is None:
+        return
+    if left < 0:
+        yield _fail("http", f"{cert} has expired", "Renew the certificate.")
+    elif left < 14 * 86400:
+        yield _warn("http", f"{cert} expires in {int(left // 86400)} days", "Renew it in time.")
+
+
+def _who_listens(host: str, port: int, *, tls: bool) -> str:
+    """``nobody``, ``nri-numa`` or ``somebody``."""
+    import http.client
+    import ssl
+
+    target = host if host not in ("", "0.0.0.0", "::") else "127.0.0.1"  # noqa: S104  # compared
+    try:
+        socket.create_connection((target, port), timeout=_TIMEOUT).close()
+    except OSError:
+        return "nobody"
+    connection: http.client.HTTPConnection
+    if tls:
+        # Only the name in the answer matters here, so that a private authority is no hindrance.
+        context = ssl._create_unverified_context()  # noqa: S323
+        connection = http.client.HTTPSConnection(target, port, timeout=_TIMEOUT, context=context)
+    else:
+        connection = http.client.HTTPConnection(target, port, timeout=_TIMEOUT)
+    try:
+        connection.request("GET", "/healthz")
+        server = connection.getresponse().getheader("Server", "")
+    except (OSError, http.client.HTTPException):
+        return "somebody"
+    finally:
+        connection.close()
+    return "nri-numa" if server.startswith("nri-numa") else "somebody"
+
+
+def balancing(root: Path = Path("/")) -> Iterator[Finding]:
+    """Whether the kernel moves pages on its own account."""
+    if (_read(root / "proc/sys/kernel/numa_balancing") or "0").strip() not in ("", "0"):
+        yield _ok(
+            "kernel",
+            "automatic NUMA balancing is on; pinned containers do not need it, "
+            "kernel.numa_balancing=0 spares them its page faults",
+        )
+
+
+def _read(path: Path) -> str | None:
+    try:
+        with path.open("rb") as file:
+            return file.read(_READABLE).decode(errors="replace")
+    except OSError:
+        return None
+
+
+def worst(findings: list[Finding]) -> Level:
+    """The gravest level among the findings."""
+    levels = {finding.level for finding in findings}
+    return Level.FAIL if Level.FAIL in levels else Level.WARN if Level.WARN in levels else Level.OK
+
+
+# --- The kubelet on this node ---
+
+_GUIDE = "See docs/kubelet.md: two ways to live with it, and how to change from one to the other."
+
+
+def kubelet(
+    config: AgentConfig, topology: Topology | None, proc: str = "/proc"
+) -> Iterator[Finding]:
+    """Whether the kubelet's own managers pin containers too, and whether both agree."""
+    directory = Path(config.kubelet_root)
+    if not directory.is_dir():
+        yield _ok("kubelet", f"none below {directory}")
+        return
+    found = read(config.kubelet.config, config.kubelet.config_dir, str(directory), proc)
+    for problem in found.problems:
+        yield _warn(
+            "kubelet",
+            f"its configuration: {problem}",
+            "Correct it: the kubelet reads the same. Or set kubelet.config to the right file.",
+        )
+    files = StateFiles(str(directory))
+    if topology is not None:
+        files.refresh(topology.possible, topology.numa_ids)
+    for problem in files.problems:
+        yield _warn(
+            "kubelet",
+            f"its state: {problem}",
+            "Until it can be read, nri-numa does not know which CPUs are the kubelet's.",
+        )
+    yield from _policies(files, found.facts, config)
+    yield from _differences(config, topology, found)
+
+
+def _policies(
+    files: StateFiles, facts: KubeletFacts | None, config: AgentConfig
+) -> Iterator[Finding]:
+    grants = files.grants
+    # The state files are what it really runs with; its configuration may be newer.
+    cpu = grants.cpu_policy or (facts.cpu_policy if facts else "")
+    memory = grants.memory_policy or (facts.memory_policy if facts else "")
+    if cpu == "static":
+        held = f"; {cpus_text(grants.granted)} granted now" if grants.granted else ""
+        yield _warn(
+            "kubelet",
+            f"its CPU manager policy is static: it pins Guaranteed pods itself{held}",
+            f"What it grants is left to it (kubelet.override: {config.kubelet.override}). For full "
+            "control set cpuManagerPolicy: none, drain the node, delete "
+            f"{files.path('cpu')} and restart the kubelet. {_GUIDE}",
+        )
+    if memory == "Static":
+        yield _warn(
+            "kubelet",
+            "its memory manager policy is Static: it sets memory nodes of Guaranteed pods itself",
+            "For full control set memoryManagerPolicy: None, drain the node, delete "
+            f"{files.path('memory')} and restart the kubelet. {_GUIDE}",
+        )
+    if facts is not None:
+        yield from _next_start(files, grants, facts)
+    if cpu != "static" and memory != "Static":
+        known = "cpuManagerPolicy none" if cpu or memory else "its configuration cannot be read"
+        yield _ok("kubelet", known)
+
+
+def _next_start(files: StateFiles, grants: KubeletGrants, facts: KubeletFacts) -> Iterator[Finding]:
+    policies: Mapping[str, tuple[str, str]] = {
+        "cpu": (grants.cpu_policy, facts.cpu_policy),
+        "memory": (grants.memory_policy, facts.memory_policy),
+    }
+    for manager, (noted, wanted) in policies.items():
+        if noted and noted != wanted:
+            yield _warn(
+                "kubelet",
+                f"{files.path(manager)} has policy {noted}, and its configuration has {wanted}: it "
+                "does not start again like this",
+                f"Drain the node, delete {files.path(manager)}, restart the kubelet.",
+            )
+
+
+def _differences(config: AgentConfig, topology: Topology | None, found: Found) -> Iterator[Finding]:
+    if topology is None or found.facts is None:
+        return
+    ours = settings(config)
+    adopted = adopt(ours, config, found.facts, topology, index(topology))
+    for difference in adopted.differences:
+        yield _warn(
+            "kubelet",
+            difference,
+            f"Make {found.path} and ours say the same. {_GUIDE}",
+        )
+    for adoption in adopted.adopted:
+        yield _ok("kubelet", f"ours by its configuration: {adoption}")
+
+
+# --- The systemd service: what its unit keeps it from ---
+
+UNIT: Final = "nri-numa.service"
+_DIRECTORIES: Final = ("etc/systemd/system", "run/systemd/system", "usr/lib/systemd/system")
+"""Where units are, strongest first; see systemd.unit(5)."""
+_HOMES: Final = ("/home/", "/root/", "/run/user/")
+"""What ``ProtectHome=`` hides; see systemd.exec(5)."""
+_YES: Final = ("yes", "true", "on", "1", "y", "t")
+_NO: Final = ("no", "false", "off", "0", "n", "f")
+_CAP_SYS_ADMIN: Final = 21
+_SETTING: Final = re.compile(r"^[ \t]*(\w+)[ \t]*=[ \t]*(.*?)[ \t]*$", re.MULTILINE)
+_STATUS: Final = re.compile(r"^(Uid|CapEff):\s*(\w+)", re.MULTILINE)
+
+
+def service(config: AgentConfig, root: Path = Path("/")) -> Iterator[Finding]:
+    """Whether the installed service can see its program; nothing where none is installed."""
+    lines = _lines(root)
+    unit = dict(lines)
+    if config.devices.enabled and config.devices.network:
+        yield from _network(lines, root)
+    program = unit.get("ExecStart", "").lstrip("-@:+!").partition(" ")[0]
+    if not program.startswith("/"):
+        return
+    hidden = [p for p in _executed(root, program) if p.startswith(_HOMES)]
+    if not hidden or unit.get("ProtectHome", "no").lower() not in (*_YES, "tmpfs"):
+        yield _ok("service", f"{UNIT} runs {program}")
+        return
+    extra = " CapabilityBoundingSet=CAP_DAC_READ_SEARCH" if hidden[0].startswith("/home/") else ""
+    yield _fail(
+        "service",
+        f"{UNIT} cannot start: {hidden[0]} is in a home directory, which "
+        f"ProtectHome={unit['ProtectHome']} hides from it",
+        "Make the virtual environment elsewhere, in /opt/nri-numa for example. Or let the "
+        f"service see home directories: systemctl edit nri-numa, with [Service] "
+        f"ProtectHome=read-only{extra} on lines of their own.",
+    )
+
+
+def _network(lines: list[tuple[str, str]], root: Path) -> Iterator[Finding]:
+    """Whether network namespaces of pods may be entered: by the service, in a container by us."""
+    if lines:
+        may = _allows(
+            lines, "CapabilityBoundingSet", "CAP_SYS_ADMIN", nothing=("",), everything=("~",)
+        )
+        may = may and _allows(
+            lines, "RestrictNamespaces", "net", nothing=_YES, everything=("", *_NO)
+        )
+        who = UNIT
+        remedy = "systemctl edit nri-numa, with [Service] CapabilityBoundingSet=CAP_SYS_ADMIN "
+        remedy += "RestrictNamespaces=net on lines of their own"
+    else:
+        status = dict(_STATUS.findall(_read(root / "proc/self/status") or ""))
+        # For another user than root, what the agent may do is not known.
+        may = status.get("Uid") != "0" or bool(int(status["CapEff"], 16) >> _CAP_SYS_ADMIN & 1)
+        who = "this container"
+        remedy = "Add the capability SYS_ADMIN and the host's /run/netns"
+    if not may:
+        yield _warn(
+            "devices",
+            f"devices.network gives no hints: {who} may not enter the network namespaces of pods",
+            f"{remedy}. Or set devices.network: false.",
+        )
+
+
+def _allows(
+    lines: list[tuple[str, str]],
+    key: str,
+    word: str,
+    *,
+    nothing: tuple[str, ...],
+    everything: tuple[str, ...],
+) -> bool:
+    """Whether a list of systemd.exec(5) has a word: values are merged in the order of lines."""
+    allowed = full = True
+    for value in (value for name, value in lines if name == key):
+        listed = word in value.removeprefix("~").split()
+        if value.lower() in (*nothing, *everything):
+            allowed = full = value.lower() in everything
+        elif value.startswith("~"):
+            allowed, full = allowed and not listed, False
+        else:
+            allowed, full = listed or (allowed and not full), False
+    return allowed
+
+
+def _lines(root: Path) -> list[tuple[str, str]]:
+    """Keys and values in the unit and its drop-ins; continued lines are not joined."""
+    units = [root / d / UNIT for d in _DIRECTORIES if (root / d / UNIT).is_file()]
+    # Drop-ins count in the order of their names, wherever they are; of equal names the first.
+    drop_ins: dict[str, Path] = {}
+    for directory in _DIRECTORIES:
+        for path in (root / directory / f"{UNIT}.d").glob("*.conf"):
+            drop_ins.setdefault(path.name, path)
+    paths = [units[0], *(path for _, path in sorted(drop_ins.items()))] if units else []
+    return _SETTING.findall("\n".join(_read(path) or "" for path in paths))
+
+
+def _executed(root: Path, program: str) -> Iterator[str]:
+    """The files that are executed for a program: where its links lead, and its interpreter."""
+    path = _resolved(root, program)
+    yield path
+    first = (_read(root / path.lstrip("/")) or "").partition("\n")[0]
+    interpreter = first.removeprefix("#!").split()[:1] if first.startswith("#!") else []
+    if interpreter:
+        yield interpreter[0]
+        yield _resolved(root, interpreter[0])
+
+
+def _resolved(root: Path, path: str) -> str:
+    real = str((root / path.lstrip("/")).resolve())
+    top = str(root.resolve()).rstrip("/")
+    return real.removeprefix(top) if real.startswith(f"{top}/") else real

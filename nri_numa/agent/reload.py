@@ -1,0 +1,255 @@
+"""What is read again while the agent runs: its configuration, and the machine.
+
+Reading a file may wait for a disk, the first YAML document imports its parser, and a mistake
+imports the library that lists all of them: together up to a quarter of a second in which no
+container could start. So all of that happens in a thread, down to the tables that decisions need;
+what is left for the loop is to put the result in. The machine is read again regularly, and when
+something did not fit (docs/adr/0032-read-again-what-changes.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, Protocol
+
+import msgspec
+from msgspec.structs import replace
+
+from nri_numa import config as configuration
+from nri_numa.agent.agent import Agent
+from nri_numa.config import AgentConfig
+from nri_numa.engine.decision import Machine, Reading
+from nri_numa.errors import ConfigError, TopologyError
+from nri_numa.machine.hotplug import differences, reread
+from nri_numa.machine.sysfs import read_memory
+from nri_numa.model.machine import MemoryReading, Topology
+from nri_numa.model.settings import Settings
+from nri_numa.observe.logs import get_logger
+
+if TYPE_CHECKING:
+    from nri_numa.agent.links import NodeDevices
+    from nri_numa.devices.counts import Counted
+
+
+_TURN: Final = 0.0005
+"""Seconds after which the thread lets the loop go on. A request asks for its turn at each of its
+system calls, and with Python's 5 ms these added up to twice as long a wait."""
+
+
+class Configured(Protocol):
+    """The configuration in force; see `nri_numa.agent.daemon`."""
+
+    @property
+    def config(self) -> AgentConfig:
+        """Another object after each change."""
+        ...
+
+
+class SettingsSource(Protocol):
+    """Makes the engine's settings; see `nri_numa.agent.beside_kubelet.KubeletSettings`."""
+
+    def settings(self, config: AgentConfig, topology: Topology) -> Settings:
+        """In any thread."""
+        ...
+
+
+class Prepared(msgspec.Struct, frozen=True, kw_only=True):
+    """A configuration that can be put in force.
+
+    Attributes:
+        base: what was in force when it was made.
+        config: what is in force then; keys that need a restart have the values of ``base``.
+        live: paths that change at once.
+        restart: paths that differ and need a restart.
+        machine: the topology of then with the new settings.
+    """
+
+    base: AgentConfig
+    config: AgentConfig
+    live: tuple[str, ...]
+    restart: tuple[str, ...]
+    machine: Machine
+
+    def fits(self, config: AgentConfig, topology: Topology) -> bool:
+        """Whether nothing that this was made from has changed since."""
+        return self.base is config and self.machine.topology is topology
+
+
+def prepare(
+    load: Callable[[], AgentConfig],
+    base: AgentConfig,
+    machine: Machine,
+    source: SettingsSource,
+) -> Prepared:
+    """Read a configuration and make everything ready; touches nothing that others use.
+
+    Raises:
+        ConfigError: with every mistake.
+    """
+    new = load()
+    problems = configuration.problems(new, machine.topology)
+    if problems:
+        raise ConfigError("configuration", problems)
+    live, restart = configuration.changes(base, new)
+    # What waits for a restart keeps its old value, so that the next reload names it again.
+    config = configuration.reloaded(base, new) if live else base
+    return Prepared(
+        base=base,
+        config=config,
+        live=live,
+        restart=restart,
+        machine=with_tables(replace(machine, settings=source.settings(config, machine.topology))),
+    )
+
+
+async def prepare_aside(
+    load: Callable[[], AgentConfig],
+    base: AgentConfig,
+    machine: Machine,
+    source: SettingsSource,
+) -> Prepared:
+    """`prepare` in a thread that gives way to the loop."""
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(_TURN)
+    try:
+        return await asyncio.to_thread(prepare, load, base, machine, source)
+    finally:
+        sys.setswitchinterval(usual)
+
+
+async def put_in_force(agent: Agent, config: AgentConfig, source: SettingsSource) -> bool:
+    """Have the agent decide by settings that are made anew; False: try again.
+
+    They are made in a thread, during which the machine may have changed for another reason.
+    """
+    before = agent.machine
+    made = await asyncio.to_thread(source.settings, config, before.topology)
+    if made != before.settings:
+        machine = await asyncio.to_thread(with_tables, replace(before, settings=made))
+        if agent.machine is not before:
+            return False
+        agent.retopology(machine)
+    return True
+
+
+def with_tables(machine: Machine) -> Machine:
+    """The machine with its tables made, so that no container waits for those that all need."""
+    _ = machine.index, machine.cpu_total, machine.memory_capacity, machine.cpu_milli
+    return machine
+
+
+# --- The machine ---
+
+log = get_logger("daemon")
+
+LOOK_AGAIN = 1.0
+"""Seconds between two looks that refusals ask for."""
+
+
+async def changed(root: str, before: Machine) -> Machine | None:
+    """Read the machine again; None when it is as before, or cannot be read.
+
+    Reading is done in a thread, and so are the tables that every decision needs: the next
+    container must not wait for them.
+    """
+    try:
+        topology = await asyncio.to_thread(reread, root, before.topology)
+    except (TopologyError, OSError) as error:
+        log.warning("machine cannot be read any more", error=str(error))
+        return None
+    if topology is before.topology:
+        return None
+    return await asyncio.to_thread(with_tables, replace(before, topology=topology))
+
+
+def report_change(before: Topology, now: Topology) -> None:
+    """Log what is different."""
+    found = differences(before, now)
+    if before.online != now.online:
+        log.warning("CPUs changed", **{"gone": "", "new": "", **found})
+    else:
+        log.warning("machine changed", **found)
+
+
+async def reread_after_refusals(agent: Agent, machine: Rereading) -> None:
+    """Look again when something did not fit, for as long as the plugin runs.
+
+    The one that was refused is not helped: reading takes longer than a request may wait for.
+    The kubelet tries again, and then what was freed or added in the meantime counts.
+    """
+    refused = asyncio.Event()
+    known = agent.refused
+
+    def listener() -> None:
+        nonlocal known
+        if agent.refused != known:
+            known = agent.refused
+            refused.set()
+
+    end = agent.subscribe(listener)
+    try:
+        while True:
+            await refused.wait()
+            refused.clear()
+            await machine.read_all(agent)
+            await asyncio.sleep(LOOK_AGAIN)
+    finally:
+        end()
+
+
+def no_kernel_events(error: OSError, were_there: bool) -> None:
+    """Say that CPUs which come and go are found by polling alone."""
+    if were_there:
+        log.warning("no kernel events about CPUs any more: polling only", error=str(error))
+    else:
+        log.info("no kernel events about CPUs: polling only", error=str(error))
+
+
+class Rereading:
+    """Reads again what changes on the machine, in threads.
+
+    Attributes:
+        memory: what the kernel had left when last read; None while it cannot be read.
+    """
+
+    def __init__(self, root: str, devices: NodeDevices) -> None:
+        self.memory: Reading | None = None
+        self._root, self._devices = root, devices
+
+    async def read_memory(self, agent: Agent) -> None:
+        """Read what is left of memory."""
+        try:
+            reading = await asyncio.to_thread(read_memory, self._root, agent.machine.topology)
+        except (TopologyError, OSError) as error:
+            if self.memory is not None:
+                log.warning("memory cannot be read any more", error=str(error))
+            self.memory = None
+            return
+        self.memory = as_reading(reading, self._devices.counted())
+
+    async def read_machine(self, agent: Agent) -> None:
+        """Read what else may have changed, and let the agent have it."""
+        before = agent.machine
+        machine = await changed(self._root, before)
+        if machine is not None and agent.machine is before:
+            report_change(before.topology, machine.topology)
+            agent.retopology(machine)
+
+    async def read_all(self, agent: Agent) -> None:
+        """Both."""
+        await self.read_memory(agent)
+        await self.read_machine(agent)
+
+
+def as_reading(memory: MemoryReading, counted: Counted | None = None) -> Reading:
+    """Reduce what sysfs and the kubelet say to what decisions use."""
+    devices: dict[int, int] = {}
+    for one in () if counted is None or isinstance(counted, str) else counted:
+        devices[one.numa_node] = devices.get(one.numa_node, 0) + one.available
+    return Reading(
+        memory={i: n.available_bytes for i, n in memory.numa_nodes.items()},
+        hugepages={i: dict(n.free_hugepages) for i, n in memory.numa_nodes.items()},
+        devices=devices,
+    )

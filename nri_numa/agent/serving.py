@@ -1,0 +1,183 @@
+"""Brings the HTTP side up when nothing waits for it, and keeps it from delaying requests.
+
+Containers come first: the server is imported (30 ms, 4 MiB) after the link to the runtime stands,
+or when it is clear that this takes a while. It lives in a thread with a loop of its own, which
+stands still while the loop that answers the runtime is at work: no client, however many requests it
+sends, takes more than one small piece of time from a container that is being created. Whatever goes
+wrong here is logged and tried again. docs/adr/0017 has the figures, and why it is no process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import sys
+import threading
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from nri_numa.agent.agent import Agent, MemorySource
+from nri_numa.agent.loop import Clock, CourteousSelector, Courtesy, CPUShare, GapWatch
+from nri_numa.config import AgentConfig
+from nri_numa.errors import ConfigError
+from nri_numa.observe.logs import get_logger
+from nri_numa.observe.metrics import Metrics
+
+if TYPE_CHECKING:
+    from nri_numa.agent.beside_kubelet import BesideKubelet
+    from nri_numa.agent.capacity import StealWatch
+    from nri_numa.agent.handler import PendingPods
+    from nri_numa.agent.late import LateStarts
+    from nri_numa.agent.links import NodeDevices, RuntimeConnection
+    from nri_numa.agent.unmatched import UnmatchedAnnotations
+
+log = get_logger("http")
+
+WAIT = 2.0
+"""Seconds to wait for the link; a busy runtime may take a minute, and a user asks why."""
+RETRY = 10.0
+"""Seconds between two attempts after something went wrong."""
+STOP = 2.0
+"""Seconds that the end of the process waits for the thread."""
+SWITCH = 0.0005
+"""Seconds after which a thread must hand on the interpreter's lock when another one waits for it:
+what a request of the runtime may have to wait when it comes in while HTTP is at work. Python's own
+value is ten times that."""
+
+
+class About(NamedTuple):
+    """What never changes while the process runs; ``started`` is a Unix time."""
+
+    version: str
+    node_name: str
+    started: float
+
+
+class Collaborators(msgspec.Struct, frozen=True, kw_only=True):
+    """What else is shown; None where it is switched off.
+
+    Attributes:
+        readings: what the kernel has left of memory.
+        unmatched: annotations that name no container of their pod.
+        kubelet: what the kubelet's managers granted, and where it and we disagree.
+        devices: the machine's.
+        measured: capacity factors that were measured.
+        late: containers that were late, where they can be.
+        pods: Guaranteed pods that have no container yet.
+    """
+
+    readings: MemorySource
+    unmatched: UnmatchedAnnotations | None = None
+    kubelet: BesideKubelet | None = None
+    devices: NodeDevices | None = None
+    measured: StealWatch | None = None
+    late: LateStarts | None = None
+    pods: PendingPods | None = None
+
+
+class Serving:
+    """The HTTP server's life."""
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        agent: Agent,
+        metrics: Metrics,
+        about: About,
+        runtime: RuntimeConnection,
+        more: Collaborators,
+        *,
+        clock: Clock,
+        gaps: GapWatch,
+    ) -> None:
+        self._config = config
+        self._agent = agent
+        self._metrics = metrics
+        self._about = about
+        self._runtime = runtime
+        self._more = more
+        self._clock = clock
+        self._watch = gaps
+        self._share = CPUShare()
+        self._settled = asyncio.Event()
+
+    def link_settled(self) -> None:
+        """The link stands, or cannot be made now: nothing is gained by waiting longer."""
+        self._settled.set()
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(WAIT):
+                await self._settled.wait()
+        sys.setswitchinterval(SWITCH)
+        courtesy = Courtesy(self._watch, share=self._share)
+        loop = asyncio.SelectorEventLoop(CourteousSelector(courtesy))
+        stop = asyncio.Event()
+        # A daemon: nothing that a client does can keep the process from ending.
+        thread = threading.Thread(target=self._live, args=(loop, stop), name="http", daemon=True)
+        thread.start()
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(stop.set)
+            await asyncio.to_thread(thread.join, STOP)
+
+    def _live(self, loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+        """The thread."""
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:
+            runner.run(self._until(stop))
+
+    async def _until(self, stop: asyncio.Event) -> None:
+        serving = asyncio.create_task(self._serve_for_ever())
+        await stop.wait()
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+
+    async def _serve_for_ever(self) -> None:
+        said = ""
+        while True:
+            try:
+                await self._serve()
+            except ConfigError as error:
+                problem = "; ".join(error.problems)
+                if problem != said:  # said once, not every ten seconds
+                    log.error("no http: containers are placed as usual", problem=problem)
+                said = problem
+            except Exception as error:
+                if repr(error) != said:
+                    self._metrics.internal_errors.inc()
+                    log.exception("http failed: containers are placed as usual")
+                said = repr(error)
+            await asyncio.sleep(RETRY)
+
+    async def _serve(self) -> None:
+        from nri_numa.agent.usage import Watches
+        from nri_numa.agent.view import LiveView
+        from nri_numa.web.api import AgentServer
+
+        gc.freeze()  # what was imported stays for ever
+        config, agent, clock = self._config, self._agent, self._clock
+        watches = Watches.of(config, agent, clock)
+        tasks = watches.start()
+        try:
+            view = LiveView(agent, self._about, self._runtime, self._more, watches, clock)
+            server = AgentServer(
+                config.http,
+                view,
+                self._metrics,
+                version=self._about.version,
+                busy_for=self._watch.busy_for,
+                crowded=self._hurry,
+            )
+            self._metrics.snapshot = view.snapshot
+            await server.run()
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    def _hurry(self, crowded: bool) -> None:
+        self._share.hurry = crowded

@@ -1,0 +1,528 @@
+"""What is really used, beside the decisions: of the machine, of memory by NUMA node, of CPU time.
+
+It lives in the thread of HTTP and reads in threads besides, so that no container waits for it, and
+within a budget: a sample of the machine every five seconds; where the memory of containers is
+(``memoryLocality``) and how much they wait for CPUs (``cpuWaiting``) in rounds, a few containers at
+a time, whose CPU time is measured and stays below a part of one CPU.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final, Generic, TypeVar
+
+import msgspec
+
+from nri_numa.agent.agent import Agent
+from nri_numa.agent.loop import Clock
+from nri_numa.config import AgentConfig
+from nri_numa.config.sections import CPUWaiting, MemoryLocality
+from nri_numa.config.values import parse_duration
+from nri_numa.engine.state import Allocation, NodeState, effective_cpus
+from nri_numa.errors import TopologyError
+from nri_numa.machine.cgroups import CgroupReader
+from nri_numa.machine.usage import (
+    NUMA_STAT,
+    MachineUsage,
+    MemoryPlaces,
+    NUMAUsage,
+    local_bytes,
+    memory_places,
+    read_container,
+    read_usage,
+)
+from nri_numa.machine.waiting import Waits, tasks_waiting, waits
+from nri_numa.observe.logs import get_logger
+from nri_numa.observe.metrics import LocalMemory, Named, Waiting
+from nri_numa.web.responses import (
+    ContainerMemory,
+    ContainerUse,
+    ContainerWaiting,
+    NUMANodeLoad,
+    Use,
+)
+
+# --- Rounds over all containers ---
+
+log = get_logger("http")
+
+BUDGET: Final = 0.5
+"""Per cent of one CPU; a round is stretched over as much time as that needs."""
+MAX_SERIES: Final = 100
+"""Series of a metric about containers at most; those that need attention most have them."""
+TURN: Final = 0.002
+"""Seconds of CPU time after which a turn of reading ends, with the container that is being read."""
+
+Found = TypeVar("Found")
+
+
+class Rounds(ABC, Generic[Found]):
+    """Keeps what was read of every container.
+
+    Attributes:
+        known: what the last whole round found, by container id; another object after each round.
+    """
+
+    what: str
+
+    def __init__(
+        self,
+        agent: Agent,
+        config: MemoryLocality | CPUWaiting,
+        cgroup_root: str,
+        clock: Clock,
+        *,
+        proc: str = "/proc",
+    ) -> None:
+        self._agent = agent
+        self._config = config
+        self._cgroup_root = cgroup_root
+        self._proc = proc
+        self._clock = clock
+        # A new object: views see by identity whether anything is read at all.
+        self.known: Mapping[str, Found] = MappingProxyType({})
+
+    @abstractmethod
+    def read(self, reader: CgroupReader, allocation: Allocation) -> Found:
+        """Read one container, in a thread that may take its time."""
+
+    async def run(self) -> None:
+        """Go round until cancelled."""
+        while True:
+            begun = self._clock.monotonic()
+            try:
+                await self.round()
+            except OSError as error:
+                log.warning(f"{self.what}, was not read", error=str(error))
+            interval = parse_duration(self._config.interval)
+            await self._clock.sleep(max(1.0, interval - (self._clock.monotonic() - begun)))
+
+    async def round(self) -> None:
+        """Read every container once, with rests that pay for it."""
+        reader = await asyncio.to_thread(CgroupReader, self._cgroup_root, proc=self._proc)
+        waiting = list(self._agent.state.allocations.values())
+        waiting.reverse()
+        found: dict[str, Found] = {}
+        while waiting:
+            spent = await asyncio.to_thread(self._turn, reader, waiting, found)
+            await self._clock.sleep(spent * (100 / BUDGET - 1))
+        self.known = MappingProxyType(found)
+
+    def _turn(
+        self, reader: CgroupReader, waiting: list[Allocation], found: dict[str, Found]
+    ) -> float:
+        """Read containers from the end of ``waiting``; gives the CPU time that it took."""
+        begun = self._clock.cpu_time()
+        spent = 0.0
+        while waiting and spent < TURN:
+            allocation = waiting.pop()
+            found[allocation.container_id] = self.read(reader, allocation)
+            spent = self._clock.cpu_time() - begun
+        return spent
+
+
+# --- Where memory is ---
+
+MEMORY_NOT_READ: Final = ContainerMemory(
+    local_percent=None, by_numa_node={}, source="", at=0.0, problem="not read yet"
+)
+
+
+def container_memory(allocation: Allocation, found: MemoryPlaces, at: float) -> ContainerMemory:
+    """The document of what was found.
+
+    A container's own NUMA nodes are its memory nodes, or those of its CPUs.
+    """
+    home = allocation.mems or allocation.numa_nodes
+    total = sum(found.by_numa_node.values())
+    problem = found.because
+    if not problem and not total:
+        problem = "it has no memory yet"
+    elif not problem and not home:
+        problem = "it has no NUMA nodes of its own"
+    return ContainerMemory(
+        local_percent=None
+        if problem
+        else round(100 * local_bytes(found.by_numa_node, home) / total, 1),
+        by_numa_node={str(i): n for i, n in sorted(found.by_numa_node.items())},
+        source=found.source,
+        at=at,
+        problem=problem,
+    )
+
+
+class MemoryWatch(Rounds[ContainerMemory]):
+    """Keeps where the memory of every container is."""
+
+    what = "where memory is"
+
+    def read(self, reader: CgroupReader, allocation: Allocation) -> ContainerMemory:
+        """Read where the memory of one container is."""
+        place = self._agent.places.get(allocation.container_id)
+        places = (
+            MemoryPlaces(because="the agent does not know its cgroup")
+            if place is None
+            else memory_places(
+                reader,
+                place,
+                self._cgroup_root,
+                proc=self._proc,
+                page_size=os.sysconf("SC_PAGE_SIZE"),
+            )
+        )
+        return container_memory(allocation, places, self._clock.time())
+
+    def samples(self, state: NodeState) -> LocalMemory | None:
+        """What a scrape has of the containers of ``state``; None where no metric is wanted."""
+        if not self._config.metric:
+            return None
+        known = self.known
+        ratios: list[tuple[float, tuple[str, str, str]]] = []
+        # By ratio, then by name: those whose memory is elsewhere come first.
+        for a in tuple(state.allocations.values()):
+            one = known.get(a.container_id, MEMORY_NOT_READ)
+            if one.local_percent is not None:
+                ratios.append((one.local_percent / 100, (a.namespace, a.pod, a.container)))
+        ratios.sort()
+        shown = ratios[:MAX_SERIES]
+        worst = {names: ratio for ratio, names in reversed(shown)}
+        return LocalMemory(
+            # While a container is replaced there are two of its name for a moment: one series.
+            ratios=[(*names, ratio) for names, ratio in worst.items()],
+            states={
+                "known": len(ratios),
+                "unknown": len(state.allocations) - len(ratios),
+                "left out": len(ratios) - len(shown),
+            },
+        )
+
+
+# --- How much containers wait for CPUs ---
+
+WAITING_NOT_READ: Final = ContainerWaiting(
+    pressure_percent=None, waiting_tasks=None, at=0.0, problem="not read yet"
+)
+
+
+class WaitingWatch(Rounds[ContainerWaiting]):
+    """Keeps how much every container waits for CPUs."""
+
+    what = "how much containers wait"
+
+    def __init__(
+        self,
+        agent: Agent,
+        config: CPUWaiting,
+        cgroup_root: str,
+        clock: Clock,
+        *,
+        proc: str = "/proc",
+    ) -> None:
+        super().__init__(agent, config, cgroup_root, clock, proc=proc)
+        self._before: dict[str, tuple[float, Mapping[int, float]]] = {}
+
+    def read(self, reader: CgroupReader, allocation: Allocation) -> ContainerWaiting:
+        """Read how much one container waits, and compare with the reading before."""
+        place = self._agent.places.get(allocation.container_id)
+        if place is None:
+            unknown = "the agent does not know its cgroup"
+            found = Waits(no_pressure=unknown, no_threads=unknown)
+        else:
+            found = waits(reader, place, self._cgroup_root, proc=self._proc)
+        moment = self._clock.monotonic()
+        before = self._before.pop(allocation.container_id, None)
+        tasks, problem = None, found.no_threads
+        if found.threads is not None:
+            self._before[allocation.container_id] = moment, found.threads
+            if before is None:
+                problem = "threads were read once so far"
+            else:
+                tasks = tasks_waiting(before[1], found.threads, moment - before[0])
+                problem = "" if tasks is not None else "no thread was there at both readings"
+        return ContainerWaiting(
+            pressure_percent=None if found.pressure is None else round(100 * found.pressure, 2),
+            waiting_tasks=None if tasks is None else round(tasks, 3),
+            at=self._clock.time(),
+            problem="; ".join(dict.fromkeys(filter(None, (found.no_pressure, problem)))),
+        )
+
+    async def round(self) -> None:
+        """Read every container once, and forget those that are not there any more."""
+        await super().round()
+        for gone in self._before.keys() - self.known.keys():
+            del self._before[gone]
+
+    def samples(self, state: NodeState) -> Waiting | None:
+        """What a scrape has of the containers of ``state``; None where no metric is wanted."""
+        if not self._config.metric:
+            return None
+        known = self.known
+        found: dict[tuple[str, str, str], ContainerWaiting] = {}
+        for a in tuple(state.allocations.values()):
+            one = known.get(a.container_id, WAITING_NOT_READ)
+            if one.pressure_percent is not None or one.waiting_tasks is not None:
+                # While a container is replaced there are two of its name for a moment: one series.
+                found[a.namespace, a.pod, a.container] = one
+        # By what waits most, then by name.
+        ordered = sorted(
+            found.items(),
+            key=lambda item: (
+                -(item[1].pressure_percent or 0.0),
+                -(item[1].waiting_tasks or 0.0),
+                item[0],
+            ),
+        )
+        shown = ordered[:MAX_SERIES]
+        pressure: list[Named] = [
+            (*names, one.pressure_percent / 100)
+            for names, one in shown
+            if one.pressure_percent is not None
+        ]
+        tasks: list[Named] = [
+            (*names, one.waiting_tasks) for names, one in shown if one.waiting_tasks is not None
+        ]
+        return Waiting(
+            pressure=pressure,
+            tasks=tasks,
+            states={
+                "known": len(ordered),
+                "unknown": len(state.allocations) - len(ordered),
+                "left out": len(ordered) - len(shown),
+            },
+        )
+
+
+# --- What is used ---
+
+EVERY: Final = 5.0
+"""Seconds between two samples."""
+KEPT: Final = 60
+"""Samples kept: five minutes."""
+SHARE: Final = 200
+"""Reading takes at most this part of the time of one CPU."""
+CONTAINER_SECONDS: Final = 0.5
+"""Seconds that the CPU time of a container is measured over."""
+AT_ONCE: Final = 4
+"""Containers measured at the same time; others wait."""
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """What was used between two readings.
+
+    Attributes:
+        at: Unix time of the later one.
+        seconds: between them.
+        cpus: by CPU, the part of the time that it was busy, from 0 to 1.
+        numa_nodes: by id, as the later reading has it.
+        remote: by NUMA node, the part of the pages taken there meanwhile that programs of other
+            NUMA nodes took; None where none were taken or the kernel does not count.
+    """
+
+    at: float
+    seconds: float
+    cpus: Mapping[int, float]
+    numa_nodes: Mapping[int, NUMAUsage]
+    remote: Mapping[int, float | None]
+
+
+def between(before: MachineUsage, after: MachineUsage, *, at: float, seconds: float) -> Sample:
+    """The sample of two readings; CPUs that were away at one of them are left out."""
+    cpus = {
+        cpu: min(1.0, max(0.0, (busy - before.cpus[cpu][0]) / (total - before.cpus[cpu][1])))
+        for cpu, (busy, total) in after.cpus.items()
+        if cpu in before.cpus and total > before.cpus[cpu][1]
+    }
+    remote = {i: _remote(before.numa_nodes.get(i), one) for i, one in after.numa_nodes.items()}
+    return Sample(at, seconds, cpus, after.numa_nodes, remote)
+
+
+def _remote(before: NUMAUsage | None, after: NUMAUsage) -> float | None:
+    if before is None or None in (before.here, before.elsewhere, after.here, after.elsewhere):
+        return None
+    here = (after.here or 0) - (before.here or 0)
+    elsewhere = (after.elsewhere or 0) - (before.elsewhere or 0)
+    taken = here + elsewhere
+    return elsewhere / taken if here >= 0 and elsewhere >= 0 and taken else None
+
+
+class UsageWatch:
+    """Keeps the last minutes, and measures containers.
+
+    ``root`` has the sys/ and proc/ trees.
+    """
+
+    def __init__(self, agent: Agent, root: str, cgroup_root: str, clock: Clock) -> None:
+        self._agent = agent
+        self._root = root
+        self._cgroup_root = cgroup_root
+        self._now = clock.time
+        self._samples: deque[Sample] = deque(maxlen=KEPT)
+        self._last: tuple[float, MachineUsage] | None = None
+        self._problem = "not read yet"
+        self._turn = asyncio.Semaphore(AT_ONCE)
+
+    async def run(self) -> None:
+        """Sample until cancelled."""
+        while True:
+            cost = await self.sample()
+            await asyncio.sleep(max(EVERY, SHARE * cost))
+
+    async def sample(self) -> float:
+        """Take one sample; gives the seconds of CPU time that reading took."""
+        cost = 0.0
+
+        def read() -> MachineUsage:
+            nonlocal cost
+            begun = time.thread_time()
+            try:
+                return read_usage(self._root, self._agent.machine.topology)
+            finally:
+                cost = time.thread_time() - begun
+
+        at = time.monotonic()
+        try:
+            usage = await asyncio.to_thread(read)
+        except (TopologyError, OSError) as error:
+            self._last, self._problem = None, str(error)
+            return cost
+        if not usage.cpus:
+            self._problem = f"{self._root.rstrip('/')}/proc/stat tells of no CPU"
+        else:
+            self._problem = ""
+            if self._last is not None and at > self._last[0]:
+                seconds = at - self._last[0]
+                self._samples.append(between(self._last[1], usage, at=self._now(), seconds=seconds))
+        self._last = at, usage
+        return cost
+
+    def document(self) -> Use:
+        """The last sample, and the minutes before it."""
+        samples = list(self._samples)
+        last = samples[-1] if samples else None
+        return Use(
+            at=last.at if last else None,
+            interval=last.seconds if last else 0.0,
+            problem=self._problem if not last or self._problem else "",
+            cpus={str(cpu): round(100 * part) for cpu, part in sorted(last.cpus.items())}
+            if last
+            else {},
+            numa_nodes=tuple(self._load(i, last, samples) for i in sorted(last.numa_nodes))
+            if last
+            else (),
+        )
+
+    def _load(self, i: int, last: Sample, samples: list[Sample]) -> NUMANodeLoad:
+        one, remote = last.numa_nodes[i], last.remote[i]
+        node = self._agent.machine.topology.numa_nodes.get(i)
+        cpus = tuple(node.cpus) if node is not None else ()
+        return NUMANodeLoad(
+            id=i,
+            cpu_percent=_mean(last, cpus),
+            memory_bytes=one.total,
+            memory_used_bytes=max(0, one.total - one.free - one.reclaimable),
+            memory_reclaimable_bytes=one.reclaimable,
+            remote_percent=None if remote is None else round(100 * remote, 1),
+            cpu_history=tuple(_mean(sample, cpus) for sample in samples),
+            memory_history=tuple(_used(sample.numa_nodes.get(i)) for sample in samples),
+        )
+
+    async def container(self, allocation: Allocation) -> ContainerUse:
+        """Measure one container, over half a second."""
+        async with self._turn:
+            reader = await asyncio.to_thread(CgroupReader, self._cgroup_root)
+            place = self._agent.places.get(allocation.container_id)
+            page = os.sysconf("SC_PAGE_SIZE")
+            if place is None:
+                return _nothing(allocation, "the agent does not know its cgroup")
+            arguments = reader, place, self._cgroup_root, page
+            first = await asyncio.to_thread(read_container, *arguments)
+            begun = time.monotonic()
+            await asyncio.sleep(CONTAINER_SECONDS)
+            second = await asyncio.to_thread(read_container, *arguments)
+            seconds = time.monotonic() - begun
+        if first is None or second is None:
+            return _nothing(allocation, "it has no cgroup that can be read")
+        machine = self._agent.machine
+        state, topology = self._agent.state, machine.topology
+        pool = state.pool(topology, machine.settings)
+        cpus = effective_cpus(allocation, pool, topology, state.withheld_bits) or topology.online
+        used = None
+        if first.cpu_seconds is not None and second.cpu_seconds is not None:
+            used = max(0.0, second.cpu_seconds - first.cpu_seconds) / seconds
+        memory = container_memory(
+            allocation,
+            MemoryPlaces(second.memory, NUMA_STAT)
+            if second.memory
+            # The file is not there: only now is it worth while to look into each process.
+            else await asyncio.to_thread(
+                memory_places, reader, place, self._cgroup_root, page_size=page
+            ),
+            self._now(),
+        )
+        problem = "" if used is not None else "its cgroup does not count CPU time"
+        if not memory.by_numa_node:
+            problem = "; ".join(filter(None, (problem, memory.problem)))
+        return ContainerUse(
+            namespace=allocation.namespace,
+            pod=allocation.pod,
+            container=allocation.container,
+            cpu_milli=None if used is None else round(1000 * used),
+            cpu_set_milli=1000 * len(cpus),
+            memory_by_numa_node=memory.by_numa_node,
+            local_percent=memory.local_percent,
+            problem=problem,
+        )
+
+
+def _nothing(allocation: Allocation, problem: str) -> ContainerUse:
+    return ContainerUse(
+        namespace=allocation.namespace,
+        pod=allocation.pod,
+        container=allocation.container,
+        cpu_milli=None,
+        cpu_set_milli=0,
+        memory_by_numa_node={},
+        local_percent=None,
+        problem=problem,
+    )
+
+
+def _mean(sample: Sample, cpus: tuple[int, ...]) -> int | None:
+    """Per cent that these CPUs were busy; None when nothing is known of any."""
+    known = [sample.cpus[cpu] for cpu in cpus if cpu in sample.cpus]
+    return round(100 * sum(known) / len(known)) if known else None
+
+
+def _used(one: NUMAUsage | None) -> int | None:
+    if one is None or not one.total:
+        return None
+    return round(100 * max(0, one.total - one.free - one.reclaimable) / one.total)
+
+
+class Watches(msgspec.Struct, frozen=True):
+    """Those that are switched on: usage of the machine; memory and waiting of containers."""
+
+    usage: UsageWatch | None = None
+    memory: MemoryWatch | None = None
+    waiting: WaitingWatch | None = None
+
+    @classmethod
+    def of(cls, config: AgentConfig, agent: Agent, clock: Clock) -> Watches:
+        """By the configuration."""
+        cgroups, memory, waiting = config.cgroup_root, config.memory_locality, config.cpu_waiting
+        return cls(
+            UsageWatch(agent, config.sysfs_root, cgroups, clock),
+            MemoryWatch(agent, memory, cgroups, clock) if memory.enabled else None,
+            WaitingWatch(agent, waiting, cgroups, clock) if waiting.enabled else None,
+        )
+
+    def start(self) -> list[asyncio.Task[None]]:
+        """Begin to read, in the loop that runs now."""
+        running = (self.usage, self.memory, self.waiting)
+        return [asyncio.create_task(one.run()) for one in running if one is not None]

@@ -1,0 +1,948 @@
+"""Shows the agent to the outside: its state as API documents and as a metrics snapshot.
+
+Everything is read from the frozen state of one moment, so a long answer that is made piece by
+piece stays consistent while the agent goes on. The agent lives in another thread: what is taken
+from it is either replaced as a whole (the state, the machine), or copied in one step that the
+interpreter does not interrupt (the refusals).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from heapq import merge
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+import msgspec
+from msgspec import UNSET, convert
+from msgspec.structs import asdict
+
+from nri_numa.agent.agent import Agent, RefusedContainer
+from nri_numa.agent.beside_kubelet import BesideKubelet
+from nri_numa.agent.loop import Clock
+from nri_numa.agent.reconcile import Difference, Known
+from nri_numa.agent.serving import About, Collaborators
+from nri_numa.agent.usage import (
+    MEMORY_NOT_READ,
+    WAITING_NOT_READ,
+    Watches,
+)
+from nri_numa.engine.accounting import largest, slot_capacity, together
+from nri_numa.engine.decision import Machine, Reading
+from nri_numa.engine.explain.explanation import Document, of_allocation, of_refusal
+from nri_numa.engine.explain.sentences import actual_text, displaced_text, late_text, sentences
+from nri_numa.engine.others import KUBELETS, granted_names, shown_kind
+from nri_numa.engine.state import Allocation, Charge, Kind, NodeState, displaced, effective_cpus
+from nri_numa.model.cpuset import NO_CPUS, CPUSet
+from nri_numa.model.machine import CoreKind, NUMANode, cpus_text, topology_document
+from nri_numa.model.workload import CPUMode, MemoryPolicy, Policy, QoSClass, Scope
+from nri_numa.observe.metrics import ContainerSample, NUMANodeSample, Snapshot
+from nri_numa.web.api import Listing
+from nri_numa.web.responses import (
+    Actual,
+    Assignment,
+    Checkpoint,
+    ContainerUse,
+    Distance,
+    Explanation,
+    HugePages,
+    Kubelet,
+    KubeletContest,
+    KubeletGrant,
+    Link,
+    NodeUse,
+    Notice,
+    Notices,
+    NUMAInfo,
+    NUMAInfoData,
+    NUMANodeSlots,
+    NUMANodeUse,
+    Readiness,
+    Refusal,
+    Slots,
+    Status,
+    TopologyDocument,
+    Use,
+    Zone,
+    ZoneContainer,
+    ZoneDevices,
+    ZoneHugePages,
+    ZonePod,
+    Zones,
+)
+
+if TYPE_CHECKING:
+    from nri_numa.devices.counts import Counted
+
+
+NO_ROOTS: Final[Mapping[int, tuple[str, ...]]] = {}
+_AFRESH: Final = 64
+"""Differences up to which an old order is mended; a larger change is sorted afresh."""
+_STEP: Final = 250
+"""Names sorted in one call: a fifth of a millisecond."""
+_DOCUMENTS: Final = 32
+"""Explanations kept ready: a page asks for the same ones again and again."""
+
+Name = tuple[str, str, str, str]
+"""Namespace, pod, container, id: the order an operator reads in, and total."""
+
+
+class LinkFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What the daemon knows about its link; see `nri_numa.runtime.LinkState`.
+
+    Attributes:
+        active: registered and synchronized.
+        unanswered: what the runtime has not answered for too long, as a sentence.
+        over_cri: it is reached over CRI, because it has no NRI.
+    """
+
+    state: str
+    detail: str
+    active: bool
+    runtime: str = ""
+    runtime_version: str = ""
+    unanswered: str = ""
+    over_cri: bool = False
+
+
+class Runtime(Protocol):
+    """See `nri_numa.agent.links.RuntimeConnection`."""
+
+    def facts(self) -> LinkFacts:
+        """The link at this moment."""
+        ...
+
+
+class LiveView:
+    """`nri_numa.web.api.AgentView` over a running agent."""
+
+    def __init__(
+        self,
+        agent: Agent,
+        about: About,
+        runtime: Runtime,
+        more: Collaborators,
+        watches: Watches,
+        clock: Clock,
+    ) -> None:
+        self._agent = agent
+        self._about = about
+        self._runtime = runtime
+        self._more = more
+        self._watches = watches
+        self._clock = clock
+        self._names: list[Name] = []
+        self._named = NodeState()
+        self._counted: tuple[NodeState, Counts] | None = None
+        self._documents: dict[object, Document] = {}
+
+    def status(self) -> Status:
+        """The agent itself."""
+        agent, link = self._agent, self._runtime.facts()
+        known = agent.differences.known
+        counts, kubelet = self._counts(agent.state), self._more.kubelet
+        return Status(
+            version=self._about.version,
+            node_name=self._about.node_name,
+            started_at=self._about.started,
+            observe=agent.observe,
+            ready=self.readiness().ready,
+            serial=agent.state.serial,
+            containers=counts.kinds,
+            wider=counts.wider,
+            differing=len(known),
+            intruders=sum(one.intruder for one in known.values()),
+            kubelet_cpus=str(agent.state.kubelet.granted),
+            contested=len(kubelet.contests) if kubelet is not None else 0,
+            link=Link(
+                state=link.state,
+                detail=link.detail,
+                runtime=link.runtime,
+                runtime_version=link.runtime_version,
+                unanswered=link.unanswered,
+                over="cri" if link.over_cri else UNSET,
+            ),
+            checkpoint=Checkpoint(
+                written_at=agent.checkpoint.written_at, problem=agent.checkpoint.problem
+            ),
+        )
+
+    def readiness(self) -> Readiness:
+        """Whether containers are being placed, and remembered."""
+        link = self._runtime.facts()
+        if link.unanswered:
+            return Readiness(ready=False, reason=link.unanswered)
+        if not (link.active and self._agent.synchronized):
+            detail = f": {link.detail}" if link.detail else ""
+            reason = f"the link to the runtime is {link.state}{detail}"
+            return Readiness(ready=False, reason=reason)
+        if self._agent.checkpoint.problem:
+            reason = f"the state cannot be saved: {self._agent.checkpoint.problem}"
+            return Readiness(ready=False, reason=reason)
+        return Readiness(ready=True, reason="")
+
+    def topology(self) -> TopologyDocument:
+        """The machine."""
+        return topology_document(
+            self._agent.machine.topology,
+            reserved=self._agent.machine.settings.reserved_cpus,
+            devices=None if self._more.devices is None else self._more.devices.pci,
+        )
+
+    def numa_info(self) -> NUMAInfo:
+        """The machine in short; CPUs one by one, so that a reader needs no range syntax."""
+        nodes = [n for _, n in sorted(self._agent.machine.topology.numa_nodes.items())]
+        return NUMAInfo(
+            code=200,
+            message="OK",
+            data=NUMAInfoData(
+                nodenums=len(nodes),
+                cpulist=tuple(",".join(map(str, n.cpus)) for n in nodes),
+                memsize=tuple(str(n.memory_bytes) for n in nodes),
+            ),
+        )
+
+    def listing(self) -> Listing:
+        """Every container and what it has, in the order of their names."""
+        moment = self._moment()
+        machine, state, pool = moment.machine, moment.state, moment.pool
+        return Listing(
+            head=NodeUse(
+                serial=state.serial,
+                shared_pool=str(pool),
+                numa_nodes=numa_node_uses(machine, state, pool, self._more.readings.memory),
+            ),
+            containers=(
+                moment.assignment(state.allocations[name[3]])
+                for name in tuple(self._ordered(state))
+            ),
+        )
+
+    def explain(self, namespace: str, pod: str, container: str | None) -> list[Explanation]:
+        """What is known about a pod's containers: those that run, and those refused lately."""
+        moment = self._moment()
+        state = moment.state
+        refused: dict[str, RefusedContainer] = {}
+        for one in self._agent.refusals:  # the last one of each counts
+            if (one.namespace, one.pod) == (namespace, pod):
+                refused[one.container] = one
+        names = self._ordered(state)
+        found: list[Explanation] = []
+        for n in range(bisect_left(names, (namespace, pod, container or "", "")), len(names)):
+            if names[n][:2] != (namespace, pod) or container not in (None, names[n][2]):
+                break
+            allocation = state.allocations[names[n][3]]
+            later = refused.pop(allocation.container, None)
+            if later is not None and later.at <= allocation.since:
+                later = None  # it was refused before it was placed
+            found.append(self._explained(allocation, moment, later))
+        found += [
+            self._refused(one) for name, one in sorted(refused.items()) if container in (None, name)
+        ]
+        return sorted(found, key=lambda one: one.container)
+
+    def _explained(
+        self, allocation: Allocation, moment: Moment, later: RefusedContainer | None
+    ) -> Explanation:
+        kept = self._agent.kept_trace(allocation.container_id)
+        document = self._documents.get(kept) if kept is not None else None
+        effective = moment.cpus_of(allocation)
+        cpus = str(effective)
+        if document is None or document["result"]["cpus"] != cpus:
+            known = self._agent.grounds_of(allocation.container_id)
+            document = of_allocation(allocation, known, cpus)
+            if kept is not None:
+                self._remember(kept, document)
+        since = [f"since then refused: {later.message}"] if later is not None else []
+        if gave_way := moment.gave_way(allocation, effective):
+            since.append(f"listed {allocation.cpus}, {gave_way}")
+        if self._more.unmatched is not None:
+            since += self._more.unmatched.sentences(allocation.pod_uid)
+        assignment = moment.assignment(allocation)
+        before = []
+        if assignment.displaced:
+            before.append(displaced_text(assignment.displaced))
+        if isinstance(assignment.late, float):
+            before.append(late_text(assignment.late))
+        if before or since:
+            document = {**document, "later": [*before, *since]}
+        if assignment.actual is not None:
+            document = {**document, "actual": actual_sentence(assignment.actual)}
+        return Explanation(
+            namespace=allocation.namespace,
+            pod=allocation.pod,
+            container=allocation.container,
+            outcome="admitted",
+            summary=assignment.reason,
+            steps=tuple(sentences(document)),
+            assignment=assignment,
+            details=document,
+        )
+
+    def _refused(self, refused: RefusedContainer) -> Explanation:
+        document = self._documents.get(refused.trace)
+        if document is None:
+            known = self._agent.grounds_of_refusal(refused)
+            document = of_refusal(known, refused.reason, refused.message)
+            self._remember(refused.trace, document)
+        return Explanation(
+            namespace=refused.namespace,
+            pod=refused.pod,
+            container=refused.container,
+            outcome="refused",
+            summary=refused.message,
+            # The message is the summary already.
+            steps=tuple(sentences(document)[1:]),
+            refusal=convert(refused, Refusal, from_attributes=True),
+            details=document,
+        )
+
+    def _remember(self, key: object, document: Document) -> None:
+        if len(self._documents) >= _DOCUMENTS:
+            del self._documents[next(iter(self._documents))]
+        self._documents[key] = document
+
+    def refusals(self) -> list[Refusal]:
+        """The latest refusals, newest first."""
+        return [
+            convert(refused, Refusal, from_attributes=True)
+            for refused in reversed(self._agent.refusals)
+        ]
+
+    def slots(self) -> Slots:
+        """Exclusive CPUs that the scheduler may count."""
+        return slots_document(self._agent.machine, self._agent.state, self._not_pinning())
+
+    def zones(self) -> Zones:
+        """Every NUMA node as who schedules counts it."""
+        agent = self._agent
+        # Before the state: who is decided about in between is in it.
+        more = self._more
+        coming = () if more.pods is None else more.pods.names()
+        return zones_document(
+            agent.machine,
+            agent.state,
+            self._more.readings.memory,
+            reason=self._not_pinning(),
+            measured=None if more.measured is None else more.measured.acting(),
+            devices=None if more.devices is None else more.devices.counted(),
+            roots_of_pcie=NO_ROOTS if more.devices is None else more.devices.roots,
+            coming=coming,
+        )
+
+    def _not_pinning(self) -> str:
+        """Why nothing is to be counted on now; empty when nothing speaks against it."""
+        readiness = self.readiness()
+        if not readiness.ready:
+            return readiness.reason
+        return "observe is on, so nothing is pinned" if self._agent.observe else ""
+
+    def kubelet(self) -> Kubelet:
+        """The kubelet beside us."""
+        kubelet = self._more.kubelet
+        return Kubelet() if kubelet is None else kubelet_document(self._agent, kubelet)
+
+    def notices(self, after: int) -> Notices:
+        """What happened to containers after a number of the sequence."""
+        kept = self._agent.notices
+        number, evicted = kept.number, kept.evicted  # before the notices: one too many is no harm
+        found = tuple(Notice(**asdict(one)) for one in kept.after(after))
+        return Notices(instance=kept.instance, number=number, evicted=evicted, notices=found)
+
+    def notice_number(self) -> int:
+        """The last number of that sequence."""
+        return self._agent.notices.number
+
+    def use(self) -> Use:
+        """What is really used on the machine."""
+        usage = self._watches.usage
+        if usage is None:
+            return Use(at=None, interval=0.0, problem="not measured", cpus={}, numa_nodes=())
+        return usage.document()
+
+    async def container_use(self, namespace: str, pod: str, container: str) -> list[ContainerUse]:
+        """What a container really uses, measured now."""
+        usage = self._watches.usage
+        if usage is None:
+            return []
+        state = self._agent.state
+        names = self._ordered(state)
+        found: list[ContainerUse] = []
+        for n in range(bisect_left(names, (namespace, pod, container, "")), len(names)):
+            if names[n][:3] != (namespace, pod, container):
+                break
+            found.append(await usage.container(state.allocations[names[n][3]]))
+        return found
+
+    def subscribe(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Call ``listener`` after every change; returns what ends that."""
+        return self._agent.subscribe(listener)
+
+    def snapshot(self) -> Snapshot:
+        """The node for a scrape; `nri_numa.observe.metrics.Metrics.snapshot`."""
+        machine, state = self._agent.machine, self._agent.state
+        pool = state.pool(machine.topology, machine.settings)
+        written = self._agent.checkpoint.written_at
+        memory, waiting = self._watches.memory, self._watches.waiting
+        return Snapshot(
+            numa_nodes=numa_node_samples(machine, state, pool, self._more.readings.memory),
+            node_name=self._about.node_name,
+            container_counts=self._counts(state).by_kind,
+            containers=container_samples(state),
+            shared_pool_cpus=len(pool),
+            offline_cpus=len(machine.topology.present - machine.topology.online),
+            checkpoint_written=written,
+            checkpoint_age=None if written is None else max(0.0, self._clock.time() - written),
+            checkpoint_failing=bool(self._agent.checkpoint.problem),
+            ready=self.readiness().ready,
+            observe=self._agent.observe,
+            local_memory=None if memory is None else memory.samples(state),
+            waiting=None if waiting is None else waiting.samples(state),
+        )
+
+    def _moment(self) -> Moment:
+        agent, late = self._agent, self._more.late
+        known = agent.differences.known
+        return Moment(
+            agent.machine, agent.state, known, self._watches, None if late is None else late.known
+        )
+
+    def _counts(self, state: NodeState) -> Counts:
+        """Containers by kind; counted once for each state."""
+        if self._counted is None or self._counted[0] is not state:
+            self._counted = state, Counts.of(state)
+        return self._counted[1]
+
+    def _ordered(self, state: NodeState) -> list[Name]:
+        """Names of all containers, sorted: the order of last time, mended.
+
+        Sorting a thousand names takes a millisecond in which no container can start; comparing the
+        ids takes a hundredth of that, and names do not change.
+        """
+        if state is self._named:
+            return self._names
+        old, new = self._named.allocations, state.allocations
+        changed = old.keys() ^ new.keys()
+        if len(changed) > _AFRESH:
+            self._names = _sorted([_name(a) for a in new.values()])
+        else:
+            for container_id in changed:
+                if container_id in new:
+                    insort(self._names, _name(new[container_id]))
+                else:
+                    del self._names[bisect_left(self._names, _name(old[container_id]))]
+        self._named = state
+        return self._names
+
+
+def _sorted(names: list[Name]) -> list[Name]:
+    """Sorted in steps that others can get in between: one call would hold up everybody."""
+    parts = [sorted(names[n : n + _STEP]) for n in range(0, len(names), _STEP)]
+    return list(merge(*parts))
+
+
+def _name(a: Allocation) -> Name:
+    return a.namespace, a.pod, a.container, a.container_id
+
+
+class Moment:
+    """What was decided at one moment, and what is known of what containers really have.
+
+    ``known`` is what differs from the decision, ``late`` seconds by which containers were late, by
+    id; None where they cannot be.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        state: NodeState,
+        known: Known,
+        watches: Watches = Watches(),  # noqa: B008 - a value
+        late: Mapping[str, float] | None = None,
+    ) -> None:
+        self.machine, self.state, self.known, self.late = machine, state, known, late
+        self.pool = state.pool(machine.topology, machine.settings)
+        self.memory = None if watches.memory is None else watches.memory.known
+        self.waiting = None if watches.waiting is None else watches.waiting.known
+        self._owners: dict[int, str] | None = None
+
+    def cpus_of(self, a: Allocation) -> CPUSet:
+        """What a container should be able to use."""
+        return effective_cpus(a, self.pool, self.machine.topology, self.state.withheld_bits)
+
+    def assignment(self, a: Allocation) -> Assignment:
+        """One container, and what it has."""
+        i, cpus, memory, waiting = a.container_id, self.cpus_of(a), self.memory, self.waiting
+        gave_way = self.gave_way(a, cpus)
+        return Assignment(
+            id=i,
+            pod_uid=a.pod_uid,
+            namespace=a.namespace,
+            pod=a.pod,
+            container=a.container,
+            kind=shown_kind(self.state, a),
+            policy=a.policy.value,
+            qos=a.qos.value,
+            smt=a.smt.value,
+            cpus=str(cpus),
+            pinned=str(a.pinned),
+            mems=str(a.mems),
+            mempolicy=UNSET if a.mempolicy is MemoryPolicy.DEFAULT else a.mempolicy.value,
+            numa_nodes=str(a.numa_nodes),
+            idle=str(a.idle),
+            displaced=str(a.cpus) if displaced(a, self.machine.topology) else "",
+            preferred=a.preferred,
+            reason=f"{a.reason}, {gave_way}" if gave_way else a.reason,
+            cpu_milli=a.cpu_milli,
+            memory_bytes=a.memory_bytes,
+            since=a.since,
+            actual=self.actual(i),
+            slots=a.slots,
+            memory=UNSET if memory is None else memory.get(i, MEMORY_NOT_READ),
+            late=UNSET if self.late is None else self.late.get(i, UNSET),
+            waiting=UNSET if waiting is None else waiting.get(i, WAITING_NOT_READ),
+        )
+
+    def actual(self, container_id: str) -> Actual | None:
+        """What this one has; None while it is as meant, and on no exclusive CPUs of others."""
+        one = self.known.get(container_id) or self._foreign(container_id)
+        if one is None:
+            return None
+        owners = self._owning(CPUSet.parse(one.cpus), container_id) if one.intruder else ()
+        return Actual(
+            cpus=one.cpus,
+            mems=one.mems,
+            meant_cpus=one.meant_cpus,
+            meant_mems=one.meant_mems,
+            since=one.since,
+            text=one.text,
+            found=one.found,
+            intruder=one.intruder,
+            owners=owners,
+            given_up=one.given_up,
+        )
+
+    def _foreign(self, container_id: str) -> Difference | None:
+        """One that was pinned, not by us, to CPUs that are exclusive to others."""
+        allocation = self.state.allocations.get(container_id)
+        if allocation is None or not allocation.pinned & (self.state.owned | self.state.idle):
+            return None
+        return Difference(
+            cpus=str(allocation.pinned),
+            mems=str(allocation.mems),
+            since=allocation.since,
+            intruder=True,
+            found=allocation.reason,
+        )
+
+    def gave_way(self, allocation: Allocation, cpus: CPUSet) -> str:
+        """Where a container stands whose soft list gave way, and to what; empty when it did not.
+
+        ``cpus`` are what it should have now.
+        """
+        lost = allocation.cpus & self.state.withheld if allocation.soft else NO_CPUS
+        if not lost:
+            return ""
+        names = list(self._owning(lost, allocation.container_id))
+        names += [f"{name} (by the kubelet)" for name in granted_names(self.state, lost)]
+        where = str(cpus) if cpus <= allocation.cpus else f"the shared pool {cpus}"
+        return f"stands on {where}: {cpus_text(lost, 'is', 'are')} exclusive to {', '.join(names)}"
+
+    def _owning(self, cpus: CPUSet, but: str) -> tuple[str, ...]:
+        """The names of containers that own some of these CPUs."""
+        allocations = self.state.allocations
+        if self._owners is None:
+            # Once for all of them: there may be as many intruders as owners.
+            self._owners = {
+                cpu: a.container_id
+                for a in allocations.values()
+                if a.owned
+                for cpu in a.cpus | a.idle
+            }
+        found = {self._owners.get(cpu) for cpu in cpus} - {None, but}
+        return tuple(sorted(allocations[i].full_name for i in found if i))
+
+
+def actual_sentence(actual: Actual) -> str:
+    """Both sides in one sentence; the time in it does not grow old."""
+    since = datetime.fromtimestamp(actual.since, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return actual_text(actual.text, since, actual.owners, given_up=actual.given_up)
+
+
+# --- How many containers there are ---
+
+_FOREIGN = frozenset((Kind.FOREIGN, preferred) for preferred in (False, True))
+
+
+class Counts(msgspec.Struct, frozen=True):
+    """How many containers there are.
+
+    Attributes:
+        by_kind: by kind, and by whether they have what is ideal (True) or a wider set.
+    """
+
+    by_kind: dict[tuple[str, bool], int]
+
+    @classmethod
+    def of(cls, state: NodeState) -> Counts:
+        """Count them."""
+        live = [a for a in state.allocations.values() if not a.ended]
+        counted = Counter((a.kind, a.preferred) for a in live)
+        by_kind = {(k.value, p): counted[k, p] for k in Kind for p in (False, True)}
+        by_kind |= {(KUBELETS, p): 0 for p in (False, True)}
+        for a in live if counted.keys() & _FOREIGN else ():
+            if shown_kind(state, a) == KUBELETS:
+                by_kind[a.kind.value, a.preferred] -= 1
+                by_kind[KUBELETS, a.preferred] += 1
+        return cls(by_kind)
+
+    @property
+    def kinds(self) -> dict[str, int]:
+        """By kind alone."""
+        return {k: count + self.by_kind[k, True] for (k, p), count in self.by_kind.items() if not p}
+
+    @property
+    def wider(self) -> int:
+        """Those that have a wider set than ideal."""
+        return sum(count for (_, preferred), count in self.by_kind.items() if not preferred)
+
+
+def container_samples(state: NodeState) -> Iterator[ContainerSample]:
+    """Every container, made one by one while the answer is written."""
+    return (
+        ContainerSample(
+            namespace=a.namespace,
+            pod=a.pod,
+            container=a.container,
+            kind=shown_kind(state, a),
+            policy=a.policy.value,
+            numa_nodes=str(a.numa_nodes),
+            preferred=a.preferred,
+        )
+        for a in state.allocations.values()
+        if not a.ended
+    )
+
+
+# --- NUMA nodes ---
+
+
+def numa_node_uses(
+    machine: Machine, state: NodeState, pool: CPUSet, reading: Reading | None
+) -> tuple[NUMANodeUse, ...]:
+    """For the API: every NUMA node by id, who has its CPUs and what the accounting has left."""
+    reserved = machine.settings.reserved_cpus
+    return tuple(_use(facts, reserved) for facts in _facts(machine, state, pool, reading))
+
+
+def numa_node_samples(
+    machine: Machine, state: NodeState, pool: CPUSet, reading: Reading | None
+) -> tuple[NUMANodeSample, ...]:
+    """For a scrape: the same in counts of CPUs."""
+    reserved = machine.settings.reserved_cpus
+    return tuple(_sample(facts, reserved) for facts in _facts(machine, state, pool, reading))
+
+
+class _Facts(NamedTuple):
+    """One NUMA node; CPU amounts are thousandths of a CPU, memory is bytes."""
+
+    node: NUMANode
+    charge: Charge
+    exclusive: CPUSet
+    idle: CPUSet
+    kubelet: CPUSet
+    shared: CPUSet
+    cpu_total: int
+    cpu_left: int
+    memory_left: int
+    capacity_factor: float
+
+
+def _facts(
+    machine: Machine, state: NodeState, pool: CPUSet, reading: Reading | None
+) -> Iterator[_Facts]:
+    """Every NUMA node, by id."""
+    cpu_left, memory_left = machine.cpu_left(state), machine.memory_left(state, reading)
+    for i, node in sorted(machine.topology.numa_nodes.items()):
+        yield _Facts(
+            node=node,
+            charge=state.charge(i),
+            exclusive=node.cpus & state.owned,
+            idle=node.cpus & state.idle,
+            kubelet=(node.cpus & state.kubelet.granted) - state.owned - state.idle,
+            shared=node.cpus & pool,
+            cpu_total=machine.cpu_total.get(i, 0),
+            cpu_left=cpu_left.get(i, 0),
+            memory_left=memory_left.get(i, 0),
+            capacity_factor=machine.settings.capacity_factor.get(i, 1.0),
+        )
+
+
+def _use(facts: _Facts, reserved: CPUSet) -> NUMANodeUse:
+    node, charge = facts.node, facts.charge
+    return NUMANodeUse(
+        id=node.id,
+        cpus=str(node.cpus),
+        exclusive=str(facts.exclusive),
+        idle=str(facts.idle),
+        kubelet=str(facts.kubelet),
+        shared=str(facts.shared),
+        reserved=str(node.cpus & reserved),
+        cpu_capacity_milli=facts.cpu_total,
+        cpu_allocated_milli=charge.cpu_milli,
+        cpu_available_milli=facts.cpu_left,
+        memory_bytes=node.memory_bytes,
+        memory_allocated_bytes=charge.memory,
+        memory_available_bytes=facts.memory_left,
+        huge_pages=tuple(
+            HugePages(
+                size_bytes=size,
+                total_bytes=total,
+                allocated_bytes=charge.hugepages.get(size, 0),
+            )
+            for size, total in sorted(node.hugepages.items())
+        ),
+        capacity_factor=facts.capacity_factor,
+    )
+
+
+def _sample(facts: _Facts, reserved: CPUSet) -> NUMANodeSample:
+    node, charge = facts.node, facts.charge
+    shared = facts.shared - reserved - facts.kubelet
+    return NUMANodeSample(
+        numa_node=node.id,
+        exclusive_cpus=len(facts.exclusive),
+        idle_cpus=len(facts.idle),
+        kubelet_cpus=len(facts.kubelet),
+        shared_cpus=len(shared),
+        # What is left: reserved CPUs, and those that our own cpuset keeps from containers.
+        reserved_cpus=len(node.cpus - facts.exclusive - facts.idle - facts.kubelet - shared),
+        capacity_cpus=facts.cpu_total / 1000,
+        allocated_cpus=charge.cpu_milli / 1000,
+        available_cpus=facts.cpu_left / 1000,
+        memory_bytes=node.memory_bytes,
+        memory_allocated_bytes=charge.memory,
+        memory_available_bytes=facts.memory_left,
+        capacity_factor=facts.capacity_factor,
+        hugepages={
+            size: (total, charge.hugepages.get(size, 0)) for size, total in node.hugepages.items()
+        },
+    )
+
+
+# --- Exclusive CPUs that a scheduler may count ---
+
+
+def slots_document(machine: Machine, state: NodeState, reason: str) -> Slots:
+    """Count what is held with slots and what is free.
+
+    ``reason`` is why nothing is to be counted on now; empty when nothing speaks against it.
+    """
+    offered = slot_capacity(machine, state)
+    return Slots(
+        serial=state.serial,
+        ready=not reason,
+        reason=reason,
+        annotation=machine.slots_key,
+        total=offered.total,
+        exclusive=len(state.owned),
+        numa_nodes=tuple(
+            NUMANodeSlots(id=i, held=offered.held[i], free=free)
+            for i, free in sorted(offered.free.items())
+        ),
+        ids=tuple(id for a in offered.holders for id in a.slots.split(",")),
+    )
+
+
+# --- NUMA nodes as schedulers count them ---
+
+EMPTY = NodeState()
+MIXED: Final = "mixed"
+"""Kind of a NUMA node's cores where it has several."""
+
+
+def zones_document(
+    machine: Machine,
+    state: NodeState,
+    reading: Reading | None,
+    *,
+    reason: str = "",
+    measured: Mapping[int, float] | None = None,
+    devices: Counted | None = None,
+    roots_of_pcie: Mapping[int, tuple[str, ...]] = NO_ROOTS,
+    coming: Iterable[tuple[str, str]] = (),
+) -> Zones:
+    """Count everything in one state; a pod of which nothing is charged yet is named all the same.
+
+    ``reason`` is why nothing is to be counted on now; ``measured`` has capacity factors that are
+    acted upon, 1 for NUMA nodes that are not in it; ``devices`` are those that the kubelet can
+    give, or why they are not known; ``coming`` are namespace and name of Guaranteed pods that have
+    no container yet.
+    """
+    defaults = machine.settings.defaults
+    charged = {(a.pod_uid, a.container) for a in state.allocations.values() if a.charges}
+    pods = dict.fromkeys(coming, QoSClass.GUARANTEED.value)
+    pods |= {(a.namespace, a.pod): a.qos.value for a in state.allocations.values()}
+    return Zones(
+        serial=state.serial,
+        ready=not reason,
+        reason=reason,
+        policy=defaults.get("policy", Policy.NONE.value),
+        scope=defaults.get("scope", Scope.CONTAINER.value),
+        shares=defaults.get("cpus") == CPUMode.SHARED.value,
+        threads_per_core=machine.topology.threads_per_core,
+        free_exclusive_cpus=together(machine, state),
+        zones=_zones(
+            machine, state, reading, measured or {}, _by_numa_node(devices), roots_of_pcie
+        ),
+        devices_problem=devices if devices is None or isinstance(devices, str) else "",
+        pods=tuple(
+            ZonePod(namespace=namespace, name=name, qos=qos)
+            for (namespace, name), qos in sorted(pods.items())
+        ),
+        charged=tuple(ZoneContainer(pod_uid=uid, name=name) for uid, name in sorted(charged)),
+    )
+
+
+def _zones(
+    machine: Machine,
+    state: NodeState,
+    reading: Reading | None,
+    measured: Mapping[int, float],
+    devices: Mapping[int, tuple[ZoneDevices, ...]],
+    roots_of_pcie: Mapping[int, tuple[str, ...]],
+) -> tuple[Zone, ...]:
+    topology = machine.topology
+    pool = state.pool(topology, machine.settings)
+    cpu_left, memory_left = machine.cpu_left(state), machine.memory_left(state, reading)
+    free, whole = largest(machine, state), largest(machine, EMPTY)
+    sizes = sorted({size for node in topology.numa_nodes.values() for size in node.hugepages})
+    capacity = {size: machine.hugepages_capacity(size) for size in sizes}
+    left = {size: machine.hugepages_left(size, state, reading) for size in sizes}
+    return tuple(
+        Zone(
+            id=i,
+            socket=_socket(machine, i),
+            distances=tuple(
+                Distance(id=other, value=topology.distance(i, other)) for other in topology.numa_ids
+            ),
+            cpus=len(node.cpus),
+            cpu_allocatable_milli=machine.cpu_total.get(i, 0),
+            cpu_available_milli=cpu_left.get(i, 0),
+            exclusive_cpus=whole.get(i, 0),
+            free_exclusive_cpus=free.get(i, 0),
+            shared_cpus=len(node.cpus & pool),
+            memory_bytes=node.memory_bytes,
+            memory_allocatable_bytes=machine.memory_capacity[i],
+            memory_available_bytes=memory_left[i],
+            huge_pages=tuple(
+                ZoneHugePages(
+                    size_bytes=size,
+                    capacity_bytes=node.hugepages.get(size, 0),
+                    allocatable_bytes=capacity[size][i],
+                    available_bytes=left[size][i],
+                )
+                for size in sizes
+            ),
+            capacity_factor=machine.settings.capacity_factor.get(i, 1.0),
+            measured_factor=measured.get(i, 1.0),
+            devices=devices.get(i, ()),
+            core_kind=_core_kind(machine, i),
+            pcie_roots=roots_of_pcie.get(i, ()),
+        )
+        for i, node in sorted(topology.numa_nodes.items())
+    )
+
+
+def _by_numa_node(counts: Counted | None) -> dict[int, tuple[ZoneDevices, ...]]:
+    """Devices by NUMA node, in the order of their resources; none where they are not known."""
+    found: dict[int, tuple[ZoneDevices, ...]] = {}
+    for one in () if counts is None or isinstance(counts, str) else counts:
+        devices = ZoneDevices(
+            resource=one.resource, allocatable=one.allocatable, available=one.available
+        )
+        found[one.numa_node] = (*found.get(one.numa_node, ()), devices)
+    return found
+
+
+def _socket(machine: Machine, numa_node: int) -> int | None:
+    sockets = [s.id for s in machine.topology.sockets.values() if numa_node in s.numa_nodes]
+    return sockets[0] if len(sockets) == 1 else None
+
+
+def _core_kind(machine: Machine, numa_node: int) -> str:
+    """The kind of a NUMA node's cores on a hybrid machine; empty on all others."""
+    cores = machine.topology.cores.values()
+    kinds = {core.kind for core in cores if core.numa_node == numa_node}
+    if not kinds or CoreKind.STANDARD in kinds:
+        return ""
+    return MIXED if len(kinds) > 1 else kinds.pop().value
+
+
+# --- The kubelet beside us ---
+
+
+def kubelet_document(agent: Agent, beside: BesideKubelet) -> Kubelet:
+    """What the kubelet's managers granted, and where it and we disagree.
+
+    Reads what is replaced as a whole, so any thread may call it.
+    """
+    state, settings, configuration = agent.state, agent.machine.settings, beside.configuration
+    grants, adopted = state.kubelet, configuration.adopted
+    shown = grants.shared[0] if grants.shared else ""
+    return Kubelet(
+        cpu_policy=grants.cpu_policy,
+        memory_policy=grants.memory_policy,
+        override=settings.kubelet_override.value,
+        shared_cpus=str(shown),
+        granted_cpus=str(grants.granted),
+        grants=tuple(_grants(agent)),
+        contests=tuple(
+            convert(one, KubeletContest, from_attributes=True)
+            for _, one in sorted(beside.contests.items())
+        ),
+        problems=(*beside.problems, *configuration.found.problems),
+        configuration=configuration.found.path,
+        adopted=adopted.adopted if adopted else (),
+        differences=adopted.differences if adopted else (),
+    )
+
+
+def _grants(agent: Agent) -> list[KubeletGrant]:
+    """Of containers, then of whole pods; each by UID and name."""
+    state = agent.state
+    grants = state.kubelet
+    live = {(a.pod_uid, a.container): a for a in state.allocations.values()}
+    by_id = {("", a.container_id): a for a in state.allocations.values()}
+    pods = {a.pod_uid: a for a in state.allocations.values()}
+    found: list[KubeletGrant] = []
+    for holder in sorted(grants.cpus.keys() | grants.mems.keys()):
+        a = live.get(holder) or by_id.get(holder)
+        cpus = grants.cpus.get(holder, "")
+        found.append(
+            KubeletGrant(
+                pod_uid=a.pod_uid if a else holder[0],
+                container=a.container if a else holder[1],
+                namespace=a.namespace if a else "",
+                pod=a.pod if a else "",
+                cpus=str(cpus),
+                mems=str(grants.mems.get(holder, "")),
+                overridden=bool(cpus) and a is not None and shown_kind(state, a) != KUBELETS,
+            )
+        )
+    for uid in sorted(grants.pods.keys() | grants.pod_mems.keys()):
+        a = pods.get(uid)
+        found.append(
+            KubeletGrant(
+                pod_uid=uid,
+                container="",
+                namespace=a.namespace if a else "",
+                pod=a.pod if a else "",
+                cpus=str(grants.pods.get(uid, "")),
+                mems=str(grants.pod_mems.get(uid, "")),
+                overridden=False,
+            )
+        )
+    return found

@@ -1,0 +1,1 @@
+"""Plain values: sets of CPUs, the machine, workloads, settings. Pure."""

@@ -1,0 +1,425 @@
+"""The machine as a value: sockets, NUMA nodes, caches, cores, threads.
+
+A `Topology` is fixed until the machine is discovered again. Nothing here reads anything; see
+`nri_numa.machine.sysfs`. Odd machines are ordinary: ids with holes, NUMA nodes without CPUs or
+without memory, CPUs that belong to no NUMA node, cores with different numbers of threads, several
+NUMA nodes per socket and several sockets per NUMA node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
+
+if TYPE_CHECKING:
+    from nri_numa.machine.pci import PCIDevice
+
+
+class CoreKind(StrEnum):
+    """What the kernel says about a core of a hybrid processor."""
+
+    STANDARD = "standard"
+    PERFORMANCE = "performance"
+    EFFICIENT = "efficient"
+
+
+class CPU(msgspec.Struct, frozen=True, kw_only=True):
+    """One logical CPU: a hardware thread.
+
+    Attributes:
+        id: the kernel's number.
+        core: id of its `Core` (unique over the machine; the lowest CPU id among its threads).
+        socket: the kernel's physical package id.
+        numa_node: its NUMA node, or None when the kernel names none.
+        l3: id of its `L3Group` (the lowest CPU id that shares the cache), or None.
+    """
+
+    id: int
+    core: int
+    socket: int
+    numa_node: int | None
+    l3: int | None
+
+
+class Core(msgspec.Struct, frozen=True, kw_only=True):
+    """A physical core; `cpus` are its online thread siblings."""
+
+    id: int
+    socket: int
+    numa_node: int | None
+    cpus: CPUSet
+    kind: CoreKind = CoreKind.STANDARD
+
+
+class L3Group(msgspec.Struct, frozen=True, kw_only=True):
+    """CPUs that share one last level cache (the kubelet's *uncore cache*)."""
+
+    id: int
+    cpus: CPUSet
+
+
+class Socket(msgspec.Struct, frozen=True, kw_only=True):
+    """A physical package."""
+
+    id: int
+    cpus: CPUSet
+    numa_nodes: NUMASet
+
+
+class NUMANode(msgspec.Struct, frozen=True, kw_only=True):
+    """A NUMA node.
+
+    Attributes:
+        id: the kernel's number.
+        cpus: its online CPUs; empty for a memory-only node.
+        memory_bytes: MemTotal; 0 for a node without memory.
+        distances: SLIT distance to each NUMA node, itself included (10 is local).
+        hugepages: bytes of pre-allocated huge pages, by page size in bytes.
+        initiators: the NUMA nodes with CPUs from which its memory is best reached, as far as the
+            kernel tells (firmware's HMAT).
+        tier: the kernel's memory tier; lower is faster. None where the kernel tells none.
+    """
+
+    id: int
+    cpus: CPUSet
+    memory_bytes: int
+    distances: Mapping[int, int]
+    hugepages: Mapping[int, int] = msgspec.field(default_factory=dict)
+    initiators: NUMASet = NO_NUMA_NODES
+    tier: int | None = None
+
+
+class PartitionKind(StrEnum):
+    """What a cgroup is that has CPUs for itself.
+
+    ROOT and ISOLATED as ``cpuset.cpus.partition`` says (version 2), ISOLATED without load
+    balancing; EXCLUSIVE has ``cpuset.cpu_exclusive`` (version 1).
+    """
+
+    ROOT = "root"
+    ISOLATED = "isolated"
+    EXCLUSIVE = "exclusive"
+
+
+class Partition(msgspec.Struct, frozen=True, kw_only=True):
+    """A cgroup beside the pods' that has CPUs for itself, or was meant to.
+
+    Attributes:
+        cgroup: its path, without a leading slash.
+        cpus: its CPUs; those that it was meant to have where there is a problem.
+        problem: why the kernel makes it none, in the kernel's words; else empty.
+    """
+
+    cgroup: str
+    kind: PartitionKind
+    cpus: CPUSet
+    problem: str = ""
+
+
+_KNOWN_SETS: Final = 256
+
+
+class Topology(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """The machine.
+
+    Attributes:
+        cpus: online CPUs by id.
+        cores: by core id.
+        l3_groups: by group id; empty when the kernel tells no caches.
+        sockets: by id.
+        numa_nodes: by id, never empty (a machine without NUMA has node 0 with everything).
+        online, present, possible, isolated: as the files of /sys/devices/system/cpu say.
+        allowed: the online CPUs that may be given to containers at all (our own cpuset, when the
+            agent runs in a narrower one).
+        withheld_memory: NUMA nodes whose memory the same limit does not allow.
+        nohz_full: CPUs whose timer tick stops while one thread runs (``nohz_full=`` of the kernel).
+        partitions: cgroups that keep CPUs from containers, by path; `allowed` is without them.
+        warnings: what was odd about the machine, one sentence each.
+    """
+
+    cpus: Mapping[int, CPU]
+    cores: Mapping[int, Core]
+    l3_groups: Mapping[int, L3Group]
+    sockets: Mapping[int, Socket]
+    numa_nodes: Mapping[int, NUMANode]
+    online: CPUSet
+    present: CPUSet
+    possible: CPUSet
+    isolated: CPUSet
+    allowed: CPUSet
+    withheld_memory: NUMASet = NO_NUMA_NODES
+    nohz_full: CPUSet = NO_CPUS
+    partitions: tuple[Partition, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    @cached_property
+    def numa_ids(self) -> NUMASet:
+        """All NUMA nodes."""
+        return NUMASet(self.numa_nodes)
+
+    @cached_property
+    def memory_nodes(self) -> NUMASet:
+        """The NUMA nodes that have memory for us; only these may stand in cpuset.mems."""
+        with_memory = NUMASet(i for i, n in self.numa_nodes.items() if n.memory_bytes > 0)
+        return with_memory - self.withheld_memory
+
+    @cached_property
+    def cpu_nodes(self) -> NUMASet:
+        """The NUMA nodes that have online CPUs."""
+        return NUMASet(i for i, n in self.numa_nodes.items() if n.cpus)
+
+    @cached_property
+    def threads_per_core(self) -> int:
+        """The largest number of online threads on one core."""
+        return max((len(c.cpus) for c in self.cores.values()), default=1)
+
+    def cpus_of(self, numa_nodes: NUMASet) -> CPUSet:
+        """Online CPUs of these NUMA nodes."""
+        return CPUSet.from_bits(self.bits_of(numa_nodes.bits))
+
+    def bits_of(self, numa_bits: int) -> int:
+        """The bits of the online CPUs of NUMA nodes, given as bits themselves."""
+        known = self._bits_by_nodes
+        if numa_bits in known:
+            return known[numa_bits]
+        bits = 0
+        for i in NUMASet.from_bits(numa_bits):
+            numa_node = self.numa_nodes.get(i)
+            if numa_node is not None:
+                bits |= numa_node.cpus.bits
+        if len(known) >= _KNOWN_SETS:
+            known.clear()
+        known[numa_bits] = bits
+        return bits
+
+    @cached_property
+    def _bits_by_nodes(self) -> dict[int, int]:
+        """What `bits_of` found: containers are on a few different sets of NUMA nodes."""
+        return {}
+
+    def numa_of(self, cpus: CPUSet) -> NUMASet:
+        """NUMA nodes that these CPUs belong to (CPUs without a node add nothing)."""
+        bits = cpus.bits
+        return NUMASet(i for i, n in self.numa_nodes.items() if n.cpus.bits & bits)
+
+    def siblings_of(self, cpus: CPUSet) -> CPUSet:
+        """All online threads of every core that these CPUs touch, themselves included."""
+        bits = 0
+        for i in cpus:
+            cpu = self.cpus.get(i)
+            if cpu is not None:
+                bits |= self.cores[cpu.core].cpus.bits
+        return CPUSet.from_bits(bits)
+
+    def distance(self, a: int, b: int) -> int:
+        """SLIT distance from ``a`` to ``b``; where none is known, 10 to itself and 20 to others."""
+        try:
+            return self._distances[a][b]
+        except KeyError:
+            return 10 if a == b else 20
+
+    @cached_property
+    def _distances(self) -> dict[int, Mapping[int, int]]:
+        """As the NUMA nodes tell them: every decision asks for some."""
+        return {i: n.distances for i, n in self.numa_nodes.items()}
+
+    @cached_property
+    def id(self) -> str:
+        """Text that changes when ids, siblings or NUMA membership change; checkpoints carry it."""
+        nodes = ";".join(f"{i}={n.cpus}" for i, n in sorted(self.numa_nodes.items()))
+        cores = ";".join(str(c.cpus) for _, c in sorted(self.cores.items()))
+        return f"cpus {self.present} numa {nodes} cores {cores}"
+
+
+class NUMAMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """What the kernel says about the memory of one NUMA node right now.
+
+    Attributes:
+        total_bytes: MemTotal.
+        free_bytes: MemFree; pages in huge page pools are not free.
+        reclaimable_bytes: page cache and slab that the kernel would give up before it kills,
+            less what it keeps in any case.
+        free_hugepages: bytes of unused pre-allocated huge pages, by page size in bytes.
+    """
+
+    total_bytes: int
+    free_bytes: int
+    reclaimable_bytes: int
+    free_hugepages: Mapping[int, int] = msgspec.field(default_factory=dict)
+
+    @property
+    def available_bytes(self) -> int:
+        """What a new container could use: free and reclaimable."""
+        return self.free_bytes + self.reclaimable_bytes
+
+
+class MemoryReading(msgspec.Struct, frozen=True, kw_only=True):
+    """One look at the memory of all NUMA nodes, by NUMA node id."""
+
+    numa_nodes: Mapping[int, NUMAMemory]
+
+
+# --- Numbers and lists in sentences: one CPU or several, one NUMA node or several -----------------
+
+
+Ids = CPUSet | NUMASet | str
+"""A set, or its text in the kernel's list format."""
+
+
+def agree(ids: Ids, singular: str, plural: str) -> str:
+    """The form of a word that goes with a list: ``is`` or ``are``."""
+    return singular if str(ids).isdigit() else plural
+
+
+def cpus_text(ids: Ids, *verb: str) -> str:
+    """``CPU 3``, ``CPUs 3-5``; with a verb's two forms ``CPU 3 is``, ``CPUs 3-5 are``."""
+    text = str(ids)
+    text = f"CPU {text}" if text.isdigit() else f"CPUs {text}"
+    return f"{text} {agree(ids, *verb)}" if verb else text
+
+
+def numa_text(ids: Ids, *verb: str) -> str:
+    """``NUMA node 1``, ``NUMA nodes 0-1``; with a verb's two forms as `cpus_text`."""
+    # A digit or not tells one from several: on the way of every request, nothing is counted.
+    text = str(ids)
+    text = f"NUMA node {text}" if text.isdigit() else f"NUMA nodes {text}"
+    return f"{text} {agree(ids, *verb)}" if verb else text
+
+
+def counted(count: int, noun: str) -> str:
+    """``1 CPU``, ``2 CPUs``."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def human_cpus(milli: int) -> str:
+    """Thousandths of CPUs as a number of them: ``2``, ``0.25``."""
+    return f"{milli / 1000:.3f}".rstrip("0").rstrip(".")
+
+
+def human_milli(milli: int) -> str:
+    """Thousandths of CPUs: ``2 CPUs``, ``0.5 CPUs``."""
+    text = human_cpus(milli)
+    return f"{text} CPU" if text == "1" else f"{text} CPUs"
+
+
+# --- What the kernel says of one container's cgroup, as a value -----------------------------------
+
+
+NO_QUOTA: Final = -1
+"""CFS quota that means *no limit*: written as it is to cgroup v1, as ``max`` to cgroup v2."""
+
+
+class Observed(msgspec.Struct, frozen=True, kw_only=True):
+    """The cpuset, and where it matters the CPU limit, of one container's real cgroup.
+
+    Attributes:
+        cpus, mems: ``cpuset.cpus`` and ``cpuset.mems`` as written; on cgroup v2 empty means
+            whatever the parent has.
+        effective_cpus, effective_mems: what it can really use; on cgroup v1 the same.
+        quota: CFS quota in microseconds per period, `NO_QUOTA` for none; None where it was not
+            read.
+        above: which cgroup above leaves less of it, in words; empty when none does, or where
+            it was not read.
+    """
+
+    cpus: CPUSet
+    mems: NUMASet
+    effective_cpus: CPUSet
+    effective_mems: NUMASet
+    quota: int | None = None
+    above: str = ""
+
+
+# --- a machine as a document: what the API and ``nri-numa topology -o json`` answer ---------------
+
+
+def topology_document(
+    topology: Topology,
+    *,
+    reserved: CPUSet = NO_CPUS,
+    devices: Sequence[PCIDevice] | None = None,
+) -> dict[str, Any]:
+    """Describe a machine with the names of fields that stay the same over versions.
+
+    Id sets are texts in list format, sizes are bytes; every list is sorted by id. A NUMA node's
+    ``distances`` are in the order of ``numaNodes``; without ``devices`` it says nothing of devices.
+    """
+    return {
+        "id": topology.id,
+        "cpus": {
+            "online": str(topology.online),
+            "offline": str(topology.present - topology.online),
+            "present": str(topology.present),
+            "possible": str(topology.possible),
+            "isolated": str(topology.isolated),
+            "nohzFull": str(topology.nohz_full),
+            "allowed": str(topology.allowed),
+            "reserved": str(reserved),
+        },
+        "counts": {
+            "sockets": len(topology.sockets),
+            "numaNodes": len(topology.numa_nodes),
+            "l3Groups": len(topology.l3_groups),
+            "cores": len(topology.cores),
+            "cpus": len(topology.online),
+            "threadsPerCore": topology.threads_per_core,
+        },
+        "sockets": [
+            {"id": s.id, "cpus": str(s.cpus), "numaNodes": str(s.numa_nodes)}
+            for _, s in sorted(topology.sockets.items())
+        ],
+        "numaNodes": [
+            {
+                "id": n.id,
+                "cpus": str(n.cpus),
+                "memoryBytes": n.memory_bytes,
+                "memoryAllowed": n.id in topology.memory_nodes,
+                "hugePages": [
+                    {"sizeBytes": size, "count": total // size}
+                    for size, total in sorted(n.hugepages.items())
+                ],
+                "distances": [topology.distance(n.id, other) for other in topology.numa_ids],
+            }
+            for _, n in sorted(topology.numa_nodes.items())
+        ],
+        "l3Groups": [
+            {"id": g.id, "cpus": str(g.cpus)} for _, g in sorted(topology.l3_groups.items())
+        ],
+        "cores": [
+            {
+                "id": c.id,
+                "cpus": str(c.cpus),
+                "socket": c.socket,
+                "numaNode": c.numa_node,
+                "kind": c.kind.value,
+            }
+            for _, c in sorted(topology.cores.items())
+        ],
+        "partitions": [
+            {
+                "cgroup": one.cgroup,
+                "kind": one.kind.value,
+                "cpus": str(one.cpus),
+                "problem": one.problem,
+            }
+            for one in topology.partitions
+        ],
+        "warnings": list(topology.warnings),
+        **({} if devices is None else {"devices": [_device(one) for one in devices]}),
+    }
+
+
+def _device(device: PCIDevice) -> dict[str, Any]:
+    return {
+        "address": device.address,
+        "kind": device.kind,
+        "vendor": device.vendor,
+        "device": device.device,
+        "numaNode": device.numa_node,
+    }

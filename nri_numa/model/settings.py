@@ -1,0 +1,229 @@
+"""What the operator may set about decisions, as the engine sees it.
+
+The configuration file is read and checked by `nri_numa.config`, which builds a `Settings`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
+from nri_numa.model.workload import BUILT_IN_PERMISSION, KubeletOverride, QoSClass, Strategy
+
+ANY_KEY: Final = "*"
+
+
+class Otherwise(StrEnum):
+    """What happens to an annotation that is not permitted."""
+
+    REFUSE = "refuse"
+    IGNORE = "ignore"
+
+
+class Permission(msgspec.Struct, frozen=True, kw_only=True):
+    """What the pods that it matches may ask for by annotation.
+
+    Attributes:
+        name: for sentences: ``permissions[1]``.
+        namespaces: shell-style patterns; empty matches every namespace.
+        keys: annotation keys without prefix that may be used; `ANY_KEY` for all.
+        values: by key, the only values it may have. Lists of CPUs and NUMA nodes may name no
+            others than these together.
+    """
+
+    name: str
+    namespaces: tuple[str, ...] = ()
+    labels: Mapping[str, str] = msgspec.field(default_factory=dict)
+    qos: tuple[QoSClass, ...] = ()
+    keys: tuple[str, ...] = (ANY_KEY,)
+    values: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
+    unpaid_cpus: bool = False
+    reserved_cpus: bool = False
+    otherwise: Otherwise = Otherwise.REFUSE
+
+
+BUILT_IN: Final = Permission(name=BUILT_IN_PERMISSION)
+"""For pods that no entry matches: every key, but exclusive CPUs only for paid requests."""
+
+
+class CPUAmount(msgspec.Struct, frozen=True):
+    """A number of CPUs, or a part of those that containers may use.
+
+    Attributes:
+        percent: of the machine's CPUs, rounded down.
+    """
+
+    cpus: int = 0
+    percent: float | None = None
+
+    def of(self, total: int) -> int:
+        """The number of CPUs on a machine where containers may use ``total``."""
+        return self.cpus if self.percent is None else int(total * self.percent / 100)
+
+    def __str__(self) -> str:
+        return f"{self.cpus}" if self.percent is None else f"{self.percent:g}%"
+
+
+EVERYTHING: Final = CPUAmount(percent=100)
+
+
+class Quota(msgspec.Struct, frozen=True, kw_only=True):
+    """How many CPUs may be withheld from others.
+
+    Attributes:
+        exclusive: owned CPUs, siblings that are kept idle for their owners included.
+        listed: CPUs in shared lists (``numacpu``) that nobody can own.
+    """
+
+    exclusive: CPUAmount = EVERYTHING
+    listed: CPUAmount = EVERYTHING
+
+
+class NamespaceQuota(msgspec.Struct, frozen=True, kw_only=True):
+    """A quota for each namespace by itself that one of the patterns matches."""
+
+    name: str
+    namespaces: tuple[str, ...]
+    quota: Quota
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """Quotas and the floor of the shared pool.
+
+    Attributes:
+        quota: for everybody together. Lists that a CPU request pays for are counted and never
+            refused.
+        idle: siblings kept idle, for everybody together: nobody pays for them.
+        pool: CPUs that stay in the shared pool of the machine, at least 1; None for what
+            `nri_numa.engine.accounting.floor` works out.
+    """
+
+    quota: Quota = Quota(listed=CPUAmount(percent=50))
+    idle: CPUAmount = CPUAmount(percent=25)
+    namespaces: tuple[NamespaceQuota, ...] = ()
+    pool: CPUAmount | None = None
+    numa_pool: CPUAmount = CPUAmount(0)
+
+
+class CPUOrder(StrEnum):
+    """Which CPUs first, when several would do.
+
+    ``default`` keeps whole NUMA nodes, L3 groups and cores free for the next pod, judged by what
+    they really have; ``kubelet`` reproduces the kubelet's packed order, averages included.
+    """
+
+    DEFAULT = "default"
+    KUBELET = "kubelet"
+
+
+class IsolatedCPUs(StrEnum):
+    """What to do with CPUs of the kernel's isolcpus list.
+
+    With all but ``any`` they are no part of the shared pool, while it has others; ``only`` gives
+    exclusive containers no others.
+    """
+
+    ANY = "any"
+    PREFER = "prefer"
+    AVOID = "avoid"
+    ONLY = "only"
+
+
+class NohzFullCPUs(StrEnum):
+    """What to do with CPUs of the kernel's nohz_full list in exclusive assignments."""
+
+    ANY = "any"
+    PREFER = "prefer"
+    AVOID = "avoid"
+
+
+class PreferredCores(StrEnum):
+    """Which cores of a hybrid processor exclusive assignments take first."""
+
+    ANY = "any"
+    PERFORMANCE = "performance"
+    EFFICIENT = "efficient"
+
+
+class Rule(msgspec.Struct, frozen=True, kw_only=True):
+    """Matches pods and sets annotation keys for them.
+
+    Attributes:
+        namespaces: shell-style patterns; empty matches every namespace.
+        runtime_handlers: exact names; empty matches every handler.
+        containers: shell-style patterns of container names; empty matches every container.
+        values: annotation key (without prefix) to value, in the annotation's own grammar.
+    """
+
+    namespaces: tuple[str, ...] = ()
+    labels: Mapping[str, str] = msgspec.field(default_factory=dict)
+    qos: tuple[QoSClass, ...] = ()
+    runtime_handlers: tuple[str, ...] = ()
+    containers: tuple[str, ...] = ()
+    values: Mapping[str, str] = msgspec.field(default_factory=dict)
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything a decision depends on besides machine, state and request.
+
+    Attributes:
+        defaults: annotation key to value, weakest source.
+        oversale: factor on the CPUs of each NUMA node for shared accounting, at least 1.
+        capacity_factor: by NUMA node, 0..1; missing is 1. 0 drains the node.
+        strict_reserved: reserved CPUs leave the shared pool too.
+        reserved_memory: bytes by NUMA node that are never promised to containers.
+        reserved_hugepages: by NUMA node, bytes by page size that are never promised either.
+        static_cpus: without a policy too, give Guaranteed containers with a whole number of CPUs
+            CPUs of their own.
+        prefer_closest: compare equally wide masks by average distance first.
+        kubelet_ties: equally good masks are told apart by their integer value only, as the kubelet
+            does, instead of by ``strategy``.
+        kubelet_memory: keep the kubelet's memory rules: groups of NUMA nodes never overlap, only
+            Guaranteed pods are accounted, and a request that fits nowhere counts as *no wish*.
+        kubelet_cpus: keep the kubelet's CPU rules: only whole CPUs of one's own are aligned and
+            counted, everybody else runs on all shared CPUs.
+        distribute_across_numa: spread an exclusive request evenly over the NUMA nodes it needs.
+        distribute_across_cores: with the kubelet's order, take single CPUs by number instead of
+            whole cores.
+        align_by_socket: prefer NUMA nodes of one socket, and take CPUs from all of that socket.
+        memory_only_nodes: NUMA nodes without CPUs that computed assignments may use (HBM, CXL).
+        memory_tiers: memory tiers of the kernel whose NUMA nodes without CPUs may be used.
+        kubelet_reserved: CPUs that the kubelet's static CPU Manager never grants, where known.
+    """
+
+    prefix: str = "numa.kubernetes.io"
+    defaults: Mapping[str, str] = msgspec.field(default_factory=dict)
+    rules: tuple[Rule, ...] = ()
+    strategy: Strategy = Strategy.SPREAD
+    oversale: float = 1.0
+    capacity_factor: Mapping[int, float] = msgspec.field(default_factory=dict)
+    reserved_cpus: CPUSet = NO_CPUS
+    strict_reserved: bool = False
+    reserved_memory: Mapping[int, int] = msgspec.field(default_factory=dict)
+    reserved_hugepages: Mapping[int, Mapping[int, int]] = msgspec.field(default_factory=dict)
+    static_cpus: bool = False
+    prefer_closest: bool = True
+    kubelet_ties: bool = False
+    kubelet_memory: bool = False
+    kubelet_cpus: bool = False
+    cpu_order: CPUOrder = CPUOrder.DEFAULT
+    distribute_across_numa: bool = False
+    distribute_across_cores: bool = False
+    align_l3: bool = True
+    align_by_socket: bool = False
+    isolated: IsolatedCPUs = IsolatedCPUs.AVOID
+    nohz_full: NohzFullCPUs = NohzFullCPUs.ANY
+    cores: PreferredCores = PreferredCores.ANY
+    memory_only_nodes: NUMASet = NO_NUMA_NODES
+    memory_tiers: frozenset[int] = frozenset()
+    lift_quota: bool = True
+    set_environment: bool = True
+    permissions: tuple[Permission, ...] = ()
+    limits: Limits = msgspec.field(default_factory=Limits)
+    kubelet_override: KubeletOverride = KubeletOverride.NEVER
+    kept_seconds: float = 0.0
+    kubelet_reserved: CPUSet = NO_CPUS

@@ -1,0 +1,141 @@
+"""Volcano's Numatopology of a node, from the agent's documents, and when it is written. Pure.
+
+The form is that of nodeinfo.volcano.sh/v1alpha1 (volcano-sh/apis, pkg/apis/nodeinfo), as Volcano's
+resource exporter fills it and its plugin numaaware reads it. It is the one form that names single
+CPUs: free ones, and whose the others are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from nri_numa.kube.requests import Resource
+from nri_numa.model.offline_capacity import MOST_CPUS, list_of, numa_nodes
+from nri_numa.publisher.outbox import AppliedObject, owner
+from nri_numa.web.responses import Assignment, TopologyDocument, Zones
+
+Object = dict[str, Any]
+
+API_VERSION: Final = "nodeinfo.volcano.sh/v1alpha1"
+KIND: Final = "Numatopology"
+STATIC: Final = "static"
+"""The plugin takes a node for one that gives whole CPUs where its CPU Manager has this policy."""
+NONE: Final = "none"
+_OWN: Final = ("exclusive", "kubelet")
+"""Kinds of containers that share their CPUs with no other."""
+_NAMED: Final = ("explicit", "foreign")
+"""Kinds whose CPUs may be shared: the agent's numbers say how many of them can be had."""
+
+
+def contents(topology: TopologyDocument, assignments: Iterable[Assignment], found: Zones) -> Object:
+    """The object's ``spec``.
+
+    Free CPUs are those that no container has, no more on each NUMA node than one container could
+    have there, and no more in all than the node can give, so that the shared pool keeps its floor.
+    Left out are those that a container was pinned to, then the highest. No reserved CPU is among
+    them, and ``resReserved`` is 0: numaaware subtracts that many CPUs of its own choice.
+    """
+    containers = sorted(assignments, key=lambda one: (one.namespace, one.pod, one.container))
+    reserved = _cpus_of(topology["cpus"]["reserved"])
+    own = reserved | {cpu for one in containers if one.kind in _OWN for cpu in _cpus(one)}
+    named = {cpu for one in containers if one.kind in _NAMED for cpu in _cpus(one)}
+    free = _free(topology, own, named, found)
+    cpus = _cpus_of(topology["cpus"]["online"])
+    return {
+        "policies": {
+            "CPUManagerPolicy": STATIC if found.ready and not found.shares else NONE,
+            "TopologyManagerPolicy": found.policy,
+        },
+        "resReserved": {"cpu": "0"},
+        "numares": {"cpu": {"allocatable": list_of(free), "capacity": len(cpus)}},
+        "cpuDetail": {
+            str(cpu): {
+                "numa": core["numaNode"], "socket": core["socket"], "core": core["id"],
+            }
+            for core in topology["cores"]
+            for cpu in sorted(_cpus_of(core["cpus"]))
+        },
+        "podAllocations": _pods(containers),
+    }  # fmt: skip
+
+
+def _free(
+    topology: TopologyDocument, own: frozenset[int], named: set[int], found: Zones
+) -> set[int]:
+    of = {
+        node["id"]: sorted(_cpus_of(node["cpus"]) - own, key=lambda cpu: (cpu in named, cpu))
+        for node in topology["numaNodes"]
+    }
+    for zone in found.zones:
+        del of.get(zone.id, [])[zone.free_exclusive_cpus :]
+    known = {zone.id for zone in found.zones}
+    left = {i: cpus for i, cpus in of.items() if i in known}
+    together = found.free_exclusive_cpus
+    while together is not None and sum(map(len, left.values())) > max(0, together):
+        # From the NUMA node with most, of equal ones the last.
+        left[max(left, key=lambda i: (len(left[i]), i))].pop()
+    return {cpu for cpus in left.values() for cpu in cpus}
+
+
+def _cpus_of(text: str) -> frozenset[int]:
+    return numa_nodes(text, MOST_CPUS)  # CPUs are listed in the same form
+
+
+def _cpus(one: Assignment) -> frozenset[int]:
+    return _cpus_of(one.cpus) | _cpus_of(one.pinned) | _cpus_of(one.idle)
+
+
+def _pods(containers: Iterable[Assignment]) -> list[Object]:
+    """Every pod, so that the scheduler lets go of what it keeps for those that came."""
+    pods: dict[str, Object] = {}
+    for one in containers:
+        pod = pods.setdefault(
+            one.pod_uid,
+            {
+                "uid": one.pod_uid,
+                "name": one.pod,
+                "namespace": one.namespace,
+                "containerAllocations": [],
+            },
+        )
+        cpus = _cpus_of(one.cpus) | _cpus_of(one.pinned)
+        if cpus and one.kind in (*_OWN, *_NAMED):
+            allocations = {"cpu": list_of(cpus)}
+            pod["containerAllocations"].append({"name": one.container, "allocations": allocations})
+    return list(pods.values())
+
+
+def silent(spec: Object) -> Object:
+    """The same for an agent that does not answer any more: nothing that a container could have."""
+    policies = {**spec["policies"], "CPUManagerPolicy": NONE}
+    cpu = {**spec["numares"]["cpu"], "allocatable": ""}
+    return {**spec, "policies": policies, "numares": {"cpu": cpu}}
+
+
+class NumatopologyOutput(AppliedObject):
+    """The Numatopology of one Node; fields that Volcano's own exporter owns are not taken."""
+
+    resource = Resource.NUMATOPOLOGIES
+    complaint = "the Numatopology is not written"
+    undefined = "Volcano brings its definition"
+    instead = "stop that, or leave publish.numatopology off"
+
+    def __init__(self, node: str) -> None:
+        super().__init__("numatopology", node)
+
+    def want(self, spec: Object | None) -> None:
+        """It should be this; None when the agent has said nothing for a while."""
+        if spec is None:
+            spec = self._wanted and silent(self._wanted)
+        if spec != self._wanted:
+            self._wanted = spec
+
+    def _body(self) -> Object:
+        metadata = {"name": self._node, "ownerReferences": [owner(self._node, self._owner_uid)]}
+        return {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "metadata": metadata,
+            "spec": self._wanted,
+        }

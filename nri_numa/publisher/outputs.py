@@ -1,0 +1,360 @@
+"""What is written about this node: its labels and annotations, capacity, pods and Events. Pure.
+
+The objects that belong to the Node are in `nri_numa.publisher.topology`,
+`nri_numa.publisher.slices` and `nri_numa.publisher.numatopology`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from nri_numa.kube.requests import Outcome, Request, Resource, Result, Verb
+from nri_numa.model.offline_capacity import DRAINED, LONGEST, OFFLINE_CAPACITY
+from nri_numa.publisher import wanted
+from nri_numa.publisher.outbox import Bucket, OneObject, Output, Shelf, pause
+from nri_numa.web.responses import Assignment, Notice
+
+MOST: Final = 1024
+"""Things of one output that are remembered; a node has 110 pods, the agent keeps 256 notices."""
+FORGOTTEN: Final = 3600.0
+"""Seconds after which the API server forgets an Event. A notice that is older was published by an
+earlier process, or comes too late to be news."""
+PACE: Final = (0.0, 10.0, 60.0)
+"""Seconds between a new Event and its first updates; then `LONGEST_PACE`."""
+LONGEST_PACE: Final = 300.0
+"""Of something that goes on and on one update in five minutes, as client-go does."""
+POD_BURST: Final = 25
+"""New Events of one pod at once, then one in `LONGEST_PACE`: client-go's measure."""
+
+
+class PartOfNode(OneObject):
+    """Keeps a part of the Node as it should be: look first, then write the difference."""
+
+    def __init__(self, name: str, node: str) -> None:
+        super().__init__(name, node)
+        self._active = self._node_read = False
+
+    def _read(self, document: Mapping[str, Any]) -> None:
+        """This came when the Node was read or written."""
+        raise NotImplementedError
+
+    def _write(self) -> Request | None:
+        """What makes the part that was read into the wanted one; None when it is."""
+        raise NotImplementedError
+
+    def _pending(self) -> bool:
+        return self._active and (not self._node_read or self._write() is not None)
+
+    def _due(self, now: float) -> Request | None:
+        return self._write() if self._node_read else self._read_node()
+
+    def _patch(self, resource: Resource, body: dict[str, Any]) -> Request:
+        return self._request(Verb.PATCH, resource, self._node, body=body)
+
+    def _done(self, request: Request, outcome: Outcome, now: float, jitter: float) -> None:
+        if outcome.result is not Result.DONE:
+            # Not registered yet, or deleted: it is looked for until it is there.
+            self._node_read = False
+            self._later(now, jitter)
+            return
+        self._read(outcome.documents[0])
+        self._node_read = True
+        if request.verb is Verb.PATCH and self._write() is not None:
+            # Another one writes the same: not faster than once in a while.
+            self._later(now, jitter)
+        else:
+            self._works()
+
+    def resync(self) -> None:
+        """Look at the Node again."""
+        self._node_read = False
+
+
+class NodeOutput(PartOfNode):
+    """Annotations and labels of the Node; ours that are there but switched off are removed."""
+
+    def __init__(self, node: str, prefix: str, *, annotations: bool, labels: bool) -> None:
+        super().__init__("node", node)
+        self._with = {"annotations": annotations, "labels": labels}
+        self._ours = {
+            "annotations": {f"{prefix}/{key}" for key in wanted.NODE_ANNOTATIONS},
+            "labels": {f"{prefix}/{key}" for key in wanted.NODE_LABELS},
+        }
+        self._wanted: dict[str, dict[str, str]] = {"annotations": {}, "labels": {}}
+        self._there = self._wanted
+
+    def want(self, annotations: Mapping[str, str], labels: Mapping[str, str]) -> None:
+        """The machine is like this."""
+        machine = {"annotations": annotations, "labels": labels}
+        self._wanted = {part: dict(machine[part]) if on else {} for part, on in self._with.items()}
+        self._active = True
+
+    def _read(self, document: Mapping[str, Any]) -> None:
+        metadata = document.get("metadata", {})
+        self._there = {part: metadata.get(part) or {} for part in self._with}
+
+    def _write(self) -> Request | None:
+        changes: dict[str, dict[str, str | None]] = {}
+        for part, ours in self._ours.items():
+            should, there = self._wanted[part], self._there[part]
+            keys = sorted(ours | should.keys())
+            if changed := {k: should.get(k) for k in keys if should.get(k) != there.get(k)}:
+                changes[part] = changed
+        return self._patch(Resource.NODES, {"metadata": changes}) if changes else None
+
+
+class CapacityOutput(PartOfNode):
+    """Exclusive CPUs in the capacity of the Node's status: what the scheduler counts by.
+
+    The kubelet takes a capacity that it does not know of over into allocatable, and sets it to 0
+    when it registers the Node anew (kubernetes ``pkg/kubelet/nodestatus/setters.go`` and
+    ``kubelet_node_status.go``), so it is looked at again at every resync.
+    """
+
+    def __init__(self, node: str, resource: str) -> None:
+        super().__init__("capacity", node)
+        self._resource, self._wanted = resource, ""
+        self._there: str | None = None
+
+    def want(self, count: int) -> None:
+        """So many exclusive CPUs may be counted."""
+        self._wanted, self._active = str(count), True
+
+    def _read(self, document: Mapping[str, Any]) -> None:
+        capacity = (document.get("status") or {}).get("capacity") or {}
+        self._there = capacity.get(self._resource)
+
+    def _write(self) -> Request | None:
+        if self._there == self._wanted:
+            return None
+        capacity = {self._resource: self._wanted}
+        return self._patch(Resource.NODE_STATUS, {"status": {"capacity": capacity}})
+
+
+class HandoverOutput(Output):
+    """What the Node's annotations say of its capacity, as a document for the agent.
+
+    The agent asks nothing but the machine it is on, so its publisher looks at the Node for it. The
+    texts are handed on as they are: the agent judges them.
+
+    Attributes:
+        document: for the agent's file; empty before the Node was seen.
+        problem: why a text is not handed on.
+    """
+
+    complaint = "capacity not handed to the agent"
+
+    def __init__(self, node: str, prefix: str, interval: float) -> None:
+        super().__init__("handover")
+        self.document = ""
+        self._node, self._prefix, self._interval = node, prefix, interval
+        self._failures = 0
+
+    def _due(self, now: float) -> Request | None:
+        return self._request(Verb.GET, Resource.NODES, self._node)
+
+    def _done(self, request: Request, outcome: Outcome, now: float, jitter: float) -> None:
+        """A Node that cannot be read says what it said before."""
+        if outcome.result is not Result.DONE:
+            self._failures += 1
+            self.hold_until = now + pause(self._failures, jitter)
+            return
+        self._failures = 0
+        self.hold_until = now + self._interval * (0.9 + 0.2 * jitter)
+        annotations = outcome.documents[0].get("metadata", {}).get("annotations") or {}
+        texts = {
+            key: str(annotations.get(f"{self._prefix}/{key}", ""))
+            for key in (OFFLINE_CAPACITY, DRAINED)
+        }
+        document = json.dumps(texts, separators=(",", ":"))
+        self.problem = ""
+        if len(document) > LONGEST:
+            # The agent would refuse it too, and go on with what it knows.
+            self.problem = (
+                f"the annotations {OFFLINE_CAPACITY} and {DRAINED} have {len(document)} bytes "
+                f"together, expected {LONGEST} at most"
+            )
+        else:
+            self.document = document
+
+
+_PodName = tuple[str, str]
+
+
+class PodOutput(Output):
+    """The ``assigned`` annotation of the node's pods."""
+
+    def __init__(self, node: str, prefix: str) -> None:
+        super().__init__("pods")
+        self._node, self._key = node, f"{prefix}/assigned"
+        self._shelf: Shelf[_PodName] = Shelf(MOST)
+        self._list_due = False
+
+    def want(self, assignments: Iterable[Assignment]) -> None:
+        """These are all containers; pods without pinned ones are left as they are."""
+        now = wanted.pod_annotations(assignments)
+        for name in self._shelf.keys():  # noqa: SIM118  # a shelf is no mapping
+            if name not in now:
+                self._shelf.drop(name)
+        for name, version in now.items():
+            if not self._shelf.want(name, version):
+                self.dropped += 1
+
+    def _due(self, now: float) -> Request | None:
+        """A look at all pods when it is time for that, else the next annotation."""
+        if self._list_due:
+            return self._list_pods(spec_nodeName=self._node)
+        for name in self._shelf.due(now):
+            version = self._shelf.wanted(name)
+            assert isinstance(version, tuple)  # noqa: S101  # as `want` made it
+            uid, text = version
+            metadata: dict[str, Any] = {"annotations": {self._key: text}}
+            if "-" in uid:
+                # Not to a namesake. What the runtime has of a static pod is a hash, no UID.
+                metadata["uid"] = uid
+            body = {"metadata": metadata}
+            return self._request(
+                Verb.PATCH, Resource.PODS, name[1],
+                namespace=name[0], body=body, key=name, version=version,
+            )  # fmt: skip
+        return None
+
+    def next_due(self) -> float:
+        """When the next request may be made."""
+        return max(self.hold_until, 0.0 if self._list_due else self._shelf.next_due())
+
+    def _done(self, request: Request, outcome: Outcome, now: float, jitter: float) -> None:
+        if request.verb is Verb.LIST:
+            if outcome.result is Result.DONE:
+                self._list_due = False
+                self._compare(outcome.documents)
+            else:
+                self.hold_until = now + 1.0 + jitter
+            return
+        name = request.key
+        assert isinstance(name, tuple)  # noqa: S101  # as `due` made it
+        if outcome.result in (Result.DONE, Result.MISSING, Result.CONFLICT):
+            # Gone, or there is another pod of that name by now: the next resync finds out.
+            self._shelf.sent(name, request.version)
+        elif outcome.result is Result.INVALID:
+            self._shelf.sent(name, request.version)
+            self.dropped += 1
+        else:
+            self._shelf.later(name, now, jitter)
+
+    def _compare(self, documents: Iterable[Mapping[str, Any]]) -> None:
+        """A pod whose annotation was removed or changed gets it again."""
+        for document in documents:
+            metadata = document["metadata"]
+            name = (metadata["namespace"], metadata["name"])
+            there = (metadata.get("annotations") or {}).get(self._key)
+            sent = self._shelf.version(name)
+            if isinstance(sent, tuple) and sent[1] != there:
+                self._shelf.undo(name)
+
+    def waiting(self) -> int:
+        """Pods whose annotation is not up to date."""
+        return len(self._shelf)
+
+    def resync(self) -> None:
+        """Look at all pods of the node."""
+        self._list_due = bool(self._shelf.keys())
+
+
+class EventOutput(Output):
+    """Events of what happened to containers.
+
+    Attributes:
+        old: notices that were an hour old when they were first read.
+    """
+
+    def __init__(self, node: str, prefix: str) -> None:
+        super().__init__("events")
+        self.old = 0
+        self._node, self._prefix = node, prefix
+        self._shelf: Shelf[str] = Shelf(MOST)
+        self._notices: dict[str, Notice] = {}
+        self._there: set[str] = set()
+        self._updates: dict[str, int] = {}
+        self._pods: dict[str, Bucket] = {}
+
+    def want(self, notices: Iterable[Notice], at: float) -> None:
+        """These are new, or changed, at this Unix time."""
+        for notice in notices:
+            if notice.id not in self._shelf and at - notice.last > FORGOTTEN:
+                self.old += 1
+            elif self._shelf.want(notice.id, notice.count):
+                self._notices[notice.id] = notice
+            else:
+                self.dropped += 1
+        for gone in [key for key in self._notices if key not in self._shelf]:
+            self._forget(gone)
+
+    def _due(self, now: float) -> Request | None:
+        """The next Event to be made, or to be counted up."""
+        for key in self._shelf.due(now):
+            notice = self._notices[key]
+            new = key not in self._there
+            if new and (wait := self._bucket(notice.pod_uid, now).wait(now)) > 0:
+                self._shelf.postpone(key, now + wait)
+                continue
+            if not new and notice.count < 2:
+                self._shelf.sent(key, notice.count)
+                continue
+            body = (
+                wanted.event(notice, prefix=self._prefix, node=self._node)
+                if new
+                else wanted.series(notice)
+            )
+            verb, name = Verb.CREATE if new else Verb.PATCH, wanted.event_name(notice.pod, key)
+            return self._request(
+                verb, Resource.EVENTS, name,
+                namespace=notice.namespace, body=body, key=key, version=notice.count,
+            )  # fmt: skip
+        return None
+
+    def _bucket(self, pod_uid: str, now: float) -> Bucket:
+        bucket = self._pods.get(pod_uid)
+        if bucket is None:
+            if len(self._pods) >= MOST:
+                del self._pods[next(iter(self._pods))]
+            bucket = self._pods[pod_uid] = Bucket(1 / LONGEST_PACE, POD_BURST, now)
+        return bucket
+
+    def next_due(self) -> float:
+        """When the next request may be made."""
+        return max(self.hold_until, self._shelf.next_due())
+
+    def _done(self, request: Request, outcome: Outcome, now: float, jitter: float) -> None:
+        key = str(request.key)
+        match outcome.result:
+            case Result.DONE:
+                self._there.add(key)
+                if request.verb is Verb.CREATE and key in self._notices:
+                    self._bucket(self._notices[key].pod_uid, now).take(now)
+                done = self._updates[key] = self._updates.get(key, 0) + 1
+                pace = PACE[done] if done < len(PACE) else LONGEST_PACE
+                self._shelf.sent(key, request.version, now + pace)
+            case Result.EXISTS:
+                # An earlier process of ours made it, or the answer did not reach us.
+                self._there.add(key)
+            case Result.MISSING if request.verb is Verb.PATCH:
+                # The API server forgot it, or it was removed: it happened again all the same.
+                self._there.discard(key)
+            case Result.MISSING | Result.ENDING | Result.INVALID:
+                self.dropped += 1
+                self._forget(key)
+            case _:
+                self._shelf.later(key, now, jitter)
+
+    def _forget(self, key: str) -> None:
+        self._shelf.drop(key)
+        self._notices.pop(key, None)
+        self._there.discard(key)
+        self._updates.pop(key, None)
+
+    def waiting(self) -> int:
+        """Notices that are not written yet; Events that were removed stay removed."""
+        return len(self._shelf)

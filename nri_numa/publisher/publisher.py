@@ -1,0 +1,402 @@
+"""The publisher's process: follows the agent, and writes what follows from it.
+
+Nothing is kept here that a restart would lose: what happened is the agent's to remember, what is
+written is the API server's. A new process asks for everything again and finds most of it done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import time
+from collections.abc import Callable
+from typing import Final
+
+from nri_numa import __version__, service
+from nri_numa.config import AgentConfig, node_name, parse_duration, split_address
+from nri_numa.dra.handover import HandoverServer, write
+from nri_numa.errors import ConfigError
+from nri_numa.kube.api import KubeAPI
+from nri_numa.kube.requests import Outcome, Request, Result
+from nri_numa.observe.logs import get_logger
+from nri_numa.publisher import numatopology, slices, wanted
+from nri_numa.publisher.claims import ClaimServer
+from nri_numa.publisher.numatopology import NumatopologyOutput
+from nri_numa.publisher.outbox import Output, pause
+from nri_numa.publisher.outputs import (
+    CapacityOutput,
+    EventOutput,
+    HandoverOutput,
+    NodeOutput,
+    PodOutput,
+)
+from nri_numa.publisher.source import AgentSource, AgentUnavailable, Changed
+from nri_numa.publisher.topology import UNLISTED, TopologyOutput
+from nri_numa.publisher.writer import Writer, WriterMetrics
+from nri_numa.web.responses import Zones
+from nri_numa.web.server import Site
+
+log = get_logger("publish")
+
+BURST: Final = 10
+"""Requests to the API server at once after a quiet time."""
+SETTLE: Final = 1.0
+"""Seconds in which several changes of the agent are read as one: a pod's containers, say."""
+SOONER: Final = 0.7
+"""The same where schedulers read what is free: within a second, the wait for a turn included."""
+COUNTED: Final = 5.0
+"""Seconds until devices are counted again, where the agent counts them: the kubelet's book changes
+without the agent's."""
+SILENT: Final = 4
+"""Attempts in vain, some ten seconds, after which the agent is gone; a restart is quicker."""
+SKEW: Final = 60.0
+"""Seconds that our clock may differ from the API server's before it is said."""
+
+
+class PublishMetrics(WriterMetrics):
+    """Metrics of the publisher; names begin with ``nri_numa_publish_``."""
+
+    def __init__(self, version: str) -> None:
+        super().__init__("nri_numa_publish", version)
+        self.dropped = self.counter(
+            "dropped_total",
+            "What will never be written: refused as invalid, its namespace ending, or no place.",
+            "output",
+        )
+        self.old = self.counter(
+            "old_notices_total",
+            "Notices of the agent that were an hour old when they were first seen.",
+        )
+        self.waiting = self.gauge("waiting", "What is still to be written.", "output")
+        self.last_success = self.gauge(
+            "last_success_timestamp_seconds",
+            "When the API server last did what it was asked; 0 before the first time.",
+        )
+        self.agent_up = self.gauge("agent_up", "Whether the agent's socket answers.")
+        self.clock_skew = self.gauge(
+            "clock_skew_seconds", "How far this node's clock is ahead of the API server's."
+        )
+
+
+class Publisher:
+    """One node's publisher; `settle` is `SETTLE` but for tests.
+
+    Raises:
+        ConfigError: there is no socket to read.
+    """
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        node: str,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+        jitter: Callable[[], float] = random.random,
+        settle: float = SETTLE,
+    ) -> None:
+        if not config.http.socket:
+            problem = "http.socket: is empty; nri-numa publish reads the agent there"
+            raise ConfigError("configuration", [problem])
+        publish, prefix = config.publish, config.annotation_prefix
+        self._publish = publish
+        self._prefix = prefix
+        self._clock, self._wall, self._jitter = clock, wall, jitter
+        self._settle = min(settle, SOONER) if publish.node_resource_topology else settle
+        self.metrics = PublishMetrics(__version__)
+        self._source = AgentSource(config.http.socket)
+        self._api = KubeAPI(publish.credentials, "nri-numa-publish", wall=wall, skewed=self._skewed)
+        self._node = self._pods = self._events = self._capacity = self._topology = None
+        outputs: list[Output] = []
+        if publish.node_resource_topology:
+            force = publish.node_resource_topology_force
+            validity = parse_duration(publish.node_resource_topology_validity)
+            self._topology = TopologyOutput(node, prefix, force=force, validity=validity)
+            self._topology.renew(wall())
+            outputs.append(self._topology)
+        if publish.node_annotations or publish.node_labels:
+            self._node = NodeOutput(
+                node, prefix, annotations=publish.node_annotations, labels=publish.node_labels
+            )
+            outputs.append(self._node)
+        if publish.pod_annotation:
+            self._pods = PodOutput(node, prefix)
+            outputs.append(self._pods)
+        if publish.capacity:
+            self._capacity = CapacityOutput(node, config.device_plugin.resource_name)
+            outputs.append(self._capacity)
+        self._numatopology: NumatopologyOutput | None = None
+        if publish.numatopology:
+            self._numatopology = NumatopologyOutput(node)
+            outputs.append(self._numatopology)
+        self._slices: slices.SliceOutput | None = None
+        self._claims: ClaimServer | None = None
+        if config.dra.enabled:
+            self._driver, self._lists = config.dra.driver, config.dra.list_attributes
+            self._slices = slices.SliceOutput(node, self._driver)
+            outputs.append(self._slices)
+            self._claims = ClaimServer(
+                HandoverServer(config.dra.handover), self._api, self._driver_registered
+            )
+        if publish.events:
+            self._events = EventOutput(node, prefix)
+            outputs.append(self._events)
+        self._handover: HandoverOutput | None = None
+        if config.offline_capacity.file:
+            interval = parse_duration(config.offline_capacity.interval)
+            self._handover = HandoverOutput(node, prefix, interval)
+            outputs.append(self._handover)
+        self._handover_file, self._handed = config.offline_capacity.file, ""
+        self._writer = Writer(
+            self._api,
+            outputs,
+            self.metrics,
+            "publish",
+            rate=publish.rate,
+            burst=BURST,
+            clock=clock,
+            jitter=jitter,
+            written=self._written,
+            again=self._again,
+        )
+        self.queue, self._wake = self._writer.queue, self._writer.wake
+        self._zones_turn = asyncio.Lock()
+        self._instance, self._number, self._serial = "", 0, -1
+        self._machine_read = self._number_known = self._counted = False
+        self._agent_problem = "the agent was not asked yet"
+        self._unlisted_said = False
+        self._skew_said = False
+        self._address = split_address(publish.address)
+        self.probes = Site(
+            self._address[0] if self._address else "",
+            version=__version__,
+            metrics=self.metrics.text,
+            not_ready=lambda: self.problem,
+        )
+        for output in outputs:
+            self._count(output)
+
+    @property
+    def problem(self) -> str:
+        """Why nothing can be published now, as a sentence; empty when all is well."""
+        return self._agent_problem or self._writer.problem
+
+    async def run(self) -> None:
+        """Publish until cancelled.
+
+        Raises:
+            OSError: the address cannot be had.
+        """
+        if self._address is not None:
+            self.probes.listen(self._address[1])
+        tasks = [self._follow(), self._writer.run(), self._resync()]
+        if self._topology is not None:
+            tasks.append(self._count_again())
+        if self._claims is not None:
+            tasks.append(self._claims.run())
+        try:
+            async with asyncio.TaskGroup() as group:
+                for task in tasks:
+                    group.create_task(task)
+        finally:
+            await self.probes.stop()
+            await self._source.close()
+            await self._api.close()
+
+    # --- the agent's side -------------------------------------------------------------------------
+
+    def left(self) -> dict[str, object]:
+        """What stays unwritten."""
+        return {"waiting": self.queue.waiting()}
+
+    async def _follow(self) -> None:
+        failures = 0
+        while True:
+            try:
+                async for changed in self._source.changes():
+                    await self._read(changed)
+                    failures = 0
+                    self._agent_answers("")
+                    await asyncio.sleep(self._settle)
+            except AgentUnavailable as error:
+                self._agent_answers(str(error))
+            # It may be another process by now, of another machine state.
+            self._machine_read, self._serial, self._number_known = False, -1, False
+            failures += 1
+            if failures == SILENT:
+                for output in (self._topology, self._numatopology):
+                    if output is not None:
+                        output.want(None)
+                        self._wake.set()
+            await asyncio.sleep(min(10.0, pause(failures, self._jitter())))
+
+    async def _read(self, changed: Changed) -> None:
+        """Read what changed, and want what follows from it."""
+        await self._read_zones()
+        if self._node is not None and not self._machine_read:
+            info, topology = await self._source.numa_info(), await self._source.topology()
+            try:
+                labels = wanted.node_labels(self._prefix, topology)
+            except (KeyError, TypeError, ValueError) as error:
+                raise AgentUnavailable(
+                    f"the agent's topology is not as expected: {error!r}"
+                ) from error
+            annotations = wanted.node_annotations(self._prefix, info)
+            if self._handover is not None:
+                annotations |= wanted.numa_ids(self._prefix, topology)
+            self._node.want(annotations, labels)
+            self._machine_read = True
+        if self._capacity is not None:
+            found = await self._source.slots()
+            free = sum(one.free for one in found.numa_nodes)
+            # Nothing new comes to a node that would not pin it; what is there goes on counting.
+            self._capacity.want(found.exclusive + (free if found.ready else 0))
+        if self._numatopology is not None:
+            await self._read_numatopology(self._numatopology)
+        if self._slices is not None:
+            zones, slots = await self._source.zones(), await self._source.slots()
+            self._slices.want(slices.devices(zones, slots, self._driver, lists=self._lists))
+        if self._pods is not None and changed.serial != self._serial:
+            listed = await self._source.assignments()
+            self._pods.want(listed.containers)
+            self._serial = listed.serial
+        if self._events is not None and not (
+            self._number_known and changed.notices == self._number
+        ):
+            await self._read_notices(self._events)
+        self._wake.set()
+
+    async def _read_zones(self) -> None:
+        if self._topology is None:
+            return
+        async with self._zones_turn:  # an older answer must not come after a newer one
+            found = await self._source.zones()
+            self._counted = found.devices_problem is not None
+            self._topology.want(found)
+            self._say_unlisted(found)
+        self._wake.set()
+
+    def _say_unlisted(self, found: Zones) -> None:
+        if not self._unlisted_said and any(zone.id == UNLISTED for zone in found.zones):
+            self._unlisted_said = True
+            log.warning(
+                "NUMA node left out of the NodeResourceTopology",
+                numa_node=UNLISTED,
+                why="its zone would end a kube-scheduler with the plugin NodeResourceTopologyMatch",
+            )
+
+    async def _read_numatopology(self, output: NumatopologyOutput) -> None:
+        topology, listed = await self._source.topology(), await self._source.assignments()
+        zones = await self._source.zones()
+        if zones.serial != listed.serial:
+            return  # of two moments: the change that came between is read next
+        try:
+            output.want(numatopology.contents(topology, listed.containers, zones))
+        except (KeyError, TypeError, ValueError) as error:
+            raise AgentUnavailable(f"the agent's topology is not as expected: {error!r}") from error
+
+    def _driver_registered(self) -> None:
+        if self._slices is not None:
+            self._slices.recheck(self._clock())
+            self._wake.set()
+
+    async def _read_notices(self, events: EventOutput) -> None:
+        found = await self._source.notices(self._number)
+        if found.instance != self._instance and self._number:
+            found = await self._source.notices(0)
+        old = events.old
+        events.want(found.notices, self._wall())
+        self.metrics.old.inc(events.old - old)
+        self._instance, self._number, self._number_known = found.instance, found.number, True
+
+    def _agent_answers(self, problem: str) -> None:
+        self.metrics.agent_up.set(not problem)
+        if problem and problem != self._agent_problem:
+            log.warning("the agent does not answer", problem=problem)
+        elif self._agent_problem and not problem:
+            log.info("the agent answers")
+        self._agent_problem = problem
+
+    # --- the API server's side --------------------------------------------------------------------
+
+    def _written(self, request: Request, outcome: Outcome) -> None:
+        for output in self.queue.outputs:
+            self._count(output)
+        if outcome.result in (Result.DONE, Result.EXISTS):
+            self.metrics.last_success.set(self._wall())
+        if self._handover is not None and request.output == self._handover.name:
+            self._hand_over(self._handover)
+
+    def _hand_over(self, handover: HandoverOutput) -> None:
+        """Write the agent's file where it is not there or says something else."""
+        file, document = self._handover_file, handover.document
+        if not document or (document == self._handed and os.path.exists(file)):
+            return
+        try:
+            write(file, document)
+        except OSError as error:
+            where = f"offlineCapacity.file: {error.filename}"
+            handover.problem = f"{where}: {error.strerror or error}"
+        else:
+            log.info("capacity handed to the agent", document=document)
+            self._handed = document
+
+    def _again(self) -> None:
+        if self._topology is not None:
+            self._topology.resync()  # the Node may be another one by now
+
+    def _count(self, output: Output) -> None:
+        self.metrics.waiting.labels(output.name).set(output.waiting())
+        dropped = self.metrics.dropped.labels(output.name)
+        dropped.inc(output.dropped)
+        output.dropped = 0
+
+    def _skewed(self, seconds: float) -> None:
+        self.metrics.clock_skew.set(round(seconds))
+        wrong = abs(seconds) > SKEW
+        if wrong and not self._skew_said:
+            log.warning(
+                "this node's clock differs from the API server's",
+                seconds=round(seconds),
+                remedy="set the clock of the node: tokens, certificates and the times of Events "
+                "depend on it",
+            )
+        self._skew_said = wrong
+
+    async def _resync(self) -> None:
+        period = parse_duration(self._publish.resync)
+        while True:
+            # Not all nodes of a cluster in the same moment.
+            await asyncio.sleep(period * (0.9 + 0.2 * self._jitter()))
+            self._machine_read = False
+            if self._topology is not None:
+                self._topology.renew(self._wall())
+            self.queue.resync()
+            with contextlib.suppress(AgentUnavailable):  # `_follow` finds that out
+                await self._read_zones()
+            self._wake.set()
+
+    async def _count_again(self) -> None:
+        while True:
+            await asyncio.sleep(COUNTED)
+            if self._counted:
+                with contextlib.suppress(AgentUnavailable):
+                    await self._read_zones()
+
+
+def run(config: AgentConfig) -> int:
+    """Run until SIGTERM; the result is the exit code.
+
+    Raises:
+        ConfigError: there is no socket to read.
+    """
+    node = node_name(config)
+
+    def make() -> Publisher:
+        publisher = Publisher(config, node)
+        log.info("publishing", version=__version__, node=node, socket=config.http.socket)
+        return publisher
+
+    return service.run(make, log, address="publish.address")

@@ -1,0 +1,122 @@
+"""The agent, over its unix socket: documents of /v1, and the news that something changed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Final, TypeVar
+
+import aiohttp
+import msgspec
+
+from nri_numa.web.responses import Assignments, Notices, NUMAInfo, Slots, TopologyDocument, Zones
+
+HEARTBEAT: Final = 60.0
+"""Seconds without a word on the stream after which the agent is given up; it says something every
+fifteen."""
+MOST: Final = 64 << 20
+"""Bytes of one answer; the list of 10,000 containers has six million."""
+
+LONGEST_LINE: Final = 1 << 16
+"""Bytes of a line of the stream; one has less than a hundred."""
+
+T = TypeVar("T")
+
+
+class AgentUnavailable(Exception):
+    """The agent does not answer; the message says why, and what was expected."""
+
+
+class Changed(msgspec.Struct, frozen=True):
+    """The data of an event of /v1/events: serial of the state, and number of the last notice."""
+
+    serial: int
+    notices: int
+
+
+class AgentSource:
+    """Reads one agent, by its unix socket."""
+
+    def __init__(self, socket: str) -> None:
+        self._socket = socket
+        self._session: aiohttp.ClientSession | None = None
+
+    async def close(self) -> None:
+        """End the connections."""
+        if self._session is not None:
+            await self._session.close()
+
+    @asynccontextmanager
+    async def _answer(self, path: str) -> AsyncIterator[aiohttp.StreamReader]:
+        """The body of the answer to a GET.
+
+        Raises:
+            AgentUnavailable: there is none, it ends in the middle, or it is not what an agent says.
+        """
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                "http://localhost",
+                connector=aiohttp.UnixConnector(self._socket),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=HEARTBEAT),
+                read_bufsize=LONGEST_LINE,
+            )
+        try:
+            async with self._session.get(path) as response:
+                if response.status != 200:
+                    raise AgentUnavailable(
+                        f"{self._socket}: answers with status {response.status}, expected 200; "
+                        "is it an old agent?"
+                    )
+                yield response.content
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            # What msgspec raises for other documents than expected, and for bytes that are no text.
+            text = f"{self._socket}: answers with something else than expected: {error}"
+            raise AgentUnavailable(text) from error
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            text = str(error) or type(error).__name__
+            raise AgentUnavailable(f"no answer at {self._socket}: {text}") from error
+
+    async def changes(self) -> AsyncIterator[Changed]:
+        """Where the agent is, and then each change, until it does not answer any more.
+
+        Raises:
+            AgentUnavailable: it does not.
+        """
+        async with self._answer("/v1/events") as body:
+            async for line in body:
+                if line.startswith(b"data: "):
+                    yield msgspec.json.decode(line[6:], type=Changed)
+        raise AgentUnavailable(f"the agent at {self._socket} ended the stream")
+
+    async def notices(self, after: int) -> Notices:
+        """What happened to containers after a number of the sequence."""
+        return await self._get(f"/v1/notices?after={after}", Notices)
+
+    async def assignments(self) -> Assignments:
+        """Every container and what it has."""
+        return await self._get("/v1/assignments", Assignments)
+
+    async def slots(self) -> Slots:
+        """Exclusive CPUs that the scheduler may count."""
+        return await self._get("/v1/slots", Slots)
+
+    async def zones(self) -> Zones:
+        """Every NUMA node as who schedules counts it."""
+        return await self._get("/v1/zones", Zones)
+
+    async def numa_info(self) -> NUMAInfo:
+        """The machine in short."""
+        return await self._get("/v2/system/numa/info", NUMAInfo)
+
+    async def topology(self) -> TopologyDocument:
+        """The machine."""
+        return await self._get("/v1/topology", dict[str, Any])
+
+    async def _get(self, path: str, kind: type[T]) -> T:
+        async with self._answer(path) as body:
+            data = bytearray()
+            async for piece in body.iter_any():
+                data += piece
+                if len(data) > MOST:
+                    raise AgentUnavailable(f"{self._socket}: answers with more than {MOST} bytes")
+            return msgspec.json.decode(data, type=kind)

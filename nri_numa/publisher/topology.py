@@ -1,0 +1,437 @@
+"""The NodeResourceTopology of a node: from the agent's document, and when it is written. Pure.
+
+The form is that of topology.node.k8s.io/v1alpha2 (noderesourcetopology-api of the Topology Aware
+Scheduling working group); what is in which field is what the scheduler's plugin
+NodeResourceTopologyMatch reads. Zones, resources and costs are in the order of their ids, so that
+the same machine makes the same text.
+
+That plugin drops what it has set aside for pods of a node when the fingerprint in the object is the
+one that it works out of the pods it knows there. The rule is that of
+k8stopologyawareschedwg/podfingerprint v0.2: of each pod xxh64(name, seed xxh64(namespace)), the
+numbers in ascending order, and xxh64 of their bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from nri_numa.kube.requests import Form, Outcome, Request, Resource, Result, Verb
+from nri_numa.model.charged import CHARGED, marks
+from nri_numa.publisher.outbox import AppliedObject, owner
+from nri_numa.publisher.wanted import micro_time
+from nri_numa.text import HUGEPAGES
+from nri_numa.web.responses import Zone, Zones
+
+Object = dict[str, Any]
+
+API_VERSION: Final = "topology.node.k8s.io/v1alpha2"
+KIND: Final = "NodeResourceTopology"
+FREED: Final = "freed"
+"""Annotation below the prefix that counts how often something was given back; see `TOUCH`."""
+RENEWED: Final = "renewed"
+VALID: Final = "valid-seconds"
+"""Annotations below the prefix where the object has a validity: another text after each renewal,
+and after how many seconds of the same text the object should not be believed."""
+UNLISTED: Final = 64
+"""No zone has this id: the plugin has 64 places and looks only whether an id is above 64, so
+``node-64`` ends kube-scheduler with an index out of range. It passes over higher ids."""
+SMALLEST_MOST: Final = 8
+"""The plugin takes eight NUMA nodes where nothing is said, as the kubelet does; with less than
+there are it gives scores below zero, and the scheduler then fails the pod's whole cycle."""
+GUARANTEED: Final = "Guaranteed"
+AGENT: Final = "agent"
+SILENT: Final = "not-ready"
+"""The attribute that says whether containers are being placed, and what it says if not."""
+MEASURED_FACTOR: Final = "measured-factor"
+ZONE_ATTRIBUTES: Final = (
+    "free-exclusive-cpus", "shared-cpus", "free-cpu-milli", "threads-per-core", "capacity-factor",
+    MEASURED_FACTOR,
+)  # fmt: skip
+"""Of each zone, below the prefix; factors only where they are not 1."""
+FINGERPRINT: Final = "nodeTopologyPodsFingerprint"
+METHOD: Final = "nodeTopologyPodsFingerprintMethod"
+EXCLUSIVE: Final = "with-exclusive-resources"
+"""The method that counts Guaranteed pods only, whose requests are taken from one NUMA node."""
+MANAGER: Final = "nri-numa-publish"
+"""Owns our fields."""
+TOUCH: Final = 7.0
+"""Seconds after which the object is changed again when something was given back. The write wakes
+pods that the plugin refused, but it looks at the object only once in its cacheResyncPeriodSeconds
+(5 is its documents' least); what was woken before that is refused from old numbers, and nothing
+would wake it again."""
+PRUNE: Final = "failed to prune fields"
+"""In the API server's words when an entry of managedFields is of a version that lacks our fields.
+Applying never works again until these entries are taken away."""
+_VERSION: Final = "pfp0v001"
+_OURS: Final = ("f:zones", "f:attributes")
+_SUFFIXES: Final = ("", "Ki", "Mi", "Gi", "Ti")
+
+
+def contents(prefix: str, found: Zones) -> Object:
+    """Attributes and zones of the object."""
+    zones = {zone.id: zone for zone in found.zones}
+    listed = [i for i in range(_listed(zones)) if i != UNLISTED]
+    counted = [(pod.namespace, pod.name) for pod in found.pods if pod.qos == GUARANTEED]
+    devices = found.devices_problem
+    attributes = {
+        "topologyManagerPolicy": found.policy,
+        "topologyManagerScope": found.scope,
+        "topologyManagerMaxNUMANodes": max(SMALLEST_MOST, len(listed)),
+        FINGERPRINT: fingerprint(counted),
+        METHOD: EXCLUSIVE,
+        f"{prefix}/{AGENT}": "ready" if found.ready else SILENT,
+        # What the whole node can give, where an agent says it.
+        f"{prefix}/free-exclusive-cpus": found.free_exclusive_cpus,
+        # Tells a NUMA node without devices from one whose devices are not known.
+        f"{prefix}/devices": None if devices is None else "unknown" if devices else "counted",
+        # Which containers the numbers count.
+        f"{prefix}/{CHARGED}": marks((one.pod_uid, one.name) for one in found.charged) or None,
+    }
+    sockets = sorted({zone.socket for zone in found.zones if zone.socket is not None})
+    return {
+        "attributes": _attributes(attributes),
+        "zones": [
+            *(
+                _zone(prefix, zones[i], found, listed)
+                if i in zones
+                else {"name": f"node-{i}", "type": "Node"}
+                for i in listed
+            ),
+            *({"name": f"socket-{i}", "type": "Socket"} for i in sockets),
+        ],
+    }
+
+
+def _attributes(values: Mapping[str, object]) -> list[Object]:
+    """Those that have a value."""
+    return [{"name": name, "value": str(it)} for name, it in values.items() if it is not None]
+
+
+def _listed(zones: Mapping[int, Zone]) -> int:
+    """How many NUMA nodes are listed: the plugin takes the id for the place in the list.
+
+    So a missing id is an empty zone. Memory far away (NUMA node 252 of a machine whose CPUs are on
+    0 and 8) would make hundreds of those; no container has all it needs there, and it is left out.
+    """
+    count = max((i for i, zone in zones.items() if zone.cpus), default=-1) + 1
+    while count in zones:
+        count += 1
+    return count
+
+
+def silent(prefix: str, what: Object) -> Object:
+    """The same for an agent that does not answer any more: its last numbers, not ready."""
+    name = f"{prefix}/{AGENT}"
+    kept = [one for one in what["attributes"] if one["name"] != name]
+    return {**what, "attributes": [*kept, {"name": name, "value": SILENT}]}
+
+
+def steady(found: Zones) -> Zones:
+    """What of the agent's document does not follow the kernel's free memory up and down."""
+    return replace(
+        found,
+        zones=tuple(
+            replace(
+                zone,
+                memory_available_bytes=0,
+                huge_pages=tuple(replace(pages, available_bytes=0) for pages in zone.huge_pages),
+            )
+            for zone in found.zones
+        ),
+    )
+
+
+def _zone(prefix: str, zone: Zone, found: Zones, listed: Container[int]) -> Object:
+    values: dict[str, object] = {
+        "free-exclusive-cpus": zone.free_exclusive_cpus,
+        "shared-cpus": zone.shared_cpus,
+        "free-cpu-milli": zone.cpu_available_milli,
+        "threads-per-core": found.threads_per_core,
+    }
+    for key, factor in (
+        ("capacity-factor", zone.capacity_factor),
+        (MEASURED_FACTOR, zone.measured_factor),
+    ):
+        if factor != 1:
+            values[key] = f"{factor:.6f}".rstrip("0").rstrip(".")
+    parent = {} if zone.socket is None else {"parent": f"socket-{zone.socket}"}
+    # The plugin reads the id from the name.
+    costs = sorted((one.id, one.value) for one in zone.distances if one.id in listed)
+    return {
+        "name": f"node-{zone.id}",
+        "type": "Node",
+        **parent,
+        "attributes": _attributes({f"{prefix}/{key}": value for key, value in values.items()}),
+        "costs": [{"name": f"node-{i}", "value": value} for i, value in costs],
+        "resources": list(_resources(zone, shares=found.shares)),
+    }
+
+
+def _resources(zone: Zone, *, shares: bool) -> Iterable[Object]:
+    """What of each resource there is, may be had, and is left.
+
+    CPUs are those that a container may have exclusively, as a Guaranteed one with a policy and a
+    whole number of CPUs gets them; where the defaults say that CPUs are shared, whole CPUs of what
+    is not promised yet.
+    """
+    if zone.cpus:
+        if shares:
+            allocatable = zone.cpu_allocatable_milli // 1000
+            left = zone.cpu_available_milli // 1000
+        else:
+            allocatable, left = zone.exclusive_cpus, zone.free_exclusive_cpus
+        yield _amounts("cpu", zone.cpus, allocatable, left)
+    if zone.memory_bytes:
+        yield _amounts(
+            "memory",
+            zone.memory_bytes,
+            zone.memory_allocatable_bytes,
+            zone.memory_available_bytes,
+        )
+        for pages in zone.huge_pages:
+            yield _amounts(
+                page_resource(pages.size_bytes),
+                pages.capacity_bytes,
+                pages.allocatable_bytes,
+                pages.available_bytes,
+            )
+    for devices in zone.devices:
+        # The kubelet names the healthy ones only.
+        yield _amounts(
+            devices.resource, devices.allocatable, devices.allocatable, devices.available
+        )
+
+
+def _amounts(resource: str, capacity: int, allocatable: int, left: int) -> Object:
+    """Numbers in order, whatever they were made of: 0 ≤ available ≤ allocatable ≤ capacity.
+
+    With oversale more can be allocated than there is; that is the capacity then.
+    """
+    allocatable = max(0, allocatable)
+    return {
+        "name": resource,
+        "capacity": str(max(capacity, allocatable)),
+        "allocatable": str(allocatable),
+        "available": str(min(max(0, left), allocatable)),
+    }
+
+
+def page_resource(size: int) -> str:
+    """Name of huge pages of a size in bytes, as Kubernetes writes it: ``hugepages-2Mi``."""
+    power = 0
+    while power < len(_SUFFIXES) - 1 and size and size % 1024 == 0:
+        size, power = size // 1024, power + 1
+    return f"{HUGEPAGES}{size}{_SUFFIXES[power]}"
+
+
+def body(node: str, uid: str, annotations: dict[str, str], what: Object) -> Object:
+    """The whole object, as it is applied; `uid` is the Node's as it is now."""
+    metadata = {"name": node, "annotations": annotations, "ownerReferences": [owner(node, uid)]}
+    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, **what}
+
+
+def rose(before: Object | None, after: Object) -> bool:
+    """Whether somewhere more is available than before; yes where nothing is known of before."""
+    if before is None:
+        return True
+    old = _available(before)
+    return any(amount > old.get(key, 0) for key, amount in _available(after).items())
+
+
+def _available(what: Object) -> dict[tuple[str, str], int]:
+    return {
+        (zone["name"], one["name"]): int(one["available"])
+        for zone in what["zones"]
+        for one in zone.get("resources", ())
+    }
+
+
+class TopologyOutput(AppliedObject):
+    """The NodeResourceTopology of one Node.
+
+    Another owner of its zones (NFD's topology updater, the resource topology exporter, koordlet, an
+    editor) is named once and not fought.
+
+    Args:
+        force: take the fields from other owners.
+        validity: seconds after which readers may not believe it where it is not renewed; 0 for
+            none.
+    """
+
+    resource = Resource.TOPOLOGIES
+    complaint = "the NodeResourceTopology is not written"
+    undefined = "apply config/kubernetes/publish-topology/crd.yaml"
+    instead = (
+        "stop that, or leave publish.nodeResourceTopology off, or set "
+        "publish.nodeResourceTopologyForce"
+    )
+
+    def __init__(
+        self, node: str, prefix: str, *, force: bool = False, validity: float = 0.0
+    ) -> None:
+        super().__init__("topology", node, force=force)
+        self._prefix, self._validity, self._renewed = prefix, validity, ""
+        self._key = f"{prefix}/{FREED}"
+        self._steady: Zones | None = None
+        self._applied_last: Object | None = None
+        self._object_uid = ""
+        self._object_read = self._reset = self._cured = False
+        self._freed, self._touch_at = 0, float("inf")
+
+    def renew(self, wall: float) -> None:
+        """It holds since this Unix time in seconds; written where it has a validity."""
+        self._renewed = micro_time(wall)
+
+    def want(self, found: Zones | None) -> None:
+        """This is what the agent says; None when it has said nothing for a while.
+
+        Free memory goes up and down by itself: it is taken over when something else changed, and
+        at every look.
+        """
+        if found is None:
+            if self._wanted is not None:
+                self._wanted, self._steady = silent(self._prefix, self._wanted), None
+        elif (still := steady(found)) != self._steady:
+            self._steady, self._wanted = still, contents(self._prefix, found)
+
+    def _body(self) -> Object:
+        annotations = {self._key: str(self._freed)}
+        if self._validity:
+            annotations[f"{self._prefix}/{RENEWED}"] = self._renewed
+            annotations[f"{self._prefix}/{VALID}"] = f"{self._validity:.0f}"
+        return body(self._node, self._owner_uid, annotations, self._wanted)
+
+    def _pending(self) -> bool:
+        return self._wanted is not None and (not self._object_read or super()._pending())
+
+    def next_due(self) -> float:
+        """When the next request may be made."""
+        return super().next_due() if self.waiting() else max(self.hold_until, self._touch_at)
+
+    def _due(self, now: float) -> Request | None:
+        """The Node's UID first, then who owns the object, then the object."""
+        if not self._owner_uid:
+            return self._read_node()
+        if not self._object_read:
+            return self._request(Verb.GET, self.resource, self._object)
+        if self._reset:
+            clean = [{"op": "replace", "path": "/metadata/managedFields", "value": [{}]}]
+            return self._request(
+                Verb.PATCH, self.resource, self._object, form=Form.JSON, body=clean
+            )
+        if self._touch_at <= now:
+            self._freed, self._touch_at = self._freed + 1, float("inf")
+        return self._apply()
+
+    def _done(self, request: Request, outcome: Outcome, now: float, jitter: float) -> None:
+        result = outcome.result
+        about = request.resource is self.resource
+        if about and request.verb is Verb.GET and result in (Result.DONE, Result.MISSING):
+            self._read_object(
+                outcome.documents[0]["metadata"] if outcome.documents else {}, now, jitter
+            )
+        elif result is Result.DONE and request.form is Form.JSON:
+            self._reset = False
+        elif result is Result.FAILED and PRUNE in outcome.text and not self._cured:
+            self._reset = self._cured = True
+        else:
+            if result is not Result.DONE:
+                self._object_read = self._reset = False
+            super()._done(request, outcome, now, jitter)
+
+    def _read_object(self, metadata: Mapping[str, Any], now: float, jitter: float) -> None:
+        self._object_read, self._sent, self._object_uid = True, None, metadata.get("uid", "")
+        freed = str((metadata.get("annotations") or {}).get(self._key))
+        if freed.isdecimal() and len(freed) < 16:
+            self._freed = max(self._freed, int(freed))
+        others = owners(metadata.get("managedFields") or ())
+        if others and not self._force:
+            self._object_read = False
+            self._contested(others, now, jitter)
+
+    def _applied(self, request: Request, document: Mapping[str, Any], now: float) -> None:
+        if rose(self._applied_last, request.body):
+            self._touch_at = now + TOUCH
+        self._applied_last = request.body
+        uid = document["metadata"].get("uid", "")
+        if self._object_uid and uid != self._object_uid:
+            # It was taken away: perhaps by the garbage collector, because the Node is another one.
+            self._owner_uid = ""
+        self._object_uid = uid
+
+    def resync(self) -> None:
+        """Look at the Node and at the object again, and apply it once more."""
+        super().resync()
+        self._steady, self._object_read, self._cured = None, False, False
+
+
+def owners(managed: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The names of other owners of zones or attributes, in ``metadata.managedFields``."""
+    return sorted(
+        {
+            str(one.get("manager", ""))
+            for one in managed
+            if one.get("manager") != MANAGER
+            and any(field in (one.get("fieldsV1") or {}) for field in _OURS)
+        }
+    )
+
+
+def fingerprint(pods: Iterable[tuple[str, str]]) -> str:
+    """The text for pods, each by namespace and name, in any order."""
+    hashes = sorted(xxh64(name.encode(), xxh64(namespace.encode(), 0)) for namespace, name in pods)
+    return f"{_VERSION}{xxh64(b''.join(one.to_bytes(8, 'little') for one in hashes), 0):016x}"
+
+
+# --- xxHash, 64 bits: github.com/Cyan4973/xxHash, doc/xxhash_spec.md -----------------------------
+
+_MASK: Final = (1 << 64) - 1
+_P1: Final = 0x9E3779B185EBCA87
+_P2: Final = 0xC2B2AE3D27D4EB4F
+_P3: Final = 0x165667B19E3779F9
+_P4: Final = 0x85EBCA77C2B2AE63
+_P5: Final = 0x27D4EB2F165667C5
+
+
+def xxh64(data: bytes, seed: int) -> int:
+    """The hash of 64 bits, as xxHash works it out."""
+    at = 0
+    if len(data) >= 32:
+        lanes = [seed + _P1 + _P2, seed + _P2, seed, seed - _P1]
+        for at in range(0, len(data) - 31, 32):
+            lanes = [_round(lane, _word(data, at + 8 * n)) for n, lane in enumerate(lanes)]
+        at += 32
+        found = sum(_rotate(lane, by) for lane, by in zip(lanes, (1, 7, 12, 18), strict=True))
+        for lane in lanes:
+            found = ((found ^ _round(0, lane)) * _P1 + _P4) & _MASK
+    else:
+        found = seed + _P5
+    found += len(data)
+    while at + 8 <= len(data):
+        found = _rotate(found ^ _round(0, _word(data, at)), 27) * _P1 + _P4
+        at += 8
+    if at + 4 <= len(data):
+        found = _rotate(found ^ (_word(data, at, 4) * _P1), 23) * _P2 + _P3
+        at += 4
+    for byte in data[at:]:
+        found = _rotate(found ^ (byte * _P5), 11) * _P1
+    found &= _MASK
+    found = ((found ^ (found >> 33)) * _P2) & _MASK
+    found = ((found ^ (found >> 29)) * _P3) & _MASK
+    return found ^ (found >> 32)
+
+
+def _word(data: bytes, at: int, size: int = 8) -> int:
+    return int.from_bytes(data[at : at + size], "little")
+
+
+def _rotate(number: int, by: int) -> int:
+    number &= _MASK
+    return (number << by | number >> (64 - by)) & _MASK
+
+
+def _round(lane: int, word: int) -> int:
+    return _rotate(lane + word * _P2, 31) * _P1 & _MASK

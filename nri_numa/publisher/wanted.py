@@ -1,0 +1,162 @@
+"""What should be in the API server, from the agent's documents. Pure.
+
+The texts are the promise to all that read Nodes, Pods and Events; docs/kubernetes-objects.md lists
+them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from nri_numa.model.offline_capacity import MOST_CPUS, NUMA_IDS, list_of, numa_nodes
+from nri_numa.text import harmless
+from nri_numa.web.responses import Assignment, Notice, NUMAInfo
+
+Object = dict[str, Any]
+
+LONGEST_NOTE: Final = 1024
+"""Bytes of an Event's note; the API server refuses more."""
+LONGEST_NAME: Final = 253
+PINNED: Final = frozenset({"exclusive", "shared", "explicit"})
+"""Kinds of containers that we gave something; the rest has what it would have without us."""
+
+REASONS: Final = {
+    "refused": ("PlacementRefused", "Warning"),
+    "widened": ("PlacedWider", "Normal"),
+    "unpinned": ("NotPinned", "Warning"),
+    "gap": ("PlacedAfterStart", "Warning"),
+    "late": ("PlacedLate", "Warning"),
+    "drift": ("CpusetDrift", "Warning"),
+}
+"""Reason and type of an Event by what happened."""
+
+
+def node_annotations(prefix: str, info: NUMAInfo) -> dict[str, str]:
+    """CPUs and bytes of memory, one field for each NUMA node, ``|`` between them."""
+    return {
+        f"{prefix}/numacpu": "|".join(info.data.cpulist),
+        f"{prefix}/numamem": "|".join(info.data.memsize),
+    }
+
+
+def numa_ids(prefix: str, topology: Mapping[str, Any]) -> dict[str, str]:
+    """Which NUMA nodes there are; says too that capacity from outside counts on this node."""
+    return {f"{prefix}/{NUMA_IDS}": list_of({one["id"] for one in topology["numaNodes"]})}
+
+
+def node_labels(prefix: str, topology: Mapping[str, Any]) -> dict[str, str]:
+    """The shape of a machine, for node selectors."""
+    counts, listed = topology["counts"], topology["numaNodes"]
+    with_cpus = [len(numa_nodes(one["cpus"], MOST_CPUS)) for one in listed if one["cpus"]]
+    return {
+        f"{prefix}/sockets": str(counts["sockets"]),
+        f"{prefix}/numa-nodes": str(counts["numaNodes"]),
+        f"{prefix}/memory-only-numa-nodes": str(len(listed) - len(with_cpus)),
+        f"{prefix}/cores": str(counts["cores"]),
+        f"{prefix}/cpus": str(counts["cpus"]),
+        f"{prefix}/threads-per-core": str(counts["threadsPerCore"]),
+        # For requests that must fit one NUMA node, and for who adds nodes by their labels.
+        f"{prefix}/largest-numa-node-cpus": str(max(with_cpus, default=0)),
+    }
+
+
+NODE_ANNOTATIONS: Final = ("numacpu", "numamem", NUMA_IDS)
+NODE_LABELS: Final = (
+    "sockets",
+    "numa-nodes",
+    "memory-only-numa-nodes",
+    "cores",
+    "cpus",
+    "threads-per-core",
+    "largest-numa-node-cpus",
+)
+"""Keys below the prefix that are ours on a Node: those that are not wanted are taken away."""
+
+
+def pod_annotations(assignments: Iterable[Assignment]) -> dict[tuple[str, str], tuple[str, str]]:
+    """By namespace and name of each pod with pinned containers: its UID, and the text."""
+    pods: dict[tuple[str, str], dict[str, Object]] = defaultdict(dict)
+    uids: dict[tuple[str, str], str] = {}
+    for one in assignments:
+        if one.kind not in PINNED:
+            continue
+        uids[one.namespace, one.pod] = one.pod_uid
+        pods[one.namespace, one.pod][one.container] = {
+            "cpus": one.cpus,
+            "mems": one.mems,
+            "policy": one.policy,
+            "preferred": one.preferred,
+            "reason": one.reason,
+        }
+    return {
+        name: (uids[name], json.dumps(containers, sort_keys=True, separators=(",", ":")))
+        for name, containers in pods.items()
+    }
+
+
+def event_name(pod: str, id: str) -> str:
+    """The same for the same id, whichever process writes it: so it is made once."""
+    end = f".{id}"
+    return pod[: LONGEST_NAME - len(end)].rstrip("-.") + end
+
+
+def event(notice: Notice, *, prefix: str, node: str) -> Object:
+    """An Event of events.k8s.io/v1; the prefix names the reporting controller."""
+    reason, kind = REASONS.get(notice.what, (f"NUMA{notice.what[:100].title()}", "Warning"))
+    text = f"{notice.reason}: {notice.message}" if notice.reason else notice.message
+    made = pod_event(
+        notice.namespace,
+        notice.pod,
+        # For a static pod the hash of its manifest, by which kubectl and the kubelet know it.
+        notice.pod_uid,
+        id=notice.id,
+        at=notice.first,
+        text=text,
+        reportingController=f"{prefix}/nri-numa",
+        reportingInstance=node[:128],
+        action="Placing",
+        reason=reason,
+        type=kind,
+    )
+    made["regarding"]["fieldPath"] = f"spec.containers{{{notice.container}}}"
+    return {**made, **series(notice)}
+
+
+def pod_event(
+    namespace: str, name: str, uid: str, *, id: str, at: float, text: str, **fields: str
+) -> Object:
+    """An Event about a pod."""
+    regarding = {"apiVersion": "v1", "kind": "Pod", "namespace": namespace, "name": name}
+    return {
+        "apiVersion": "events.k8s.io/v1",
+        "kind": "Event",
+        "metadata": {"name": event_name(name, id), "namespace": namespace},
+        "eventTime": micro_time(at),
+        "note": _note(text),
+        "regarding": {**regarding, "uid": uid},
+        **fields,
+    }
+
+
+def series(notice: Notice) -> Object:
+    """What of an Event changes when it happens again; nothing the first time."""
+    if notice.count < 2:
+        return {}
+    return {"series": {"count": notice.count, "lastObservedTime": micro_time(notice.last)}}
+
+
+def _note(text: str) -> str:
+    # One line that moves no cursor, whatever prints it: kubectl, a bridge to chat, a log.
+    data = harmless(text).encode()
+    if len(data) <= LONGEST_NOTE:
+        return data.decode()
+    return data[: LONGEST_NOTE - 3].decode(errors="ignore") + "…"
+
+
+def micro_time(seconds: float) -> str:
+    """Seconds since the epoch as Kubernetes' MicroTime."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

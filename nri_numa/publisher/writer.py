@@ -1,0 +1,127 @@
+"""Brings outputs to the API server: one request at a time, no faster than configured."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from nri_numa.kube.api import KubeAPI
+from nri_numa.kube.requests import WHOLE, Outcome, Request, Resource, Result, Verb
+from nri_numa.observe.logs import get_logger
+from nri_numa.observe.metrics import ServiceMetrics
+from nri_numa.publisher.outbox import Output, OutputQueue
+
+LEAST: Final = 0.05
+"""Seconds of the shortest pause while nothing may be sent."""
+PAUSED: Final = 1.0
+"""Seconds until it is looked at again whether this process may write."""
+
+
+class WriterMetrics(ServiceMetrics):
+    """Metrics of every process that writes to the API server."""
+
+    def __init__(self, prefix: str, version: str) -> None:
+        super().__init__(prefix, version)
+        self.requests = self.counter(
+            "requests_total",
+            "Requests to the API server, by what they were for, verb and result.",
+            "output",
+            "verb",
+            "result",
+        )
+        self.api_up = self.gauge("api_up", "Whether the last request reached the API server.")
+
+
+class Writer:
+    """Writes what outputs want.
+
+    Attributes:
+        wake: is set when an output wants something.
+        problem: why nothing can be written now, as a sentence; empty when all is well.
+
+    Args:
+        may: whether this process may write now.
+        written: is called after each request.
+        again: is called when the API server answers after a time without.
+    """
+
+    def __init__(
+        self,
+        api: KubeAPI,
+        outputs: Sequence[Output],
+        metrics: WriterMetrics,
+        service: str,
+        *,
+        rate: float,
+        burst: float,
+        clock: Callable[[], float],
+        jitter: Callable[[], float],
+        may: Callable[[], bool] = lambda: True,
+        written: Callable[[Request, Outcome], object] = lambda request, outcome: None,
+        again: Callable[[], object] = lambda: None,
+    ) -> None:
+        self.queue = OutputQueue(outputs, rate=rate, burst=burst, now=clock())
+        self.wake = asyncio.Event()
+        self.problem = ""
+        self._api, self._metrics, self._log = api, metrics, get_logger(service)
+        self._clock, self._jitter = clock, jitter
+        self._may, self._written, self._again = may, written, again
+        self._said: set[tuple[str, str]] = set()
+        self._complaints: dict[str, str] = {}
+
+    async def run(self) -> None:
+        """Write until cancelled."""
+        while True:
+            may, now = self._may(), self._clock()
+            request = self.queue.next(now) if may else None
+            if request is None:
+                wait = max(LEAST, self.queue.wait(now)) if may else PAUSED
+                self.wake.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(wait if wait < float("inf") else None):
+                        await self.wake.wait()
+                continue
+            outcome = await self._api.do(request)
+            self.queue.done(request, outcome, self._clock(), self._jitter())
+            self.answered(request, outcome)
+            self._written(request, outcome)
+            self.complain()
+
+    def answered(self, request: Request, outcome: Outcome) -> None:
+        """Count and log what came of a request, also of one that was no output's."""
+        result, log = outcome.result, self._log
+        self._metrics.requests.labels(request.output, request.verb.value, result.value).inc()
+        self._metrics.api_up.set(result not in WHOLE)
+        if result in WHOLE:
+            if not self.problem:
+                log.warning("the API server cannot be used for now", problem=outcome.text)
+            self.problem = outcome.text
+            return
+        if self.problem:
+            log.info("the API server answers again")
+            self._again()
+        self.problem = ""
+        log.debug("request", target=request.target, verb=request.verb.value, result=result.value)
+        key = request.verb.value, request.resource.plural
+        if result in (Result.DONE, Result.EXISTS):
+            self._said.discard(key)
+        elif result in (Result.FORBIDDEN, Result.INVALID, Result.FAILED) or (
+            result is Result.MISSING
+            and request.verb is Verb.GET
+            and request.resource is Resource.NODES
+        ):
+            level = log.debug if key in self._said else log.warning
+            level("not written", result=result.value, problem=outcome.text)
+            self._said.add(key)
+
+    def complain(self) -> None:
+        """Log the problems of outputs, each once."""
+        for output in self.queue.outputs:
+            problem, before = output.problem, self._complaints.get(output.name, "")
+            if problem and problem != before:
+                self._log.warning(output.complaint, problem=problem)
+            elif before and not problem:
+                self._log.info("written again", output=output.name)
+            self._complaints[output.name] = problem

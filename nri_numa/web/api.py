@@ -1,0 +1,438 @@
+"""The agent's API and page: routes over what it shows, and the server that has them.
+
+It is read-only. Long answers are made piece by piece, so that a list of 1,000 containers does not
+hold up the container that is just being created. The server runs in a loop and a thread of its own
+(`nri_numa.agent.serving`), which gives way to the one that answers the runtime whenever it looks
+for something to do: between any two answers, and between any two pieces of one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import hashlib
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from importlib import resources
+from typing import Final, Protocol
+
+import msgspec
+
+from nri_numa.config import HTTP as HTTPConfig
+from nri_numa.config import split_address
+from nri_numa.errors import ConfigError
+from nri_numa.observe.logs import get_logger
+from nri_numa.observe.metrics import CONTENT_TYPE, Metrics
+from nri_numa.web import protocol
+from nri_numa.web import responses as shown
+from nri_numa.web.protocol import EVENTS, TEXT, APIError, Handler, Request, Response, Route
+from nri_numa.web.security import Certificate, TokenFile
+from nri_numa.web.server import PROBES, Server
+
+log = get_logger("http")
+
+RETRY = 10.0
+"""Seconds between two attempts to listen at an address that another program has."""
+STUCK: Final = 10.0
+"""Seconds after which a loop that never waits is not at work but lost."""
+MAX_STREAMS = 32
+HEARTBEAT = 15.0
+SETTLE = 0.25
+"""Seconds in which several changes are one event."""
+PIECE: Final = 10
+"""Containers between two chances for the event loop: about a tenth of a millisecond, five times as
+long when other work had the caches meanwhile."""
+BLOCK: Final = 64 << 10
+"""Bytes of a scrape that are sent at once."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """The assignments of one moment; made one by one, and valid while the state moves on."""
+
+    head: shown.NodeUse
+    containers: Iterator[shown.Assignment]
+
+
+class AgentView(Protocol):
+    """What the API shows of the agent; read-only, from memory, at once."""
+
+    def status(self) -> shown.Status: ...  # noqa: D102  # the documents say what they are
+    def readiness(self) -> shown.Readiness: ...  # noqa: D102
+    def topology(self) -> shown.TopologyDocument: ...  # noqa: D102
+    def numa_info(self) -> shown.NUMAInfo: ...  # noqa: D102
+    def listing(self) -> Listing: ...  # noqa: D102
+    def refusals(self) -> list[shown.Refusal]: ...  # noqa: D102
+    def slots(self) -> shown.Slots: ...  # noqa: D102
+    def zones(self) -> shown.Zones: ...  # noqa: D102
+    def kubelet(self) -> shown.Kubelet: ...  # noqa: D102
+    def use(self) -> shown.Use: ...  # noqa: D102
+
+    def explain(self, namespace: str, pod: str, container: str | None) -> list[shown.Explanation]:
+        """What is known about a pod's containers, or one of them; empty when nothing is."""
+
+    def notices(self, after: int) -> shown.Notices:
+        """What happened to containers after a number of the sequence."""
+
+    def notice_number(self) -> int:
+        """The last number of that sequence."""
+
+    async def container_use(
+        self, namespace: str, pod: str, container: str
+    ) -> list[shown.ContainerUse]:
+        """What a container really uses, measured now; empty when there is none."""
+
+    def subscribe(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Call ``listener`` after every change; returns what ends that."""
+
+
+class API:
+    """The routes; ``busy_for`` says for how long the runtime's loop is at work without a pause."""
+
+    def __init__(
+        self, view: AgentView, metrics: Metrics, busy_for: Callable[[], float] = lambda: 0.0
+    ) -> None:
+        self._view, self._busy_for = view, busy_for
+        self._scrape = SharedScrape(metrics.chunks)
+        self._changes = Changes(view)
+
+        def get(path: str, answer: Handler, *query: str) -> Route:
+            return Route("GET", path, answer, query=query)
+
+        def document(path: str, make: Callable[[], object]) -> Route:
+            return get(path, lambda request: _json(make()))
+
+        described = resources.files("nri_numa.web").joinpath("openapi.yaml")
+        self.routes = (
+            get("/metrics", lambda request: Response(200, self._scrape.pieces(), CONTENT_TYPE)),
+            get("/healthz", self._health, "verbose"),
+            get("/readyz", self._ready, "verbose"),
+            document("/v1/status", view.status),
+            document("/v1/topology", view.topology),
+            get("/v1/assignments", self._assignments, "namespace", "pod"),
+            get("/v1/explain/{namespace}/{pod}", self._explain),
+            get("/v1/explain/{namespace}/{pod}/{container}", self._explain),
+            document("/v1/refusals", lambda: shown.Refusals(refusals=tuple(view.refusals()))),
+            document("/v1/slots", view.slots),
+            document("/v1/zones", view.zones),
+            document("/v1/kubelet", view.kubelet),
+            get("/v1/notices", self._notices, "after"),
+            document("/v1/use", view.use),
+            get("/v1/use/{namespace}/{pod}/{container}", self._container_use),
+            Route("GET", "/v1/events", self._events, admit=self._changes.admit, query=()),
+            get("/v2/system/numa/info", lambda request: Response(200, _encode(view.numa_info()))),
+            get(
+                "/openapi.yaml",
+                lambda request: Response(200, described.read_bytes(), "application/yaml"),
+            ),
+        )
+        self.page = tuple(page_routes("nri_numa.web"))
+
+    def _health(self, request: Request) -> Response:
+        if (busy := self._busy_for()) > STUCK:
+            text = f"the loop that answers the runtime is stuck for {busy:.0f} s\n"
+            return Response(503, text.encode(), TEXT)
+        return Response(200, b"ok\n", TEXT)
+
+    def _ready(self, request: Request) -> Response:
+        readiness = self._view.readiness()
+        return _json(readiness, 200 if readiness.ready else 503)
+
+    def _assignments(self, request: Request) -> Response:
+        return Response(200, self._listing(request.query))
+
+    async def _listing(self, query: dict[str, str]) -> AsyncIterator[bytes]:
+        listing = self._view.listing()
+        piece = bytearray(_encode(listing.head)[:-1] + b',"containers":[')
+        between = b""
+        for n, one in enumerate(listing.containers, 1):
+            if query.get("namespace", one.namespace) == one.namespace and (
+                query.get("pod", one.pod) == one.pod
+            ):
+                piece += between + _encode(one)
+                between = b","
+            if n % PIECE == 0:
+                yield bytes(piece)
+                piece.clear()
+        yield bytes(piece) + b"]}\n"
+
+    def _explain(self, request: Request) -> Response:
+        namespace, pod, *rest = request.segments[2:]
+        container = rest[0] if rest else None
+        found = self._view.explain(namespace, pod, container)
+        if not found:
+            what = f"container {container!r} of " if container is not None else ""
+            raise APIError(
+                404,
+                "NotFound",
+                f"nothing is known about {what}pod {namespace}/{pod}; it does not run on this node",
+            )
+        return _json(shown.Explanations(explanations=tuple(found)))
+
+    def _notices(self, request: Request) -> Response:
+        text = request.query.get("after", "0")
+        if not (text.isascii() and text.isdigit() and len(text) <= 18):
+            raise APIError(400, "BadRequest", f"after={text[:80]!r}, expected a number")
+        return _json(self._view.notices(int(text)))
+
+    async def _container_use(self, request: Request) -> Response:
+        namespace, pod, container = request.segments[2:]
+        found = await self._view.container_use(namespace, pod, container)
+        if not found:
+            problem = f"container {container!r} of pod {namespace}/{pod} does not run on this node"
+            raise APIError(404, "NotFound", problem)
+        return _json(shown.ContainerUses(containers=tuple(found)))
+
+    def _events(self, request: Request) -> Response:
+        return Response(200, self._changes.stream(), EVENTS, [("X-Accel-Buffering", "no")])
+
+
+def _json(document: object, status: int = 200) -> Response:
+    return Response(status, _encode(document) + b"\n")
+
+
+class SharedScrape:
+    """Makes the text of the metrics, piece by piece, once for all clients that wait for it.
+
+    With 10,000 containers it takes a tenth of a second and a megabyte; twenty clients at once would
+    take twenty times that, and each of them would see the same.
+    """
+
+    def __init__(self, chunks: Callable[[], Iterator[bytes]]) -> None:
+        self._chunks = chunks
+        self._turn = asyncio.Lock()
+        self._begun = self._made = 0
+        self._text = b""
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """The text; no part of it is older than this call."""
+        begun = self._begun
+        async with self._turn:
+            if self._made <= begun:  # what was made, if anything, was begun before
+                self._begun += 1
+                number, text = self._begun, bytearray()
+                for chunk in self._chunks():
+                    text += chunk
+                    await asyncio.sleep(0)  # others have their turn
+                self._text, self._made = bytes(text), number
+            whole = self._text
+        for start in range(0, len(whole), BLOCK):
+            yield whole[start : start + BLOCK]
+
+
+class Changes:
+    """The event streams; costs nothing while none is open.
+
+    The agent says that it changed in the middle of a request of the runtime, in its own thread:
+    what happens there is one flag, and once in a while a byte that wakes our loop.
+    """
+
+    def __init__(self, view: AgentView) -> None:
+        self._view = view
+        self._streams: set[asyncio.Event] = set()
+        self._end: Callable[[], None] = lambda: None
+        self._waking = False
+
+    def admit(self, request: Request) -> None:
+        """Raise `APIError` where there are too many."""
+        if len(self._streams) >= MAX_STREAMS:
+            raise protocol.too_many("event streams")
+
+    async def stream(self) -> AsyncIterator[bytes]:
+        """Pieces of one event stream: where we are, then every change, then a heartbeat."""
+        changed = asyncio.Event()
+        changed.set()
+        if not self._streams:
+            self._end = self._view.subscribe(partial(self._changed, asyncio.get_running_loop()))
+        self._streams.add(changed)
+        try:
+            yield b"retry: 2000\n\n"
+            while True:
+                try:
+                    async with asyncio.timeout(HEARTBEAT):
+                        await changed.wait()
+                except TimeoutError:
+                    yield b": still here\n\n"
+                    continue
+                changed.clear()
+                yield self._event()
+                await asyncio.sleep(SETTLE)
+        finally:
+            self._streams.discard(changed)
+            if not self._streams:
+                self._end()
+
+    def _changed(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Called in the agent's thread."""
+        if not self._waking:
+            self._waking = True
+            with contextlib.suppress(RuntimeError):  # our loop ended just now
+                loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        self._waking = False
+        for changed in self._streams:
+            changed.set()
+
+    def _event(self) -> bytes:
+        status = self._view.status()
+        data = {
+            "serial": status.serial,
+            "version": status.version,
+            "ready": status.ready,
+            "notices": self._view.notice_number(),
+        }
+        return b"id: %d\nevent: state\ndata: %s\n\n" % (status.serial, _encode(data))
+
+
+# --- the page -----------------------------------------------------------------------------------
+
+
+_TYPES: Final = {
+    "html": "text/html; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+
+
+def page_routes(room: str) -> Iterator[Route]:
+    """The files of a room's page; read once, so that no request names a file of the disk."""
+    for file in resources.files(room).joinpath("static").iterdir():
+        if (kind := _TYPES.get(file.name.rpartition(".")[2])) is not None:
+            data = file.read_bytes()
+            tag = f'"{hashlib.sha256(data).hexdigest()[:20]}"'
+            for path in ("/", "/index.html") if file.name == "index.html" else (f"/{file.name}",):
+                yield Route("GET", path, partial(_page_file, data, kind, tag), query=())
+
+
+def _page_file(data: bytes, kind: str, tag: str, request: Request) -> Response:
+    headers = [
+        ("ETag", tag),
+        ("Cache-Control", "no-cache"),
+        ("Content-Security-Policy", protocol.CONTENT_SECURITY_POLICY),
+    ]
+    if request.header(b"if-none-match") == tag.encode():
+        return Response(304, b"", kind, headers)
+    return Response(200, data, kind, headers)
+
+
+# --- the server ---------------------------------------------------------------------------------
+
+
+class AgentServer(Server):
+    """The API, at ``http.address`` and at the unix socket ``http.socket``.
+
+    ``crowded`` is called with whether newcomers find no place, each time that this may be
+    otherwise. A token or certificate that cannot be read is a `ConfigError`.
+    """
+
+    def __init__(
+        self,
+        config: HTTPConfig,
+        view: AgentView,
+        metrics: Metrics,
+        *,
+        version: str,
+        busy_for: Callable[[], float] = lambda: 0.0,
+        crowded: Callable[[bool], object] = lambda crowded: None,
+    ) -> None:
+        address = split_address(config.address)
+        if address is None and not config.socket:
+            raise ConfigError("configuration", ["http.address: is off; there is nothing to serve"])
+        host, self._port = address or ("", -1)
+        self._socket = config.socket
+        self._token = TokenFile(config.token_file) if config.token_file else None
+        certificate = Certificate(config.tls_cert, config.tls_key) if config.tls_cert else None
+        api = API(view, metrics, busy_for)
+        self._open = PROBES | {route.path for route in api.page}
+        super().__init__(host, (*api.routes, *api.page), version=version, certificate=certificate)
+        self._metrics, self._crowded = metrics, crowded
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        try:
+            await self.start()
+            await asyncio.get_running_loop().create_future()
+        finally:
+            await self.stop()
+
+    async def start(self) -> None:
+        """Return when it listens at the address; what is served there does not need the socket."""
+        if self._certificate is not None and (problem := self._certificate.expired()):
+            log.error("certificate expired", problem=problem, remedy="renew http.tlsCert")
+        if self._socket:
+            listen = partial(self.listen_at, self._socket)
+            self._tasks.add(asyncio.create_task(self._until(listen, self._socket, "http.socket")))
+        if self._port >= 0:
+            where = f"{self._host}:{self._port}"
+            await self._until(partial(self.listen, self._port), where, "http.address")
+        self._metrics.http_up.set(1)
+        log.info(
+            "http listening",
+            address=f"{self.address[0]}:{self.address[1]}" if self.address else "off",
+            tls=self._certificate is not None,
+            token=self._token is not None,
+        )
+
+    async def _until(self, listen: Callable[[], None], where: str, key: str) -> None:
+        """Listen; while the address is in use, say so and try again."""
+        said = ""
+        while True:
+            try:
+                listen()
+            except OSError as error:
+                reason = error.strerror or str(error)
+                if error.errno == errno.EADDRINUSE:
+                    reason = "another program has it"
+                elif error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
+                    reason = "this machine has no such address"
+                if reason != said:  # said once, not every ten seconds
+                    log.error(
+                        "no http: containers are placed as usual",
+                        problem=f"cannot listen on {where}: {reason}",
+                        remedy=f"see {key}; tried again every {RETRY:.0f} s",
+                    )
+                said = reason
+                await asyncio.sleep(RETRY)
+            else:
+                return
+
+    async def stop(self) -> None:
+        """Close the listeners and every connection."""
+        self._metrics.http_up.set(0)
+        await super().stop()
+        self._crowded(False)
+
+    def admit(self, request: Request) -> None:
+        """Probes and the page itself are open; the unix socket's mode has said who may ask."""
+        if self._token is None or request.local or request.path in self._open:
+            return
+        if not self._token.admits(request.header(b"authorization")):
+            raise APIError(
+                401,
+                "Unauthorized",
+                "expected the header Authorization: Bearer TOKEN with the token of http.tokenFile",
+                [("WWW-Authenticate", 'Bearer realm="nri-numa"')],
+            )
+
+    def answered(self, request: Request | None, status: int) -> None:
+        """Count it by the pattern of its path: bounded, whatever clients send."""
+        there = self.routes.at(request) if request is not None else []
+        route = there[0].path if there else "other"
+        label = "page" if route in self._open - PROBES else route
+        self._metrics.http_requests.labels(label, str(status)).inc()
+
+    def dropped(self) -> None:
+        """Count it."""
+        self._metrics.http_dropped.inc()
+
+    def connected(self, count: int, *, crowded: bool) -> None:
+        """Show it."""
+        self._metrics.http_connections.set(count)
+        self._crowded(crowded)

@@ -1,0 +1,328 @@
+"""Requests, answers and routes as plain values, and one connection that brings them over h11."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Final
+from urllib.parse import parse_qsl, unquote
+
+import h11
+import msgspec
+
+from nri_numa.web.responses import Error, ErrorBody
+
+JSON: Final = "application/json"
+TEXT: Final = "text/plain; charset=utf-8"
+EVENTS: Final = "text/event-stream"
+CONTENT_SECURITY_POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+"""No inline code and nothing from elsewhere: a hostile name stays text."""
+
+REQUEST_TIMEOUT = 10.0
+"""Seconds for a whole request, from its first byte (the first: from the connection) to its last."""
+IDLE_TIMEOUT: Final = 60.0
+WRITE_TIMEOUT: Final = 30.0
+MAX_HEADER_BYTES: Final = 16 << 10
+IGNORED_BODY: Final = 4 << 10
+"""Bytes of a body that is thrown away where none is expected."""
+MAX_SKIPPED: Final = 1 << 20
+"""The same where the request is refused: a client that is still sending would not read why."""
+
+Headers = list[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request as far as handlers care.
+
+    Attributes:
+        segments: the path's, decoded.
+        query: the last of equal parameters wins.
+        headers: by name in small letters.
+        local: it came over a unix socket.
+        certified: its client has shown a certificate that we trust.
+    """
+
+    method: str
+    path: str
+    segments: tuple[str, ...]
+    query: dict[str, str]
+    headers: dict[bytes, bytes] = field(default_factory=dict)
+    body: bytes = b""
+    local: bool = False
+    certified: bool = False
+
+    @classmethod
+    def of(cls, method: str, target: bytes, **more: object) -> Request:
+        """The request for a target; `APIError` where no client of ours sends such a one."""
+        text = target.decode("latin-1")
+        path, _, query = text.partition("?")
+        if not path.startswith("/") or len(text) > 4096:
+            raise APIError(400, "BadRequest", "expected a path of at most 4096 characters")
+        try:
+            segments = tuple(unquote(s, errors="strict") for s in path.split("/")[1:])
+            pairs = parse_qsl(query, keep_blank_values=True, errors="strict", max_num_fields=16)
+        except ValueError as error:
+            raise APIError(400, "BadRequest", "path or query is not valid UTF-8") from error
+        return cls(method, path, segments, dict(pairs), **more)  # type: ignore[arg-type]
+
+    def header(self, name: bytes) -> bytes:
+        """A header's value; empty when it is not there."""
+        return self.headers.get(name, b"")
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """An answer; its body is whole, or pieces that are sent as they are made."""
+
+    status: int
+    body: bytes | AsyncIterator[bytes]
+    content_type: str = JSON
+    headers: Headers = field(default_factory=list)
+
+
+class APIError(Exception):
+    """A request that is refused, or an answer that cannot be made."""
+
+    def __init__(self, status: int, reason: str, message: str, headers: Headers | None = None):
+        super().__init__(message)
+        self.status, self.reason, self.message = status, reason, message
+        self.headers = headers or []
+
+    def response(self) -> Response:
+        """The answer: an `Error` document."""
+        body = msgspec.json.encode(Error(error=ErrorBody(reason=self.reason, message=self.message)))
+        return Response(self.status, body + b"\n", headers=self.headers)
+
+
+def too_many(what: str) -> APIError:
+    """The refusal where a limit is reached."""
+    return APIError(503, "Busy", f"too many {what} are open", [("Retry-After", "5")])
+
+
+Handler = Callable[[Request], Awaitable[Response] | Response]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What is done at a path.
+
+    Attributes:
+        path: with ``{name}`` for any one segment.
+        largest: bytes of the body; 0 where it has none.
+        admit: called before the body is read; raises `APIError`.
+        query: the parameters that it knows; None where the handler sees to them.
+    """
+
+    method: str
+    path: str
+    answer: Handler
+    largest: int = 0
+    admit: Callable[[Request], object] = lambda request: None
+    query: tuple[str, ...] | None = None
+
+    def matches(self, segments: tuple[str, ...]) -> bool:
+        """Whether a path is one of this route, whatever the method."""
+        pattern = self.path.split("/")[1:]
+        return len(pattern) == len(segments) and all(
+            bool(s) if p.startswith("{") else p == s for p, s in zip(pattern, segments, strict=True)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Routes:
+    """All routes of a server."""
+
+    all: tuple[Route, ...]
+
+    def at(self, request: Request) -> list[Route]:
+        """The routes of a path, of all methods."""
+        return [route for route in self.all if route.matches(request.segments)]
+
+    def find(self, request: Request) -> Route:
+        """The route of a request; `APIError` where it has none."""
+        there = self.at(request)
+        if not there:
+            raise APIError(404, "NotFound", "there is no such path")
+        method = "GET" if request.method == "HEAD" else request.method
+        for route in there:
+            if route.method == method:
+                break
+        else:
+            allowed = ", ".join("GET, HEAD" if r.method == "GET" else r.method for r in there)
+            raise APIError(405, "MethodNotAllowed", f"expected {allowed}", [("Allow", allowed)])
+        for name in request.query if route.query is not None else ():
+            if name not in (known := route.query or ()):
+                expected = f"expected {' or '.join(known)}" if known else "this path has none"
+                problem = f"unknown query parameter {name[:80]!r}; {expected}"
+                raise APIError(400, "BadRequest", problem)
+        return route
+
+
+class Connection:
+    """Requests in, answers out; ``limit`` is the deadline of whatever is under way.
+
+    ``said`` is what the client has sent already.
+    """
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        limit: asyncio.Timeout,
+        said: bytes = b"",
+    ) -> None:
+        self._reader, self._writer, self._limit = reader, writer, limit
+        self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEADER_BYTES)
+        self._head: dict[bytes, bytes] = {}
+        self._idle = False
+        if said:
+            self._h11.receive_data(said)
+
+    async def request(self, *, local: bool) -> Request | None:
+        """The next request without its body; None when the client has no more.
+
+        Raises:
+            APIError: no server must answer it as if it were clear.
+            h11.RemoteProtocolError: it is no HTTP.
+        """
+        while (event := self._h11.next_event()) is h11.NEED_DATA:
+            await self._receive()
+        if not isinstance(event, h11.Request):
+            return None  # ConnectionClosed, or PAUSED after a protocol switch that we never accept
+        self._head = {bytes(name): bytes(value) for name, value in event.headers}
+        size = len(event.target) + sum(len(n) + len(v) + 4 for n, v in event.headers)
+        if size > MAX_HEADER_BYTES:  # it came in one piece, so h11 did not have to wait for it
+            problem = f"expected headers of at most {MAX_HEADER_BYTES} bytes"
+            raise APIError(431, "BadRequest", problem)
+        if b"content-length" in self._head and b"transfer-encoding" in self._head:
+            # A proxy may believe the other one, and see two requests (RFC 9112, section 6.1).
+            raise APIError(400, "BadRequest", "Content-Length and Transfer-Encoding, expected one")
+        certified = bool(self._writer.get_extra_info("peercert"))
+        method = event.method.decode("ascii", "replace")
+        return Request.of(
+            method, event.target, headers=self._head, local=local, certified=certified
+        )
+
+    def announced(self, largest: int) -> int:
+        """Bytes that the body of this request has, if it may have so many."""
+        if b"transfer-encoding" in self._head:
+            return largest
+        return min(int(self._head.get(b"content-length", b"0")), largest)
+
+    async def body(self, largest: int) -> bytes:
+        """The body of the request, or `APIError`; where none is expected (0), it is thrown away."""
+        most = largest or IGNORED_BODY
+        expected = f"a body of at most {largest} bytes" if largest else "no body"
+        error = APIError(413, "BodyTooLarge", f"expected {expected}")
+        if int(self._head.get(b"content-length", b"0")) > most:
+            raise error
+        if self._h11.they_are_waiting_for_100_continue:
+            if not largest:
+                raise error
+            self._put(h11.InformationalResponse(status_code=100, headers=[]))
+        body = bytearray()
+        async for piece in self._pieces():
+            body += piece
+            if len(body) > most:
+                raise error
+        self._limit.reschedule(None)
+        return bytes(body) if largest else b""
+
+    async def skip(self) -> None:
+        """Read a body that is refused, unless it is too long or has not been sent."""
+        size = 0
+        if not self._h11.they_are_waiting_for_100_continue:
+            async for piece in self._pieces():
+                if (size := size + len(piece)) > MAX_SKIPPED:
+                    break
+
+    async def _pieces(self) -> AsyncIterator[bytes]:
+        while not isinstance(event := self._h11.next_event(), h11.EndOfMessage):
+            if event is h11.NEED_DATA:
+                await self._receive()
+            elif isinstance(event, h11.Data):
+                yield event.data
+
+    async def _receive(self) -> None:
+        """Read some more; a deadline does not move with what trickles in."""
+        data = await self._reader.read(MAX_HEADER_BYTES)
+        if self._idle and data:
+            self._begin()
+        self._h11.receive_data(data)
+
+    def _begin(self) -> None:
+        self._idle = False
+        self._limit.reschedule(asyncio.get_running_loop().time() + REQUEST_TIMEOUT)
+
+    async def send(self, response: Response, server: str, *, head: bool, last: bool) -> None:
+        """Write an answer; a broken request makes it the last one, and so does ``last``."""
+        if self._h11.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            return
+        body = response.body
+        headers = {
+            "Server": server,
+            "Content-Type": response.content_type,
+            "X-Content-Type-Options": "nosniff",
+            "Cache-Control": "no-store",
+            **dict(response.headers),
+        }
+        if isinstance(body, bytes) and response.status != 204:
+            headers["Content-Length"] = str(len(body))
+        if last or self._h11.their_state is not h11.DONE:
+            headers["Connection"] = "close"
+        raw = [
+            (name.encode(), value.encode("latin-1", "replace")) for name, value in headers.items()
+        ]
+        start = h11.Response(status_code=response.status, headers=raw)
+        if isinstance(body, bytes):
+            whole = () if head or not body else (h11.Data(data=body),)
+            self._put(start, *whole, h11.EndOfMessage())
+        else:
+            self._put(start)
+            try:
+                if not head:
+                    await self._send_pieces(body, flush=response.content_type == EVENTS)
+            finally:
+                await body.aclose()  # type: ignore[attr-defined]  # ours are generators
+            self._put(h11.EndOfMessage())
+        await self._drain()
+
+    async def _send_pieces(self, body: AsyncIterator[bytes], *, flush: bool) -> None:
+        async for piece in body:
+            if piece:
+                self._put(h11.Data(data=piece))
+            if flush and self._reader.at_eof():
+                raise EOFError
+            await self._drain()
+            # drain() returns at once while the buffer has room; give others their turn: the
+            # runtime (`nri_numa.agent.loop`), and then other clients. Once is not enough for these:
+            # what was scheduled before the loop looked at its sockets runs before what it found
+            # there, so a probe would wait for one more piece.
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+
+    def next(self) -> bool:
+        """Get ready for another request; False when the connection must be closed."""
+        if not (self._h11.our_state is h11.DONE and self._h11.their_state is h11.DONE):
+            return False
+        if self._h11.trailing_data[0]:
+            self._begin()  # it came along with the one before
+        else:
+            self._idle = True
+            self._limit.reschedule(asyncio.get_running_loop().time() + IDLE_TIMEOUT)
+        self._h11.start_next_cycle()
+        return True
+
+    def _put(self, *events: h11.Event) -> None:
+        if data := b"".join(self._h11.send(event) or b"" for event in events):
+            self._writer.write(data)
+
+    async def _drain(self) -> None:
+        self._limit.reschedule(asyncio.get_running_loop().time() + WRITE_TIMEOUT)
+        await self._writer.drain()
+        self._limit.reschedule(None)

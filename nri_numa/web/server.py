@@ -1,0 +1,541 @@
+"""The HTTP server of all our processes: listeners, places by peer, deadlines, TLS, probes.
+
+A client pays for what it does before we pay for it: it gets a place before anything of it is read,
+no TLS and no stream before its first byte, and no memory for a body before it may bring one. What
+the process pays for clients is bounded by the number of places, whatever they do with them. When
+there is no free one, a connection that waits between two requests makes room first, then one of the
+client that has more than its share. A newcomer without a place is in the *reserve* for a moment,
+where only probes are answered: a plugin under attack must not be restarted for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import inspect
+import json
+import os
+import resource
+import socket
+import stat
+import time
+import traceback
+from asyncio import sslproto
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
+
+import h11
+
+from nri_numa.observe.logs import get_logger
+from nri_numa.observe.metrics import CONTENT_TYPE as METRICS
+from nri_numa.web import protocol
+from nri_numa.web.protocol import TEXT, APIError, Connection, Request, Response, Route, Routes
+from nri_numa.web.security import Certificate, host_is_expected
+
+log = get_logger("http")
+
+MAX_CONNECTIONS = 128
+MAX_RESERVE = 256
+TLS_RESERVE: Final = 64
+"""Places of the reserve behind TLS, where one byte is enough for a handshake."""
+PROBES: Final = frozenset(("/healthz", "/readyz"))
+"""Open to everybody, and answered even when there is no place for anything else."""
+PROBE_TIMEOUT: Final = 2.0
+"""Seconds for everything, TLS handshake included, on a connection in the reserve."""
+GRACE: Final = 0.02
+"""Seconds that a newcomer in the reserve has at least, if that needs a pause in accepting."""
+LONGEST_PROBE: Final = 4096
+"""Bytes of a request in the reserve; a probe has a tenth of that."""
+CLOSE_TIMEOUT: Final = 1.0
+"""Seconds for the end of a connection: a TLS client may never say good-bye."""
+MAX_REQUESTS = 1000
+"""Requests of one connection; a client that has more connects again, and queues with the rest."""
+ALL_BODIES: Final = 32 << 20
+"""Bytes of all bodies that are read at a time."""
+BACKLOG: Final = 1024
+EXHAUSTED: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
+EXHAUSTED_RETRY = 1.0
+EXHAUSTED_SAID_EVERY: Final = 60.0
+LOCAL: Final = "unix"
+"""The address of every client that comes over a unix socket."""
+sslproto.SSLProtocol.max_size = 32 << 10
+# asyncio has buffers of so many bytes for each TLS connection, 256 KiB if nothing is set, and two
+# of TLS's own records are enough: with 512 connections that is 16 MiB and not 128.
+
+
+@dataclass(eq=False, slots=True)
+class Place:
+    """One connection's right to be there.
+
+    Attributes:
+        reserve: only probes are answered, and one request.
+        idle_since: when it began to wait for its next request; None while it has one, or has not
+            made its first.
+        said: what was read before there is a stream.
+        timer: ends the connection until there is one.
+    """
+
+    peer: str
+    since: float
+    close: Callable[[], object] = lambda: None
+    reserve: bool = False
+    idle_since: float | None = None
+    answered: int = 0
+    said: bytes = b""
+    timer: asyncio.TimerHandle | None = None
+
+
+class Places:
+    """All of them: ``limit`` for everybody, and a ``reserve`` in which probes are answered."""
+
+    def __init__(
+        self, limit: int, reserve: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.limit, self.reserve, self._clock = limit, reserve, clock
+        self._ordinary: dict[Place, None] = {}
+        self._reserve: dict[Place, None] = {}
+        self._peers: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._ordinary) + len(self._reserve)
+
+    @property
+    def crowded(self) -> bool:
+        """Whether there are newcomers without a place, and with them maybe a probe."""
+        return bool(self._reserve)
+
+    def pause(self) -> float:
+        """Seconds until one more newcomer can be in the reserve without cutting another short."""
+        if len(self._ordinary) < self.limit or len(self._reserve) < self.reserve:
+            return 0.0
+        return max(0.0, next(iter(self._reserve)).since + GRACE - self._clock())
+
+    def take(self, peer: str) -> Place:
+        """A place for a newcomer; another connection may lose its own for it."""
+        place = Place(peer, self._clock())
+        if len(self._ordinary) >= self.limit:
+            victim = self._idle() or self._greedy(peer)
+            if victim is None:
+                place.reserve = True
+                if len(self._reserve) >= self.reserve:
+                    self._end(next(iter(self._reserve)))
+                self._reserve[place] = None
+                return place
+            self._end(victim)
+        self._ordinary[place] = None
+        self._peers[peer] += 1
+        return place
+
+    def leave(self, place: Place) -> None:
+        """A connection ended; once more does no harm."""
+        place.close = lambda: None  # it knows the connection, which knows its place
+        if place.timer is not None:
+            place.timer.cancel()
+        self._reserve.pop(place, None)
+        if place in self._ordinary:
+            del self._ordinary[place]
+            self._peers -= Counter((place.peer,))
+
+    def close(self) -> None:
+        """End every connection."""
+        for place in [*self._ordinary, *self._reserve]:
+            self._end(place)
+
+    def _end(self, place: Place) -> None:
+        close = place.close
+        self.leave(place)
+        close()
+
+    def _idle(self) -> Place | None:
+        """The one that waits longest for its next request; its client can connect again."""
+        waiting = [(p.idle_since, n, p) for n, p in enumerate(self._ordinary) if p.idle_since]
+        return min(waiting)[2] if waiting else None
+
+    def _greedy(self, newcomer: str) -> Place | None:
+        """The oldest connection of the peer with most of them, where a newcomer has fewer."""
+        peer, most = self._peers.most_common(1)[0]
+        if most <= self._peers[newcomer] + 1:
+            return None
+        return next(p for p in self._ordinary if p.peer == peer)
+
+
+class Server:
+    """Listens, and answers requests by its routes; a kind of server adds to `admit` and the like.
+
+    ``host`` is where it listens; ``most`` are its connections, where that is not the usual number.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        routes: Iterable[Route],
+        *,
+        version: str,
+        certificate: Certificate | None = None,
+        most: int | None = None,
+    ) -> None:
+        self._host, self._certificate = host, certificate
+        self._name = f"nri-numa/{version}"
+        self.routes = Routes(tuple(routes))
+        self._places = Places(most or MAX_CONNECTIONS, TLS_RESERVE if certificate else MAX_RESERVE)
+        # Half of the files that may be open are for other things than clients, as the checkpoint.
+        share = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4
+        if share > 0:  # not RLIM_INFINITY
+            self._places.limit = min(self._places.limit, share)
+            self._places.reserve = min(self._places.reserve, share)
+        self._listeners: dict[socket.socket, asyncio.TimerHandle | None] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._exhausted_at = -EXHAUSTED_SAID_EVERY
+        self._bodies = 0
+        self.address: tuple[str, int] | None = None
+
+    @property
+    def port(self) -> int:
+        """That it listens on; 0 as long as it does not."""
+        return self.address[1] if self.address else 0
+
+    # --- what a kind of server adds -----------------------------------------------------------
+
+    def admit(self, request: Request) -> None:
+        """Raise `APIError` where a request may not be made, whatever its path."""
+
+    def refusal(self, error: APIError) -> Response:
+        """The answer that says an error."""
+        return error.response()
+
+    def answered(self, request: Request | None, status: int) -> None:
+        """A request was answered; None when it was no HTTP."""
+
+    def dropped(self) -> None:
+        """A connection was closed because it had no place or was too slow."""
+
+    def connected(self, count: int, *, crowded: bool) -> None:
+        """So many connections are open now; `Places.crowded`."""
+
+    # --- listeners ----------------------------------------------------------------------------
+
+    def listen(self, port: int) -> None:
+        """Serve on every address of the host, of the machine for an empty one; or `OSError`."""
+        found = socket.getaddrinfo(
+            self._host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        with contextlib.ExitStack() as made:
+            sockets = [
+                made.enter_context(socket.create_server(address, family=family, backlog=BACKLOG))
+                for family, _, _, _, address in dict.fromkeys(found)
+                # Each family has a socket of its own, where the kernel has both.
+                if family == socket.AF_INET or socket.has_dualstack_ipv6()
+            ]
+            made.pop_all()
+        if not sockets:
+            raise OSError(errno.EADDRNOTAVAIL, "no address")
+        self.address = sockets[0].getsockname()[:2]
+        for sock in sockets:
+            self._serve_at(sock)
+
+    def listen_at(self, path: str) -> None:
+        """Serve on a unix socket, for its user and for the group of its directory; or `OSError`.
+
+        One that an earlier process left behind is removed.
+        """
+        self._serve_at(unix_listener(path))
+
+    def _serve_at(self, listener: socket.socket) -> None:
+        listener.setblocking(False)
+        self._listeners[listener] = None
+        asyncio.get_running_loop().add_reader(listener, self._accept, listener)
+
+    async def stop(self) -> None:
+        """Close the listeners and every connection."""
+        for listener, paused in self._listeners.items():
+            asyncio.get_running_loop().remove_reader(listener)
+            if paused is not None:
+                paused.cancel()
+            listener.close()
+        self._listeners.clear()
+        self._places.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _accept(self, listener: socket.socket) -> None:
+        """Take one connection; those that are there have their turn before the next one."""
+        loop = asyncio.get_running_loop()
+        try:
+            sock, peer = listener.accept()
+        except OSError as error:
+            if error.errno in EXHAUSTED:
+                self._exhausted(error)
+                self._pause(listener, EXHAUSTED_RETRY)
+            return  # or the client left the queue
+        sock.setblocking(False)
+        place = self._places.take(str(peer[0]) if peer else LOCAL)
+        place.close = partial(self._hang_up, sock, place)
+        place.timer = loop.call_at(_deadline(place), place.close)
+        loop.add_reader(sock, self._first_bytes, sock, place)
+        self._first_bytes(sock, place)  # a client that is in earnest has made its request by now
+        self.connected(len(self._places), crowded=self._places.crowded)
+        if pause := self._places.pause():
+            self._pause(listener, pause)
+
+    def _pause(self, listener: socket.socket, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(listener)
+        self._listeners[listener] = loop.call_later(seconds, self._serve_at, listener)
+
+    def _exhausted(self, error: OSError) -> None:
+        if time.monotonic() - self._exhausted_at >= EXHAUSTED_SAID_EVERY:
+            self._exhausted_at = time.monotonic()
+            log.warning(
+                "no more connections can be taken",
+                problem=error.strerror,
+                open=len(self._places),
+                remedy="raise the limit of open files (LimitNOFILE) to 1024 or more",
+            )
+
+    # --- connections --------------------------------------------------------------------------
+
+    def _first_bytes(self, sock: socket.socket, place: Place) -> None:
+        """Nothing is made for a connection before its client has said something.
+
+        In the reserve it must be a whole request, as far as that can be read: thousands may come
+        there one after the other.
+        """
+        whole = place.reserve and not self._tls(place)
+        try:
+            said = sock.recv(LONGEST_PROBE) if whole else sock.recv(1, socket.MSG_PEEK)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            said = b""
+        if whole:
+            place.said += said
+        if not said or len(place.said) >= LONGEST_PROBE:
+            self._hang_up(sock, place)
+        elif not whole or b"\r\n\r\n" in place.said:
+            asyncio.get_running_loop().remove_reader(sock)
+            if place.timer is not None:
+                place.timer.cancel()
+            task = asyncio.create_task(self._serve(sock, place))
+            place.close = task.cancel
+            self._tasks.add(task)
+            task.add_done_callback(lambda task: self._ended(task, sock, place))
+
+    def _hang_up(self, sock: socket.socket, place: Place) -> None:
+        """End a connection that has said too little."""
+        asyncio.get_running_loop().remove_reader(sock)
+        sock.close()
+        self.dropped()
+        self._left(place)
+
+    def _ended(self, task: asyncio.Task[None], sock: socket.socket, place: Place) -> None:
+        self._tasks.discard(task)
+        sock.close()
+        if task.cancelled():
+            self.dropped()
+        elif (error := task.exception()) is not None:
+            log.error("http connection failed", error=repr(error))
+        self._left(place)
+
+    def _left(self, place: Place) -> None:
+        self._places.leave(place)
+        self.connected(len(self._places), crowded=self._places.crowded)
+
+    def _tls(self, place: Place) -> bool:
+        return self._certificate is not None and place.peer != LOCAL
+
+    async def _serve(self, sock: socket.socket, place: Place) -> None:
+        """One connection from its first byte to its end."""
+        writer: asyncio.StreamWriter | None = None
+        try:
+            async with asyncio.timeout_at(_deadline(place)) as limit:
+                reader, writer = await self._streams(sock, tls=self._tls(place))
+                connection = Connection(reader, writer, limit, place.said)
+                while await self._exchange(connection, place):  # noqa: ASYNC110  # no polling
+                    # Requests that are there already would be answered without a pause otherwise:
+                    # here the runtime has its turn, and other clients.
+                    await asyncio.sleep(0)
+        except TimeoutError as error:
+            self.dropped()  # too slow: its loss, and nothing to report
+            _forget(error)
+        except (OSError, EOFError, h11.LocalProtocolError) as error:
+            _forget(error)  # the client went away: its loss too
+        except asyncio.CancelledError as error:
+            if writer is not None:
+                writer.transport.abort()
+            _forget(error)
+            raise
+        finally:
+            if writer is not None:
+                await _close(writer)
+
+    async def _streams(
+        self, sock: socket.socket, *, tls: bool
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """The streams of an accepted connection, behind the TLS handshake where there is one."""
+        loop = asyncio.get_running_loop()
+        context = self._certificate.current() if tls and self._certificate is not None else None
+        reader = asyncio.StreamReader(limit=protocol.MAX_HEADER_BYTES)
+        streams = asyncio.StreamReaderProtocol(reader)
+        transport, _ = await loop.connect_accepted_socket(lambda: streams, sock, ssl=context)
+        return reader, asyncio.StreamWriter(transport, streams, reader, loop)
+
+    async def _exchange(self, connection: Connection, place: Place) -> bool:
+        """One request and its answer; False when the connection is finished."""
+        request: Request | None = None
+        try:
+            request = await connection.request(local=place.peer == LOCAL)
+            place.idle_since = None
+            if request is None:
+                return False
+            try:
+                if place.reserve and request.path not in PROBES:
+                    raise protocol.too_many("connections")
+                route = self._admitted(request)
+            except APIError:
+                await connection.skip()
+                raise
+            with self._room(connection.announced(route.largest)):
+                body = await connection.body(route.largest)
+                answer = route.answer(replace(request, body=body))
+                response = await answer if inspect.isawaitable(answer) else answer
+        except APIError as error:
+            response = self.refusal(error)
+        except h11.RemoteProtocolError as error:
+            bad = APIError(error.error_status_hint, "BadRequest", f"not HTTP: {error}")
+            response = self.refusal(bad)
+        except (OSError, EOFError):
+            raise
+        except Exception:
+            log.exception("http request failed", path=request.path if request else "")
+            response = self.refusal(APIError(500, "Internal", "a mistake of ours; see the log"))
+        self.answered(request, response.status)
+        place.answered += 1
+        last = place.reserve or place.answered >= MAX_REQUESTS
+        head = request is not None and request.method == "HEAD"
+        await connection.send(response, self._name, head=head, last=last)
+        place.idle_since = time.monotonic()
+        return connection.next()
+
+    def _admitted(self, request: Request) -> Route:
+        """The route of a request that may be made."""
+        if not (request.local or host_is_expected(request.header(b"host"), self._host)):
+            problem = "this server is only reachable as localhost or by its address"
+            raise APIError(421, "MisdirectedRequest", problem)
+        self.admit(request)
+        route = self.routes.find(request)
+        if route.method != "GET" and (origin := request.header(b"origin")):
+            # Browsers send some requests for foreign pages, and our own page sends none of these.
+            page = origin[:80].decode("latin-1")
+            raise APIError(403, "Forbidden", f"the page {page} asks, expected no page")
+        route.admit(request)
+        return route
+
+    @contextlib.contextmanager
+    def _room(self, size: int) -> Iterator[None]:
+        """Memory for a body while it is read and answered."""
+        if self._bodies + size > ALL_BODIES:
+            raise protocol.too_many("request bodies")
+        self._bodies += size
+        try:
+            yield
+        finally:
+            self._bodies -= size
+
+
+class Site(Server):
+    """A server of routes, metrics and probes; its errors are documents with one sentence.
+
+    ``not_ready`` says why, and is empty when it is ready; ``counted`` is called with path and
+    status of each request to one of the routes.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        routes: Iterable[Route] = (),
+        *,
+        version: str,
+        metrics: Callable[[], bytes],
+        not_ready: Callable[[], str],
+        certificate: Certificate | None = None,
+        counted: Callable[[str, int], object] = lambda path, status: None,
+        most: int | None = None,
+    ) -> None:
+        def ready(request: Request) -> Response:
+            problem = not_ready()
+            return Response(503 if problem else 200, f"{problem or 'ok'}\n".encode(), TEXT)
+
+        routes = [
+            *routes,
+            Route("GET", "/metrics", lambda request: Response(200, metrics(), METRICS)),
+            Route("GET", "/healthz", lambda request: Response(200, b"ok\n", TEXT)),
+            Route("GET", "/readyz", ready),
+        ]
+        super().__init__(host, routes, version=version, certificate=certificate, most=most)
+        self._counted = counted
+
+    def refusal(self, error: APIError) -> Response:
+        """An error as a document with one sentence."""
+        body = json.dumps({"error": error.message}).encode()
+        return Response(error.status, body, headers=error.headers)
+
+    def answered(self, request: Request | None, status: int) -> None:
+        """Count it."""
+        for route in self.routes.at(request)[:1] if request is not None else ():
+            self._counted(route.path, status)
+
+
+def unix_listener(path: str) -> socket.socket:
+    """A socket that listens at a path; `Server.listen_at`."""
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            raise FileExistsError(errno.EEXIST, "there is something else than a socket", path)
+        os.unlink(path)
+    with contextlib.ExitStack() as made:
+        sock = made.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        before = os.umask(0o177)
+        try:
+            sock.bind(path)
+        finally:
+            os.umask(before)
+        with contextlib.suppress(OSError):  # without CAP_CHOWN: the directory's setgid bit did it
+            os.chown(path, -1, os.stat(os.path.dirname(path)).st_gid)
+        os.chmod(path, 0o660)
+        sock.listen(BACKLOG)
+        made.pop_all()
+    return sock
+
+
+def _deadline(place: Place) -> float:
+    """Of the first request of a connection, TLS handshake included, in the loop's time."""
+    return place.since + (PROBE_TIMEOUT if place.reserve else protocol.REQUEST_TIMEOUT)
+
+
+async def _close(writer: asyncio.StreamWriter) -> None:
+    """End a connection in good form, and in time."""
+    writer.close()
+    try:
+        async with asyncio.timeout(CLOSE_TIMEOUT):
+            await writer.wait_closed()
+    except (OSError, TimeoutError) as error:
+        _forget(error)
+    finally:
+        writer.transport.abort()
+
+
+def _forget(error: BaseException) -> None:
+    """Let go of what the frames of an exception hold.
+
+    asyncio leaves futures and exceptions that refer to each other, and with them a connection with
+    its buffers (300 kB behind TLS), to the collector, which does not look at the older ones for
+    minutes: a client that begins handshakes and ends none would fill the memory meanwhile.
+    """
+    one: BaseException | None = error
+    while one is not None:
+        traceback.clear_frames(one.__traceback__)
+        one = one.__cause__ or one.__context__

@@ -1,0 +1,237 @@
+"""The agent beside a kubelet with static policies: what it looks at, and what it says."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from nri_numa.agent.beside_kubelet import BesideKubelet, KubeletSettings
+from nri_numa.agent.view import kubelet_document
+from nri_numa.config import AgentConfig
+from nri_numa.engine.resync import Correction
+from nri_numa.kubelet.configuration import Found, KubeletFacts
+from nri_numa.kubelet.state_files import StateFiles
+from nri_numa.model.cpuset import CPUSet
+from nri_numa.model.settings import Settings
+from nri_numa.model.workload import KubeletOverride, QoSClass, Resources
+from nri_numa.observe import logs
+from tests.beds.world import StillClock, World, container, pod, resources
+from tests.machines import named as machines
+
+
+@dataclass
+class Bed:
+    """A world whose kubelet has a static policy."""
+
+    world: World
+    beside: BesideKubelet
+    directory: Path
+    log: io.StringIO
+
+    def grant(self, **pods: str) -> None:
+        """Write the state file as the kubelet does."""
+        taken = CPUSet()
+        for cpus in pods.values():
+            taken = taken | CPUSet.parse(cpus)
+        document = {
+            "policyName": "static",
+            "defaultCpuSet": str(self.world.topology.online - taken),
+            "entries": {f"uid-{name}": {"app": cpus} for name, cpus in pods.items()},
+        }
+        made = self.directory / ".new"
+        made.write_text(json.dumps(document))
+        made.rename(self.directory / "cpu_manager_state")
+
+    def metric(self, name: str, **labels: str) -> float | None:
+        return self.world.metrics.registry.get_sample_value(f"nri_numa_{name}", labels)
+
+
+@pytest.fixture
+def bed(tmp_path: Path) -> Bed:
+    log = io.StringIO()
+    logs.setup("info", stream=log)
+    world = World(machines.single_no_smt(), Settings(kubelet_override=KubeletOverride.ANNOTATED))
+    beside = BesideKubelet(
+        world.agent,
+        world.metrics,
+        StateFiles(str(tmp_path)),
+        KubeletSettings(str(tmp_path)),
+        StillClock(lambda: 7.0),
+    )
+    return Bed(world, beside, tmp_path, log)
+
+
+def sent(cpus: str) -> Resources:
+    return replace(resources(2, 1), cpus=cpus)
+
+
+def test_a_grant_counts_for_the_very_next_container(bed: Bed) -> None:
+    """The kubelet wrote it a moment ago; nobody looked in between."""
+    bed.grant()
+    plain = pod("plain", qos=QoSClass.BURSTABLE)
+    assert bed.world.place(plain, container(plain, wants=sent("0-3")))[0] == "0-3"
+    bed.grant(g="2-3")
+    of = pod("g")
+    assert bed.world.place(of, container(of, wants=sent("2-3")))[0] == "2-3"
+    assert bed.world.has("plain-app")[0] == "0-1"  # in the same answer
+    assert bed.metric("kubelet_granted_cpus") == 2
+    assert bed.metric("kubelet_static", manager="cpu") == 1
+    assert "the kubelet's exclusive CPUs changed" in bed.log.getvalue()
+    bed.world.check()
+
+
+def test_what_both_write_is_said_once_and_shown(bed: Bed) -> None:
+    bed.grant(g="2-3")
+    of = pod("g", {"numacpu": "1"})
+    bed.world.place(of, container(of, wants=sent("2-3")))
+    for _ in range(3):
+        bed.world.update("g-app", Resources(cpus="2-3"))
+    assert bed.world.has("g-app")[0] == "1"
+    assert bed.metric("kubelet_contests_total", yields_to="nri-numa") == 1
+    assert bed.log.getvalue().count("both write this container's cpuset") == 1
+    found = kubelet_document(bed.world.agent, bed.beside)
+    (contest,), (grant,) = found.contests, found.grants
+    assert (contest.pod, contest.asked, contest.kept) == ("g", "2-3", "1")
+    assert (contest.yields_to, contest.seen_in, contest.times) == (
+        "nri-numa", "UpdateContainer", 3,
+    )  # fmt: skip
+    assert (grant.pod, grant.cpus, grant.overridden) == ("g", "2-3", True)
+    assert (found.cpu_policy, found.shared_cpus, found.override) == ("static", "0-1", "annotated")
+
+
+def test_who_is_taken_over_by_the_kubelet_is_a_contest_that_it_wins(bed: Bed) -> None:
+    of = pod("own", {"cpus": "exclusive"})
+    bed.world.place(of, container(of, wants=resources(1, 1)))
+    bed.grant(own="3")
+    bed.world.update("own-app", Resources(cpus="3"))
+    assert bed.metric("kubelet_contests_total", yields_to="kubelet") == 1
+    assert bed.world.has("own-app")[0] == "3"
+
+
+def test_everybodys_set_is_no_contest(bed: Bed) -> None:
+    """The kubelet sends its shared set to each container without a grant, ours too."""
+    bed.grant(g="3")
+    of = pod("own", {"cpus": "exclusive"}, qos=QoSClass.BURSTABLE)
+    bed.world.place(of, container(of, wants=sent("0-2")))
+    bed.world.update("own-app", Resources(cpus="0-2"))
+    assert bed.beside.contests == {}
+
+
+@pytest.mark.parametrize(("has", "contests"), [("2-3", 1), ("0-1", 1), ("0", 0), ("", 0)])
+def test_a_cgroup_that_is_rewritten_with_the_kubelets_set_is_a_contest(
+    bed: Bed, has: str, contests: int
+) -> None:
+    """Its grant or what it shares among all others; somebody else's set is none."""
+    bed.grant(g="2-3")
+    of = pod("g", {"numacpu": "1"})
+    bed.world.place(of, container(of, wants=sent("2-3")))
+    correction = Correction(
+        container_id="g-app",
+        name="default/g/app",
+        meant_cpus=CPUSet.parse("1"),
+        has_cpus=CPUSet.parse(has),
+        found=f"cpuset.cpus is {has}, meant 1",
+        rank=2,
+    )
+    bed.world.agent.differences.update(["g-app"], [correction], {}, ["g-app"])
+    rounds: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        rounds.append(seconds)
+        if len(rounds) == 3:
+            raise asyncio.CancelledError
+        if len(rounds) == 2:
+            bed.world.stop("g-app")
+
+    bed.beside._clock.sleep = sleep
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(bed.beside.run())
+    assert bed.metric("kubelet_contests_total", yields_to="kubelet") == contests
+    assert bed.beside.contests == {}  # it is gone
+
+
+def test_a_grant_on_owned_cpus_is_said(bed: Bed) -> None:
+    """The kubelet knows nothing of them. Nothing that runs is moved."""
+    of = pod("own", {"cpus": "exclusive"})
+    own = bed.world.place(of, container(of, wants=resources(1, 1)))[0]
+    bed.grant(g=own)
+    bed.beside.refresh_kubelet_grants()
+    assert "granted CPUs that are exclusive to a container of ours" in bed.log.getvalue()
+    assert bed.world.has("own-app")[0] == own
+
+
+def test_a_damaged_state_file_is_said_once_and_changes_nothing(bed: Bed) -> None:
+    bed.grant(g="2-3")
+    bed.beside.refresh_kubelet_grants()
+    (bed.directory / "cpu_manager_state").write_text("{")
+    for _ in range(3):
+        bed.beside.refresh_kubelet_grants()
+    assert bed.log.getvalue().count("the kubelet's state is not understood") == 1
+    assert bed.metric("kubelet_state_problems") == 1
+    assert str(bed.world.agent.state.kubelet.granted) == "2-3"
+    assert bed.beside.problems
+    bed.grant()
+    bed.beside.refresh_kubelet_grants()
+    assert bed.metric("kubelet_state_problems") == 0
+
+
+def test_grants_of_nobody_and_of_pods_are_shown(bed: Bed) -> None:
+    (bed.directory / "cpu_manager_state").write_text(
+        json.dumps(
+            {
+                "policyName": "static",
+                "defaultCpuSet": "0",
+                "entries": {"uid-soon": {"app": "1"}},
+                "podEntries": {"uid-p": {"cpuSet": "2-3"}},
+            }
+        )
+    )
+    of = pod("p")
+    bed.world.place(of, container(of, wants=sent("2-3")))
+    found = kubelet_document(bed.world.agent, bed.beside)
+    assert [(g.pod_uid, g.container, g.pod, g.cpus) for g in found.grants] == [
+        ("uid-soon", "app", "", "1"),
+        ("uid-p", "", "p", "2-3"),
+    ]
+
+
+# --- the kubelet's configuration ------------------------------------------------------------------
+
+
+def test_the_kubelets_configuration_is_followed_while_running(bed: Bed) -> None:
+    found = [Found(path="k", facts=KubeletFacts(reserved_cpus=CPUSet.parse("0")), signature=(1,))]
+    watch = KubeletSettings("/nowhere", read=lambda *_: found[-1])
+    agent, config = bed.world.agent, AgentConfig()
+    watch.read(config)
+    agent.machine = replace(agent.machine, settings=watch.settings(config, bed.world.topology))
+    watch.report()
+    watch.report()
+    assert str(agent.machine.settings.reserved_cpus) == "0"
+    assert bed.log.getvalue().count("reservedCPUs 0") == 1
+    asyncio.run(watch.refresh(agent, config))  # nothing changed
+    found.append(
+        replace(found[0], facts=KubeletFacts(reserved_cpus=CPUSet.parse("0-1")), signature=(2,))
+    )
+    asyncio.run(watch.refresh(agent, config))
+    assert str(agent.machine.settings.reserved_cpus) == "0-1"
+    # What cannot be read changes nothing.
+    found.append(Found(path="k", problems=("k: cannot be read",), signature=(3,)))
+    before = agent.machine
+    asyncio.run(watch.refresh(agent, config))
+    assert agent.machine is before
+    assert "k: cannot be read" in bed.log.getvalue()
+    # Nor does a kubelet that is being restarted.
+    found.append(Found(path="k", facts=KubeletFacts(), signature=(4,), running=True))
+    asyncio.run(watch.refresh(agent, config))
+    assert str(agent.machine.settings.reserved_cpus) == ""
+    found.append(Found())
+    before = agent.machine
+    asyncio.run(watch.refresh(agent, config))
+    assert agent.machine is before
+    assert watch.found.running

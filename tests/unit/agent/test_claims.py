@@ -1,0 +1,303 @@
+"""Claims are prepared, found again after every kill, and counted for no other pod."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from nri_numa.agent.claims import ClaimBook
+from nri_numa.dra.claims import BadClaim, variable
+from nri_numa.dra.handover import HandoverClient
+from nri_numa.machine.synthetic import synthetic
+from nri_numa.model.cpuset import CPUSet
+from nri_numa.model.settings import Settings
+from nri_numa.model.workload import Container, Mentions
+from tests.beds.world import World, container, pod, resources
+from tests.unit.dra.test_claims import DRIVER, UID, claim, config, result
+
+OTHER = UID[:-1] + "b"
+
+
+class Bed:
+    """A node's directories, and books over them."""
+
+    def __init__(self, directory: Path) -> None:
+        self.records, self.cdi = directory / "state/claims", directory / "cdi"
+        self.world = World(
+            synthetic(sockets=2, numa_per_socket=1, cores_per_numa=8, threads=1),
+            Settings(reserved_cpus=CPUSet.parse("8")),
+        )
+        self.objects: dict[str, Any] = {UID: self.claim()}
+        self.waits = 0
+        self.meanwhile: Callable[[], object] = lambda: None
+        self.book = self.boot()
+
+    @staticmethod
+    def claim(*results: dict[str, Any], pods: str = "uid-web", **more: Any) -> dict[str, Any]:
+        document = claim(*(results or (result(),)), **more)
+        document["status"]["reservedFor"] = [{"resource": "pods", "name": "w", "uid": pods}]
+        document["metadata"]["namespace"] = "default"
+        return document
+
+    def boot(self) -> ClaimBook:
+        bed = self
+
+        class FromObjects(HandoverClient):
+            def ask(self, namespace: str, name: str, uid: str) -> object:
+                if uid not in bed.objects:
+                    raise BadClaim("not found")
+                return bed.objects[uid]
+
+        self.book = ClaimBook(
+            DRIVER, "n1",
+            records=str(self.records), cdi=str(self.cdi),
+            asker=FromObjects(str(self.cdi)), agent=self.world.agent, sleep=self.wait,
+        )  # fmt: skip
+        self.book.load()
+        return self.book
+
+    def wait(self, seconds: float) -> None:
+        """What happens while a claim is being prepared."""
+        self.waits += 1
+        self.meanwhile()
+
+    def prepare(self, uid: str = UID) -> Any:
+        return self.book.prepare("default", "four", uid)
+
+    def files(self) -> tuple[list[str], list[str]]:
+        return (
+            sorted(one.name for one in self.records.glob("*")),
+            sorted(one.name for one in self.cdi.glob("*")),
+        )
+
+
+NONE: tuple[list[str], list[str]] = ([], [])
+BOTH = ([f"{UID}.json"], [f"{DRIVER}-claim_{UID}.json"])
+
+
+@pytest.fixture
+def bed(tmp_path: Path) -> Bed:
+    return Bed(tmp_path)
+
+
+def environment(uid: str = UID, number: int = 0) -> Mentions:
+    return Mentions(claims=(variable(uid, number),))
+
+
+def test_what_the_kubelet_gets(bed: Bed) -> None:
+    (one,) = bed.prepare()
+    assert (one.request, one.pool, one.device, one.share) == ("cpus", "n1", "numa1", "s-1")
+    assert one.cdi == f"{DRIVER}/claim=claim-{UID}-0"
+    assert bed.files() == BOTH
+    assert bed.prepare() == [one]  # once more is the same
+
+
+def dying(bed: Bed) -> Container:
+    """A container on all of NUMA node 1 but a CPU, whose pod the API server no longer knows."""
+    of = pod("dying", {"cpus": "exclusive", "policy": "single-numa-node"})
+    bed.world.place(pod("beside", {"numacpu": "0-7"}))
+    made = container(of, wants=resources(6, 1))
+    assert bed.world.place(of, made)[1] == "1"
+    return made
+
+
+def test_a_claim_waits_for_the_end_of_who_had_its_cpus(bed: Bed) -> None:
+    """A pod that was deleted without a grace period: its claim is free, and its container runs."""
+    ends = dying(bed)
+
+    def end() -> None:
+        bed.world.stop(ends.id)
+        bed.world.agent.stop_pod("uid-dying", "sandbox-dying")
+
+    bed.meanwhile = end
+    bed.prepare()
+    assert bed.waits == 1
+    of = pod("web")
+    _, made = bed.book.seen(
+        of, replace(container(of, wants=resources(4, 1)), mentions=environment())
+    )
+    cpus, _ = bed.world.place(of, made)
+    assert len(CPUSet.parse(cpus)) == 4
+
+
+def test_it_does_not_wait_for_ever_nor_again(bed: Bed) -> None:
+    """CPUs of a container that stays: the next one's refusal names it."""
+    dying(bed)
+    bed.prepare()
+    assert bed.waits == 100
+    bed.prepare()  # as after a restart of the kubelet, when its container may have them
+    assert bed.waits == 100
+
+
+@pytest.mark.parametrize("gone", ["", "record", "cdi", "both"])
+def test_whatever_a_kill_left_the_next_process_puts_right(bed: Bed, gone: str) -> None:
+    """Before the record nothing happened; after it the CDI file is made again."""
+    bed.prepare()
+    if gone in ("record", "both"):
+        (bed.records / BOTH[0][0]).unlink()
+    if gone in ("cdi", "both"):
+        (bed.cdi / BOTH[1][0]).unlink()
+    bed.boot()
+    there = gone in ("", "cdi")
+    assert bed.files() == (BOTH if there else NONE)
+    assert list(bed.book.claims) == ([UID] if there else [])
+    bed.prepare()  # the kubelet asks again
+    assert bed.files() == BOTH
+
+
+def test_files_that_were_cut_short_go_and_those_of_others_stay(bed: Bed) -> None:
+    (bed.records / f".{UID}.json.12.new").write_text("{")
+    (bed.records / f"{OTHER}.json").write_text("{")
+    bed.cdi.mkdir()
+    (bed.cdi / f".{DRIVER}-claim_{UID}.json.12.new").write_text("{")
+    (bed.cdi / "gpu.example.com-gpu.json").write_text("{}")
+    bed.boot()
+    assert bed.files() == ([f"{OTHER}.json"], ["gpu.example.com-gpu.json"])
+    assert bed.book.claims == {}
+
+
+def test_a_record_under_the_name_of_another_claim_does_not_count(bed: Bed) -> None:
+    bed.prepare()
+    (bed.records / f"{UID}.json").rename(bed.records / f"{OTHER}.json")
+    assert bed.boot().claims == {}
+
+
+def test_forgetting_is_done_once_and_harmless_again(bed: Bed) -> None:
+    bed.prepare()
+    for uid in (UID, UID, OTHER, "../../etc/passwd"):
+        bed.book.unprepare(uid)
+        assert bed.files() == NONE
+    assert bed.boot().claims == {}
+
+
+def test_a_claim_that_a_second_pod_has_is_written_again(bed: Bed) -> None:
+    bed.prepare()
+    bed.objects[UID] = bed.claim(pods="uid-next")
+    bed.prepare()
+    assert bed.boot().claims[UID].pods == {"uid-next"}
+
+
+@pytest.mark.parametrize(
+    ("document", "words"),
+    [
+        (Bed.claim(result(pool="n2")), "it is allocated on another node"),
+        (Bed.claim(result(device="numa7")), "NUMA node 7 is not there"),
+        (
+            Bed.claim(result(consumedCapacity={f"{DRIVER}/cpu": "8"})),
+            "takes 8 of cpu, and NUMA node 1 has 7",
+        ),
+        (
+            Bed.claim(result(consumedCapacity={f"{DRIVER}/cpu": "1", f"{DRIVER}/memory": "1Ei"})),
+            "of memory, and NUMA node 1 has",
+        ),
+        (Bed.claim(configs=[config({"polcy": "x"})]), "parameter 'polcy' is unknown"),
+        (Bed.claim(configs=[config({"smt": "twice"})]), "smt is 'twice'"),
+        (Bed.claim(configs=[config({"policy": "strict"})]), "policy is 'strict'"),
+        (Bed.claim(configs=[config({"numamem": "0-"})]), "numamem is '0-'"),
+        (Bed.claim(configs=[config({"bind": "none"})]), "bind is 'none'.*touches nothing"),
+        (
+            Bed.claim(configs=[config({"numamem": "1", "bind": "cpu"})]),
+            "bind: cpu leaves memory alone",
+        ),
+        (
+            Bed.claim(configs=[config({"numamem": "1,7"})]),
+            "numamem is '1,7', and NUMA node 7 has no memory for containers; expected NUMA nodes "
+            "among 0-1",
+        ),
+        (
+            Bed.claim(
+                result(consumedCapacity={f"{DRIVER}/cpu": "1", f"{DRIVER}/memory": "1Gi"}),
+                configs=[config({"numamem": "0"})],
+            ),
+            "numamem is '0', and the claim takes memory of NUMA node 1; expected that one in it",
+        ),
+        ({**Bed.claim(), "metadata": {"uid": OTHER, "namespace": "default", "name": "four"}},
+         f"has UID {OTHER} now, expected {UID}"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_met_here_is_refused(bed: Bed, document: Any, words: str) -> None:
+    bed.objects[UID] = document
+    with pytest.raises(BadClaim, match=words):
+        bed.prepare()
+    assert bed.files() == NONE
+
+
+def test_uids_that_are_none_become_no_file_names(bed: Bed) -> None:
+    with pytest.raises(BadClaim, match="expected a UUID"):
+        bed.prepare("../../etc/passwd")
+
+
+def test_another_allocation_of_the_same_claim_is_refused(bed: Bed) -> None:
+    bed.prepare()
+    bed.objects[UID] = bed.claim(result(device="numa0"))
+    with pytest.raises(BadClaim, match="prepared with another allocation"):
+        bed.prepare()
+
+
+def test_a_place_that_cannot_be_written_is_the_kubelets_error(bed: Bed) -> None:
+    bed.cdi.write_text("no directory")
+    with pytest.raises(OSError, match="cdi"):
+        bed.prepare()
+
+
+def test_a_place_that_cannot_be_made_stops_nobody(tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("no directory")
+    assert Bed(tmp_path).book.claims == {}
+
+
+# --- containers -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("parameters", "mems"),
+    [
+        ({}, "1"),
+        ({"policy": "single-numa-node"}, "1"),
+        ({"bind": "cpu"}, ""),
+        ({"numamem": "0-1"}, "0-1"),
+        ({"smt": "isolate", "load": "low", "devices": "ignore"}, "1"),
+    ],
+)
+def test_what_a_claim_asks_for_is_what_the_annotation_would(
+    bed: Bed, parameters: dict[str, str], mems: str
+) -> None:
+    bed.objects[UID] = bed.claim(configs=[config(parameters)])
+    bed.prepare()
+    of = pod("web")
+    made = container(of, "app", wants=resources(4, 0.1))
+    cpus, found = bed.world.place(*bed.book.seen(of, replace(made, mentions=environment())))
+    assert CPUSet.parse(cpus) <= bed.world.topology.numa_nodes[1].cpus
+    assert (len(CPUSet.parse(cpus)), found) == (4, mems)
+
+
+def test_other_containers_are_untouched(bed: Bed) -> None:
+    bed.prepare()
+    of = pod("web")
+    made = container(of)
+    seen = bed.book.seen(of, made)
+    assert seen[0] is of
+    assert seen[1] is made
+
+
+@pytest.mark.parametrize(
+    ("name", "namespace", "named", "words"),
+    [
+        ("thief", "default", environment(), "was prepared for another pod"),
+        ("web", "other", environment(), "was prepared for another pod"),
+        ("web", "default", environment(OTHER), f"its ResourceClaim {OTHER} is not prepared"),
+        ("web", "default", environment(UID, 1), f"its ResourceClaim {UID} is not prepared"),
+    ],
+)
+def test_a_variable_of_ones_own_gives_nothing(
+    bed: Bed, name: str, namespace: str, named: Mentions, words: str
+) -> None:
+    bed.prepare()
+    of = pod(name, namespace=namespace)
+    made = replace(container(of, wants=resources(4, 0.1)), mentions=named)
+    refused = bed.world.refuse(*bed.book.seen(of, made))
+    assert refused.reason == "ClaimNotPrepared"
+    assert words in refused.message

@@ -1,0 +1,254 @@
+"""Explanations over a restart: what comes back, and what is not used and why."""
+
+from __future__ import annotations
+
+import asyncio
+from base64 import b64decode
+from collections.abc import Callable
+from pathlib import Path
+from zlib import crc32
+
+import pytest
+from msgspec.structs import replace
+
+from nri_numa.agent import explanations
+from nri_numa.agent.agent import Agent
+from nri_numa.agent.explanations import MAX_BYTES, ExplanationFile, encoded
+from nri_numa.engine.decision import Machine, Refused
+from nri_numa.engine.explain import explanation, sentences
+from nri_numa.engine.state import NodeState
+from nri_numa.model.settings import Settings
+from nri_numa.model.workload import Device, DeviceRequest
+from nri_numa.observe.traces import LAYOUT, KeptTrace
+from tests.beds.world import StillClock, agent_of, container, pod, resources
+from tests.machines import named as machines
+
+MACHINE = Machine(topology=machines.snc_smt(), settings=Settings())
+IDENTITY = {"machine": "/", "boot": "b1", "version": "1"}
+ALIGNED = {"policy": "single-numa-node"}
+
+
+def agent(state: NodeState | None = None) -> Agent:
+    """An agent that starts with this state."""
+    made = agent_of(MACHINE, clock=StillClock(lambda: 7.0))
+    made.restore(state or NodeState())
+    return made
+
+
+def busy() -> Agent:
+    """One with an owner, a container that asked for nothing, and a refusal."""
+    made = agent()
+    of = pod("own", ALIGNED)
+    made.create_container(of, container(of, wants=resources(2, 1)))
+    of = pod("plain")
+    made.create_container(of, container(of))
+    of = pod("big", ALIGNED)
+    assert isinstance(made.create_container(of, container(of, wants=resources(99, 1))), Refused)
+    return made
+
+
+def saved(directory: Path, of: Agent, identity: dict[str, str] = IDENTITY) -> Path:
+    """The file that an agent leaves when it ends."""
+    file = ExplanationFile(str(directory), identity=identity, agent=of)
+    asyncio.run(file.close())
+    return Path(file.path)
+
+
+def loaded(directory: Path, state: NodeState, identity: dict[str, str] = IDENTITY) -> Agent:
+    """The agent that starts after that, for which all is well."""
+    made = agent(state)
+    assert ExplanationFile(str(directory), identity=identity, agent=made).load() == ""
+    return made
+
+
+def told(of: Agent, name: str = "own") -> object:
+    """The whole explanation of the container of a pod, None when it is not kept."""
+    (allocation,) = (a for a in of.state.allocations.values() if a.pod == name)
+    known = of.grounds_of(allocation.container_id)
+    return None if known is None else explanation.of_allocation(allocation, known, "0")
+
+
+def test_what_was_explained_is_explained_again_after_a_restart(tmp_path: Path) -> None:
+    before = busy()
+    path = saved(tmp_path, before)
+    assert path.stat().st_mode & 0o077 == 0
+    # An upgrade reads the same file, unless the form of what is kept has changed.
+    after = loaded(tmp_path, before.state, {**IDENTITY, "version": "2"})
+    assert told(after) == told(before) is not None
+    (then,), (now,) = before.refusals, after.refusals
+    assert (now.pod, now.message, now.at) == (then.pod, then.message, then.at)
+    assert explanation.of_refusal(after.grounds_of_refusal(now), now.reason, now.message) == (
+        explanation.of_refusal(before.grounds_of_refusal(then), then.reason, then.message)
+    )
+
+
+FIRST = (
+    b"kpqqR3VhcmFudGVlZIGmcG9saWN5krBzaW5nbGUtbnVtYS1ub2Rl2SRhbm5vdGF0aW9uIG51bWEua3ViZXJuZXRlcy5p"
+    b"by9wb2xpY3mpY29udGFpbmVym80H0AKlbGltaXTOAAMNQM4AAYagzQgAzkAAAAClbGltaXTAgJCEAM0fQAHNH0ACzR9A"
+    b"A80fQIQAzwAAAAQAAAAAAc8AAAAEAAAAAALPAAAABAAAAAADzwAAAAQAAAAApDAtMzGkMi0zMZLZKXBvbGljeSBzaW5n"
+    b"bGUtbnVtYS1ub2RlIGNob3NlIE5VTUEgbm9kZSAwtTIgQ1BVcyBvZiBOVU1BIG5vZGUgMKCZw6Eww8MEsHNpbmdsZS1u"
+    b"dW1hLW5vZGXDlAABAgOSl6NjcHUClAgICAigwMKkY3B1c5embWVtb3J5zkAAAAACoKZtZW1vcnnCwA=="
+)
+"""The trace of ``own`` as the first version wrote it; each later one reads it."""
+
+
+def test_an_upgrade_reads_what_the_first_version_wrote(tmp_path: Path) -> None:
+    before = busy()
+    ((name, kept),) = before.packed_traces().items()
+    before._traces[name] = KeptTrace(b64decode(FIRST), kept.shape)
+    saved(tmp_path, before)
+    found = loaded(tmp_path, before.state, {**IDENTITY, "version": "2"}).grounds_of(name)
+    assert found is not None
+    asked = {"policy": ("single-numa-node", "annotation numa.kubernetes.io/policy")}
+    assert (found.basis.qos, found.basis.requested) == ("Guaranteed", asked)
+    steps = ("policy single-numa-node chose NUMA node 0", "2 CPUs of NUMA node 0")
+    assert (found.basis.pool_after, found.basis.steps) == ("2-31", steps)
+    assert found.basis.needs is not None
+    assert (found.basis.needs.exclusive_cpus, found.basis.needs.memory_from) == (2, "limit")
+    assert found.alignment is not None
+    assert (str(found.alignment.affinity), found.alignment.preferred) == ("0", True)
+    assert [one.need for one in found.alignment.problem.demands] == [2, 1 << 30]
+
+
+@pytest.mark.parametrize("data", [b"\x93\x01\x02\x03", b"x is no zlib"])
+def test_what_a_later_version_wrote_may_not_be_known(tmp_path: Path, data: bytes) -> None:
+    before = busy()
+    ((name, kept),) = before.packed_traces().items()
+    before._traces[name] = KeptTrace(data, kept.shape)
+    saved(tmp_path, before)
+    after = loaded(tmp_path, before.state)
+    assert told(after) is None
+    assert len(after.refusals) == 1
+
+
+def test_what_devices_had_to_do_with_it_is_kept_as_steps(tmp_path: Path) -> None:
+    """The comparison of NUMA nodes has no written form where devices take part."""
+    before = agent()
+    gpu = Device(id="gpu", numa_nodes=frozenset((2,)))
+    requests = (DeviceRequest(resource="GPU", count=1, devices=(gpu,)),)
+    for name, cpus in (("own", 2), ("big", 99)):
+        of = pod(name, ALIGNED)
+        made = container(of, wants=resources(cpus, 1))
+        before.create_container(of, replace(made, devices=requests, pod_devices=requests))
+    saved(tmp_path, before)
+    after = loaded(tmp_path, before.state)
+    (name,) = before.packed_traces()
+    then, now = before.grounds_of(name), after.grounds_of(name)
+    assert now is not None
+    assert then is not None
+    assert then.alignment is not None
+    assert now == then._replace(alignment=None)
+    text = sentences.text(told(after), 200)  # type: ignore[arg-type]
+    assert "GPU" in text
+    assert "not known" not in text
+    assert [one.message for one in after.refusals] == [one.message for one in before.refusals]
+
+
+def test_nothing_is_written_when_nothing_changed(tmp_path: Path) -> None:
+    before = busy()
+    path = saved(tmp_path, before)
+    path.with_name("marker").touch()
+    again = agent(before.state)
+    file = ExplanationFile(str(tmp_path), identity=IDENTITY, agent=again)
+    assert file.load() == ""
+    path.unlink()
+    asyncio.run(file.close())
+    assert not path.exists()
+    of = pod("new", ALIGNED)
+    again.create_container(of, container(of, wants=resources(1, 1)))
+    asyncio.run(file.close())
+    assert told(loaded(tmp_path, again.state), "new") is not None
+
+
+def test_a_decision_that_was_changed_since_is_not_explained_by_the_old_one(tmp_path: Path) -> None:
+    """The checkpoint has every resize, the file perhaps not the last one."""
+    before = busy()
+    saved(tmp_path, before)
+    (own,) = (a for a in before.state.allocations.values() if a.pod == "own")
+    changed = before.state.without(own.container_id).with_allocation(
+        replace(own, cpu_milli=1000, reason="resized")
+    )
+    assert told(loaded(tmp_path, changed)) is None
+    assert loaded(tmp_path, NodeState()).packed_traces() == {}
+
+
+def _other(data: bytes) -> bytes:
+    head, _, rest = data.partition(b"\n")
+    words = head.split()
+    return b" ".join([*words[:-2], b"00000000", words[-1]]) + b"\n" + rest
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (lambda data: b"", "damaged"),
+        (lambda data: data[: len(data) // 2], "damaged"),
+        (lambda data: data[:-1] + bytes([data[-1] ^ 1]), "damaged"),
+        (lambda data: b"nonsense", "damaged"),
+        (_other, "another version"),
+        (lambda data: data + b"x" * MAX_BYTES, "larger than"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_left_out_with_a_sentence(
+    tmp_path: Path, spoil: Callable[[bytes], bytes], why: str
+) -> None:
+    before = busy()
+    path = saved(tmp_path, before)
+    path.write_bytes(spoil(path.read_bytes()))
+    after = agent(before.state)
+    said = ExplanationFile(str(tmp_path), identity=IDENTITY, agent=after).load()
+    assert why in said
+    assert said.endswith("it is not used")
+    assert told(after) is None
+    assert not after.refusals
+
+
+def test_intact_nonsense_is_damage_too(tmp_path: Path) -> None:
+    before = busy()
+    path = saved(tmp_path, before)
+    refused = explanations._SavedRefusal("a", "b", "c", "d", "e", 0.0, 9, b"")
+    for rest in (b"\xc1", explanations._encode(explanations._File({}, [], [], [refused]))):
+        head = explanations._HEAD % (LAYOUT, crc32(rest))
+        path.write_bytes(head + rest)
+        file = ExplanationFile(str(tmp_path), identity={}, agent=agent(before.state))
+        assert file.load().endswith("it is not used")
+
+
+def test_another_boot_begins_anew(tmp_path: Path) -> None:
+    before = busy()
+    saved(tmp_path, before)
+    other = {**IDENTITY, "boot": "b2"}
+    after = agent(before.state)
+    said = ExplanationFile(str(tmp_path), identity=other, agent=after).load()
+    assert "another machine or boot" in said
+
+
+def test_a_directory_that_cannot_be_read_or_written_costs_the_explanations_only(
+    tmp_path: Path,
+) -> None:
+    before = busy()
+    (tmp_path / explanations.FILE).mkdir()
+    file = ExplanationFile(str(tmp_path), identity=IDENTITY, agent=before)
+    assert "cannot be read" in file.load()
+    asyncio.run(file.close())
+    assert (tmp_path / explanations.FILE).is_dir()
+    assert told(before) is not None
+    assert ExplanationFile(str(tmp_path / "absent"), identity={}, agent=before).load() == ""
+
+
+def test_the_file_is_bounded_and_the_youngest_are_kept() -> None:
+    """Whatever the number of containers; the oldest explanations are missed least."""
+    full = agent()
+    clock = iter(range(1000))
+    full._now = lambda: float(next(clock))
+    for n in range(40):
+        of = pod(f"p{n}", {"policy": "best-effort", "cpus": "shared"})
+        full.create_container(of, container(of, wants=resources(0.1, 0.01)))
+    file = ExplanationFile("/nowhere", identity={}, agent=full)
+    everything, some = encoded(file._snapshot(), {}), encoded(file._snapshot(), {}, 10_000)
+    assert len(some) <= 10_000 < len(everything)
+    _, _, rest = some.partition(b"\n")
+    kept = [one.container_id for one in explanations._decode(rest).traces]
+    youngest = sorted(full.state.allocations.values(), key=lambda a: -a.since)
+    assert kept == [a.container_id for a in youngest[: len(kept)]]
+    assert 0 < len(kept) < 40

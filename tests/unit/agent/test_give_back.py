@@ -1,0 +1,190 @@
+"""What each container gets back, without a runtime."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from msgspec.structs import replace
+
+from nri_numa.agent import give_back
+from nri_numa.agent.give_back import AgentRuns, GivenBack, Result, plan, release
+from nri_numa.cli import cli
+from nri_numa.config import AgentConfig
+from nri_numa.engine.decision import Machine
+from nri_numa.engine.state import Allocation, Kind, build
+from nri_numa.errors import RuntimeUnavailable
+from nri_numa.machine.cgroups import CgroupPlace, CgroupReader
+from nri_numa.machine.synthetic import synthetic
+from nri_numa.model.cpuset import CPUSet, NUMASet
+from nri_numa.model.settings import Settings
+from nri_numa.model.workload import Container, PodSandbox, QoSClass, Resources
+from nri_numa.store.checkpoint import CheckpointStore
+from tests.beds.cgroup_tree import CgroupTree
+
+MACHINE = Machine(topology=synthetic(sockets=2, numa_per_socket=1, threads=1), settings=Settings())
+PREFIX = "numa.kubernetes.io"
+POD = PodSandbox(
+    id="p1",
+    uid="u1",
+    namespace="shop",
+    name="cart",
+    labels={},
+    annotations={},
+    qos=QoSClass.GUARANTEED,
+)
+
+
+def container(
+    cpus: str = "", mems: str = "", *, quota: int | None = None, marker: str = ""
+) -> Container:
+    """Container c1 of POD with these values."""
+    return Container(
+        id="c1",
+        pod_id="p1",
+        name="web",
+        labels={},
+        annotations={f"{PREFIX}/assigned": marker} if marker else {},
+        resources=Resources(cpus=cpus, mems=mems, cpu_quota=quota),
+    )
+
+
+def remembered(kind: Kind, *, quota: int | None = None, cpus: str = "") -> Allocation:
+    """What the checkpoint has of c1."""
+    return Allocation(
+        container_id="c1",
+        pod_id="p1",
+        pod_uid="u1",
+        namespace="shop",
+        pod="cart",
+        container="web",
+        kind=kind,
+        cpus=CPUSet.parse(cpus),
+        owned=kind is Kind.EXCLUSIVE,
+        numa_nodes=NUMASet([0]),
+        quota=quota,
+    )
+
+
+def planned(one: Container, *allocations: Allocation) -> GivenBack:
+    """The plan for a node with one container."""
+    (entry,) = plan(MACHINE, build(allocations), [POD], [one])
+    return entry
+
+
+def test_an_owner_gets_the_machine_and_its_limit_back() -> None:
+    entry = planned(
+        container("2", "0", quota=-1), remembered(Kind.EXCLUSIVE, quota=100_000, cpus="2")
+    )
+    assert (entry.cpus, entry.mems, entry.quota) == ("0-7", "0-1", 100_000)
+    assert entry.result is Result.PLANNED
+    assert entry.update.ignore_failure
+
+
+def test_memory_that_was_never_bound_stays_unbound() -> None:
+    assert planned(container("2"), remembered(Kind.EXPLICIT, cpus="2")).mems == ""
+
+
+def test_a_stranger_with_a_cpuset_of_its_own_is_foreign() -> None:
+    assert planned(container("4")).result is Result.FOREIGN
+
+
+@pytest.mark.parametrize(
+    ("marker", "result"),
+    [
+        (json.dumps({"kind": "exclusive", "cpus": "4"}), Result.PLANNED),
+        (json.dumps({"kind": "foreign"}), Result.FOREIGN),
+        ("{", Result.PLANNED),
+        ("[" * 100_000, Result.PLANNED),
+        ("[1]", Result.PLANNED),
+    ],
+)
+def test_the_annotation_tells_where_the_checkpoint_does_not(marker: str, result: Result) -> None:
+    assert planned(container("4", marker=marker)).result is result
+
+
+def test_a_lifted_limit_that_nobody_knows_is_said() -> None:
+    marker = json.dumps({"kind": "exclusive", "cpus": "4"})
+    entry = planned(container("4", quota=-1, marker=marker))
+    assert entry.quota is None
+    assert "stays lifted" in entry.note
+
+
+@pytest.mark.parametrize("marked", [True, False], ids=["marked", "over CRI"])
+def test_a_lifted_limit_is_worked_out_again_where_the_limit_is_the_request(marked: bool) -> None:
+    """The state is lost, and over CRI nothing was written on the container either."""
+    one = container("2-3", "0", quota=-1, marker='{"kind":"exclusive"}' if marked else "")
+    one = replace(one, resources=replace(one.resources, cpu_shares=2048, memory_limit=1 << 20))
+    pod = replace(POD, annotations={f"{PREFIX}/policy": "best-effort"})
+    (entry,) = plan(MACHINE, build([]), [pod], [one])
+    assert (entry.result, entry.cpus, entry.quota) == (Result.PLANNED, "0-7", 200_000)
+    assert entry.note == ""
+    (entry,) = plan(MACHINE, build([]), [replace(pod, qos=QoSClass.BURSTABLE)], [one])
+    assert entry.quota is None
+
+
+def config(directory: Path) -> AgentConfig:
+    """A configuration that finds no runtime."""
+    return AgentConfig(state_dir=str(directory), sysfs_root="/")
+
+
+def test_a_running_agent_is_named(tmp_path: Path) -> None:
+    store = CheckpointStore(str(tmp_path), identity={}, clock=lambda: 0.0)
+    store.load()
+    try:
+        with pytest.raises(AgentRuns, match=r"process \d+.*stop it first"):
+            asyncio.run(release(config(tmp_path), identity={}))
+    finally:
+        store.close()
+
+
+def test_without_a_runtime_nothing_is_forgotten(tmp_path: Path) -> None:
+    store = CheckpointStore(str(tmp_path / "state"), identity={}, clock=lambda: 0.0)
+    store.load()
+    store.record({"c/c1": {"any": "thing"}})
+    store.close()
+    arguments = ["release", f"--state-dir={tmp_path}/state", f"--nri-socket={tmp_path}/none"]
+    for more in ([], ["--dry-run"]):
+        result = CliRunner().invoke(cli, [*arguments, *more])
+        assert result.exit_code == 3
+        assert f"{tmp_path}/none" in result.output
+    assert (tmp_path / "state" / "checkpoint").exists()
+
+
+def test_a_dry_run_makes_no_directory(tmp_path: Path) -> None:
+    wanted = config(tmp_path / "state")
+    with pytest.raises(RuntimeUnavailable):
+        asyncio.run(release(wanted, identity={}, dry_run=True, timeout=1))
+    assert not (tmp_path / "state").exists()
+
+
+def test_a_runtime_that_writes_one_cgroup_after_the_other_gets_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As under the systemd driver: not the sum counts, but how long nothing happens."""
+    monkeypatch.setattr(give_back, "READ_BACK_SECONDS", 0.04)
+    tree = CgroupTree(tmp_path / "cgroup", 2, CPUSet.parse("0-7"), NUMASet.parse("0"))
+    names = [f"one-{number}" for number in range(10)]
+    left = [*names, ""]
+
+    class Reader(CgroupReader):
+        def available(self) -> bool:
+            """One more is written before each look; the first call is of the constructor."""
+            if name := left.pop():
+                tree.write(f"/{name}", "0-7", "0")
+            return super().available()
+
+    for name in names:
+        tree.write(f"/{name}", "1", "0")
+    sent = [
+        GivenBack(
+            container_id=name, namespace="default", pod=name, container="main",
+            result=Result.PLANNED, cpus="0-7", place=CgroupPlace(f"/{name}"),
+        )
+        for name in names
+    ]  # fmt: skip
+    done = asyncio.run(give_back._read_back(Reader(str(tree.root)), sent))
+    assert {one.result for one in done} == {Result.RELEASED}

@@ -1,0 +1,154 @@
+"""Containers that run before they were placed: written at once, measured, and said."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import time
+from dataclasses import dataclass
+
+import pytest
+from msgspec.structs import replace
+
+from nri_numa.agent.late import LateStarts
+from nri_numa.machine.cgroups import CgroupPlace
+from tests.beds.cgroup_bed import CgroupBed, Writer, tree
+from tests.beds.cgroup_tree import CgroupTree
+from tests.beds.world import container, pod
+
+__all__ = ["tree"]  # a fixture
+
+STARTED = 5000.0
+
+
+@dataclass
+class Bed(CgroupBed):
+    """With whom puts late containers right; the wall clock is set by the test."""
+
+    wall: float = STARTED
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.writer = Writer(self.tree)
+        self.late = LateStarts(
+            self.world.agent,
+            self.world.metrics,
+            self.writer,
+            self.timing,
+        )
+
+    def place(self, name: str, **annotations: str) -> str:
+        """A container that was decided about while it was being started."""
+        of = pod(name, annotations)
+        made = container(of)
+        path = f"/pods/{made.id}"
+        self.tree.write(path)
+        self.world.place(of, replace(made, cgroups_path=path))
+        return made.id
+
+    def metric(self, name: str) -> float:
+        value = self.world.metrics.registry.get_sample_value(name)
+        return 0.0 if value is None else value
+
+
+@pytest.fixture
+def bed(tree: CgroupTree) -> Bed:
+    return Bed(tree)
+
+
+def test_a_cgroup_that_is_not_as_meant_is_written_at_once(bed: Bed) -> None:
+    one = bed.place("one", numacpu="2")
+    bed.wall = STARTED + 0.25
+    bed.late.begun(one, STARTED, None)
+    assert bed.tree.cpus_of(f"/pods/{one}") == "2"
+    assert bed.late.known == {one: 0.25}
+    assert bed.metric("nri_numa_late_seconds_count") == 1
+    bed.late.ended(one)
+    assert bed.late.known == {}
+
+
+def test_the_start_that_counts_is_that_of_the_process_not_the_runtime_s_note_of_it(
+    bed: Bed,
+) -> None:
+    """On a busy machine the runtime notes it long after the program's first instruction."""
+    one = bed.place("one", numacpu="2")
+    waits = ["sh", "-c", "sleep 0.2; echo; exec sleep 1000"]
+    with subprocess.Popen(waits, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        bed.world.agent.places[one] = CgroupPlace(f"/pods/{one}", process.pid)
+        bed.wall = time.time()
+        bed.late.begun(one, bed.wall, None)
+        process.kill()
+    assert bed.late.known[one] >= 0.2
+
+
+@pytest.mark.parametrize(("told", "late"), [(STARTED - 1, 0.0), (STARTED + 0.5, 0.5), (None, 0.0)])
+def test_an_update_that_was_quick_enough_is_in_time(
+    bed: Bed, told: float | None, late: float
+) -> None:
+    one = bed.place("one", numacpu="2")
+    bed.tree.write(f"/pods/{one}", "2")
+    bed.wall = STARTED + 9
+    bed.late.begun(one, STARTED, told)
+    assert bed.late.known == {one: late}
+
+
+def test_where_cgroups_cannot_be_written_the_update_is_waited_for(bed: Bed) -> None:
+    one = bed.place("one", numacpu="2")
+    bed.writer.problem = "read-only"
+
+    async def wait() -> None:
+        bed.late.begun(one, STARTED, None)
+        assert bed.late.known == {}
+        bed.late.started(one, STARTED)
+        await asyncio.sleep(0)
+        bed.tree.write(f"/pods/{one}", "2")  # the runtime's update arrives
+        bed.wall = STARTED + 0.75
+        async with asyncio.timeout(180):
+            while not bed.late.known:
+                await asyncio.sleep(0.005)
+
+    asyncio.run(wait())
+    # Seen before the clock was set forward or after it: both are the truth of this test's clock.
+    assert bed.late.known[one] in (0.0, 0.75)
+
+
+def test_one_that_never_gets_right_is_left_to_the_search_for_drift(bed: Bed) -> None:
+    one = bed.place("one", numacpu="2")
+    bed.writer.problem = "read-only"
+    bed.wall = STARTED + 60
+
+    async def wait() -> None:
+        bed.late.started(one, STARTED)
+        await asyncio.sleep(0)
+        await bed.late.close()
+
+    asyncio.run(wait())
+    assert bed.late.known == {}
+
+
+def test_who_is_left_alone_is_not_measured(bed: Bed) -> None:
+    one = bed.place("plain")
+    bed.late.begun(one, STARTED, None)
+    bed.late.begun("unknown", STARTED, None)
+    bed.late.started(one, STARTED)
+    assert bed.late.known == {}
+
+
+def test_observing_only_writes_nothing(tree: CgroupTree) -> None:
+    bed = Bed(tree, observe=True)
+    one = bed.place("one", numacpu="2")
+    before = bed.tree.cpus_of(f"/pods/{one}")
+    bed.late.begun(one, STARTED, None)
+    bed.late.refused("ns", "pod", "uid", "main", "no")
+    assert bed.tree.cpus_of(f"/pods/{one}") == before
+    assert bed.metric("nri_numa_refused_running_total") == 0
+
+
+def test_a_refusal_that_stops_nothing_is_counted_and_becomes_a_notice(bed: Bed) -> None:
+    bed.late.refused("ns", "pod", "uid", "main", "numacpu: no such CPU")
+    assert bed.metric("nri_numa_refused_running_total") == 1
+    (notice,) = bed.world.agent.notices.after(0)
+    assert (notice.what, notice.reason, notice.pod) == ("unpinned", "RefusedRunning", "pod")
+    assert "numacpu: no such CPU" in notice.message

@@ -1,0 +1,206 @@
+"""What the event loop knows of its own gaps."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import selectors
+import socket
+import threading
+import weakref
+from collections.abc import Callable, Coroutine
+
+import pytest
+
+from nri_numa.agent.loop import CourteousSelector, Courtesy, CPUShare, GapWatch, watched_loop
+
+
+def test_a_gap_is_seen_whenever_it_happens_and_told_once() -> None:
+    """A callback that took long is known, whatever timers there are."""
+    now = [0.0]
+    loop, watch = watched_loop(lambda: now[0])
+
+    async def work() -> list[float]:
+        seen = []
+        for busy in (0.5, 2.0, 1.0, 0.0):
+            now[0] += busy
+            await asyncio.sleep(0)
+            if busy != 2.0:
+                seen.append(watch.take())
+        return seen
+
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        assert runner.run(work()) == [0.5, 2.0, 0.0]
+
+
+def test_it_knows_whether_it_is_at_work_and_for_how_long() -> None:
+    now = [0.0]
+    loop, watch = watched_loop(lambda: now[0])
+    assert (watch.busy, watch.busy_for()) == (False, 0.0)
+
+    async def work() -> tuple[bool, float]:
+        await asyncio.sleep(0)
+        now[0] += 3.0
+        return watch.busy, watch.busy_for()
+
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        assert runner.run(work()) == (True, 3.0)
+
+
+def test_another_thread_stands_back_while_the_loop_is_at_work() -> None:
+    """Nothing that it finds to do is begun meanwhile; afterwards it goes on."""
+    watch = GapWatch()
+    courtesy = Courtesy(watch, longest=60.0)  # no machine is that slow
+    other = asyncio.SelectorEventLoop(CourteousSelector(courtesy))
+    done = threading.Event()
+    watch.busy = True
+    thread = threading.Thread(target=other.run_forever)
+    thread.start()
+    other.call_soon_threadsafe(done.set)
+    assert not done.wait(0.1)
+    watch.busy = False
+    assert done.wait(30)
+    other.call_soon_threadsafe(other.stop)
+    thread.join(30)
+    other.close()
+
+
+class Clocks:
+    """Time that passes when somebody stands still, and CPU time that is told."""
+
+    def __init__(self) -> None:
+        self.now, self.used = 0.0, 0.0
+        self.pauses: list[float] = []
+        self.meanwhile: Callable[[], object] = lambda: None
+
+    def work(self, seconds: float) -> None:
+        self.now += seconds
+        self.used += seconds
+
+    def sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.now += seconds
+        self.meanwhile()
+
+    def courtesy(self, watch: GapWatch | None = None) -> Courtesy:
+        return Courtesy(
+            watch or GapWatch(),
+            longest=0.1,
+            share=CPUShare(share=0.2, burst=0.05, longest=0.02),
+            clock=lambda: self.now,
+            used=lambda: self.used,
+            sleep=self.sleep,
+        )
+
+    def run(self, work: Coroutine[None, None, None]) -> None:
+        loop = asyncio.SelectorEventLoop(CourteousSelector(self.courtesy()))
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:
+            runner.run(work)
+
+
+def test_it_does_not_stand_back_for_ever() -> None:
+    """Somebody may ask whether a loop that is stuck still lives."""
+    clocks, watch = Clocks(), GapWatch()
+    watch.busy = True
+    clocks.courtesy(watch).give_way()
+    assert clocks.now == pytest.approx(0.1, abs=0.002)
+    clocks.courtesy(watch).give_way()
+    assert clocks.now == pytest.approx(0.2, abs=0.004)
+
+
+def test_a_loop_that_always_has_work_stands_still_most_of_the_time() -> None:
+    """One second of work at a fifth of a CPU, less what was saved up."""
+    clocks = Clocks()
+
+    async def work() -> None:
+        for _ in range(1000):
+            clocks.work(0.001)
+            await asyncio.sleep(0)
+
+    clocks.run(work())
+    assert clocks.now == pytest.approx(4.75, abs=0.02)
+
+
+def test_a_loop_with_little_to_do_never_stands_still() -> None:
+    clocks = Clocks()
+
+    async def work() -> None:
+        for _ in range(1000):
+            clocks.work(0.001)
+            clocks.now += 0.01
+            await asyncio.sleep(0)
+
+    clocks.run(work())
+    assert clocks.pauses == []
+
+
+def test_time_for_which_it_gave_way_is_saved_up() -> None:
+    """Where the runtime was busy meanwhile, it does not stand still once more for nobody."""
+    clocks, watch = Clocks(), GapWatch()
+    courtesy = clocks.courtesy(watch)
+    courtesy.rest()
+    clocks.work(0.049)
+    courtesy.rest()
+    watch.busy = True
+    courtesy.give_way()
+    clocks.pauses.clear()
+    clocks.work(0.01)
+    courtesy.rest()
+    assert clocks.pauses == []
+
+
+def test_who_comes_while_it_stands_still_is_served_next() -> None:
+    """A probe waits for one pause, not for two."""
+    clocks = Clocks()
+    ours, theirs = socket.socketpair()
+    with ours, theirs, CourteousSelector(clocks.courtesy()) as selector:
+        selector.register(ours, selectors.EVENT_READ)
+        assert selector.select(0) == []
+        clocks.work(1.0)
+        clocks.meanwhile = lambda: theirs.sendall(b"GET")
+        assert [key.fileobj for key, _ in selector.select(0)] == [ours]
+        assert len(clocks.pauses) == 1
+
+
+class Circle:
+    """Refers to itself."""
+
+    def __init__(self) -> None:
+        self.me = self
+
+
+def test_the_other_thread_leaves_no_garbage_to_the_one_that_goes_first() -> None:
+    """Connections leave circles, which with the collector off would wait for the first loop."""
+    alive: set[int] = set()
+
+    async def work() -> int:
+        for n in range(20_000):
+            alive.add(n)
+            weakref.finalize(Circle(), alive.discard, n)
+            if n % 10 == 0:
+                await asyncio.sleep(0)
+        return len(alive)
+
+    watch = GapWatch()
+    gc.disable()
+    try:
+        selector = CourteousSelector(Courtesy(watch))
+        with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selector)) as runner:
+            assert runner.run(work()) < 2000
+    finally:
+        gc.enable()
+
+
+def test_the_garbage_of_a_large_request_is_left_alone() -> None:
+    """Its objects are alive, and looking at all of them would hold it up."""
+    courtesy = Courtesy(GapWatch())
+    gc.collect()
+    gc.disable()
+    try:
+        before = gc.get_stats()[0]["collections"]
+        kept = [Circle() for _ in range(Courtesy.NOT_OURS + 1000)]
+        courtesy.tidy_up()
+        assert gc.get_stats()[0]["collections"] == before
+        del kept
+    finally:
+        gc.enable()

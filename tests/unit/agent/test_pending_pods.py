@@ -1,0 +1,122 @@
+"""Who is on the node and has no container yet is named, so that nobody takes it for unknown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from nri_numa.agent.handler import PATIENCE, AgentHandler, PendingPods
+from nri_numa.agent.view import zones_document
+from nri_numa.model.settings import Settings
+from nri_numa.model.workload import Container, Pods, PodSandbox, QoSClass, Resources
+from tests.beds.world import World
+from tests.machines import named as machines
+
+
+class Bed:
+    """An agent behind its handler, and a clock."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.told = 0
+        self.world = World(machines.dual_smt(), Settings())
+        self.waiting: list[Callable[[], object]] = []
+        self.pending = PendingPods(
+            self._tell, lambda: self.now, lambda seconds, tell: self.waiting.append(tell)
+        )
+        self.handler = AgentHandler(self.world.agent, self.world.metrics, pending=self.pending)
+
+    def _tell(self) -> None:
+        self.told += 1
+
+    def names(self) -> list[tuple[str, str]]:
+        """Whom the document for who schedules names."""
+        agent = self.world.agent
+        found = zones_document(agent.machine, agent.state, None, coming=self.pending.names())
+        return [(one.namespace, one.name) for one in found.pods]
+
+    def charged(self) -> list[str]:
+        """UIDs of the pods whose CPUs or memory are taken."""
+        agent = self.world.agent
+        return [one.pod_uid for one in zones_document(agent.machine, agent.state, None).charged]
+
+
+@pytest.fixture
+def bed() -> Bed:
+    return Bed()
+
+
+def sandbox(name: str = "p", qos: QoSClass = QoSClass.GUARANTEED, **asked: str) -> PodSandbox:
+    annotations = {f"numa.kubernetes.io/{key}": value for key, value in asked.items()}
+    return PodSandbox(
+        id=f"s-{name}",
+        uid=f"uid-{name}",
+        namespace="shop",
+        name=name,
+        qos=qos,
+        annotations=annotations,
+    )
+
+
+def container(pod: PodSandbox) -> Container:
+    resources = Resources(
+        cpu_quota=200_000, cpu_period=100_000, cpu_shares=2048, memory_limit=1 << 28
+    )
+    return Container(id=f"c-{pod.name}", pod_id=pod.id, name="main", resources=resources)
+
+
+def test_a_pod_is_named_before_it_is_charged_and_goes_on_being_named(bed: Bed) -> None:
+    pod = sandbox(policy="restricted")
+    bed.handler.run_pod(pod)
+    assert bed.names() == [("shop", "p")]
+    assert not bed.charged()
+    bed.handler.create_container(pod, container(pod))
+    assert bed.names() == [("shop", "p")]
+    assert bed.charged() == ["uid-p"]
+    assert not bed.pending.names()
+
+
+def test_others_are_told_of_who_has_no_container_for_a_while(bed: Bed) -> None:
+    """An image that is there already costs no write."""
+    quick, slow = sandbox("quick"), sandbox("slow")
+    bed.handler.run_pod(quick)
+    bed.handler.run_pod(slow)
+    bed.handler.create_container(quick, container(quick))
+    first, second = bed.waiting
+    first()
+    assert bed.told == 0
+    second()
+    assert bed.told == 1
+
+
+def test_who_is_refused_is_named_no_more(bed: Bed) -> None:
+    """It takes nothing, and may be tried for ever."""
+    pod = sandbox(numacpu="9999")
+    bed.handler.run_pod(pod)
+    with pytest.raises(Exception, match="9999"):
+        bed.handler.create_container(pod, container(pod))
+    assert not bed.names()
+
+
+def test_only_guaranteed_pods_are_meant(bed: Bed) -> None:
+    bed.handler.run_pod(sandbox(qos=QoSClass.BURSTABLE))
+    assert not bed.names()
+    assert not bed.waiting
+
+
+def test_it_ends_with_its_sandbox(bed: Bed) -> None:
+    for name in ("a", "b", "c"):
+        bed.handler.run_pod(sandbox(name))
+    bed.handler.stop_pod(sandbox("a"))
+    assert bed.names() == [("shop", "b"), ("shop", "c")]
+    bed.handler.synchronize(Pods.of([sandbox("c")]), [])
+    assert bed.names() == [("shop", "c")]
+
+
+def test_an_image_that_cannot_be_had_does_not_hide_the_node_for_ever(bed: Bed) -> None:
+    bed.handler.run_pod(sandbox())
+    bed.now = PATIENCE - 1
+    assert bed.names() == [("shop", "p")]
+    bed.now = PATIENCE
+    assert not bed.names()

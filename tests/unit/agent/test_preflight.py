@@ -1,0 +1,413 @@
+"""The machine check: each finding on a machine made for it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from nri_numa import config
+from nri_numa.agent import preflight
+from nri_numa.agent.preflight import Finding, Level
+from nri_numa.config import HTTP, AgentConfig, LinkKind, Runtime
+from nri_numa.machine.sysfs import discover
+from nri_numa.model.cpuset import CPUSet
+from nri_numa.model.machine import Topology
+from nri_numa.model.settings import IsolatedCPUs, NohzFullCPUs
+from tests.beds.certificates import make_expired
+from tests.machines import named as machines
+from tests.machines.named import write_sysfs, write_tree
+
+
+def only(findings: object) -> Finding:
+    (one,) = list(findings)  # type: ignore[call-overload]
+    assert isinstance(one, Finding)
+    assert bool(one.remedy) == (one.level is not Level.OK)
+    return one
+
+
+# --- cgroups ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("files", "level", "part"),
+    [
+        ({"cgroup.controllers": "cpuset cpu memory"}, Level.OK, "cgroup v2 with cpuset"),
+        ({"cgroup.controllers": "cpu memory"}, Level.FAIL, "without the controller cpuset"),
+        ({"cgroup.controllers": ""}, Level.FAIL, "cpuset, memory"),
+        ({"cpuset/x": "", "memory/x": ""}, Level.OK, "cgroup v1"),
+        ({"cpuset/x": ""}, Level.FAIL, "cgroup v1 without the controller memory"),
+        ({}, Level.FAIL, "no cgroup controllers"),
+    ],
+)
+def test_cgroup_controllers(tmp_path: Path, files: dict[str, str], level: Level, part: str) -> None:
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    found = only(preflight.cgroups(tmp_path, tmp_path))
+    assert (found.level, part in found.message) == (level, True), found
+
+
+def test_a_kernel_without_controllers_is_told_apart_from_a_missing_mount(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    cgroups = tmp_path / "proc" / "cgroups"
+    cgroups.write_text("#subsys_name\thierarchy\ncpuset\t0\t1\t1\nmemory\t0\t1\t1\n")
+    assert "Mount" in only(preflight.cgroups(tmp_path / "x", tmp_path)).remedy
+    cgroups.write_text("#subsys_name\thierarchy\ncpu\t0\t1\t1\nmemory\t0\t1\t1\n")
+    assert "lacks cpuset" in only(preflight.cgroups(tmp_path / "x", tmp_path)).remedy
+
+
+def host(tmp_path: Path, reserved: str, files: dict[str, str]) -> Finding:
+    write_tree(tmp_path / "cgroup", files)
+    loaded = AgentConfig(
+        reserved_cpus=reserved,
+        cgroup_root=str(tmp_path / "cgroup"),
+        kubelet_root=str(tmp_path / "kubelet"),
+    )
+    return only(preflight.host_processes(loaded, machines.dual_smt_16()))
+
+
+def test_host_processes_on_cpus_that_are_not_reserved_are_named_with_what_to_do(
+    tmp_path: Path,
+) -> None:
+    effective = "cpuset.cpus.effective"
+    files = {
+        "cgroup.controllers": "cpuset cpu memory\n",
+        effective: "0-15\n",
+        "init.scope/cgroup.procs": "1\n",  # without the controller: as the root
+        f"system.slice/{effective}": "0-1\n",
+        f"user.slice/{effective}": "0-3\n",
+        f"kubepods.slice/{effective}": "0-15\n",
+        f"pods.slice/kubepods-besteffort.slice/{effective}": "0-15\n",
+    }
+    found = host(tmp_path, "0-1", files)
+    assert found.level is Level.WARN
+    assert found.message == (
+        "CPUs 0-1 are reserved for them, and they run elsewhere too: "
+        "init.scope (0-15), user.slice (0-3)"
+    )
+    assert found.remedy.startswith(
+        "systemctl set-property init.scope AllowedCPUs=0-1; "
+        "systemctl set-property user.slice AllowedCPUs=0-1. "
+    )
+    files |= {f"init.scope/{effective}": "0-1\n", f"user.slice/{effective}": "1\n"}
+    assert host(tmp_path, "0-1", files).level is Level.OK
+
+
+def test_host_processes_without_reserved_cpus_and_on_version_1(tmp_path: Path) -> None:
+    found = host(tmp_path, "", {"cgroup.controllers": "cpuset\n"})
+    assert (found.level, "reservedCPUs" in found.message) == (Level.OK, True)
+    (tmp_path / "cgroup/cgroup.controllers").unlink()
+    found = host(tmp_path, "0-1,8", {"cpuset/cpuset.cpus": "0-15\n"})
+    assert (found.level, "cgroup v1" in found.message) == (Level.WARN, True)
+    assert found.remedy.endswith("CPUAffinity=0-1 8.")
+
+
+def test_a_pod_cgroup_without_cpuset_is_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "cgroup.controllers").write_text("cpuset memory")
+    (tmp_path / "kubepods.slice").mkdir()
+    (tmp_path / "kubepods.slice" / "cgroup.controllers").write_text("memory")
+    levels = [f.level for f in preflight.cgroups(tmp_path)]
+    assert levels == [Level.OK, Level.WARN]
+
+
+# --- the runtime --------------------------------------------------------------------------------
+
+
+def runtime(path: Path, root: Path) -> Finding:
+    return only(preflight.runtime(AgentConfig(runtime=Runtime(nri_socket=str(path))), root))
+
+
+def test_a_socket_that_answers_is_fine_and_one_that_does_not_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "nri.sock"
+    assert "there is no socket" in runtime(path, tmp_path).message
+    path.touch()
+    assert "is no socket" in runtime(path, tmp_path).message
+    path.unlink()
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        assert "does not answer" in runtime(path, tmp_path).message
+        server.listen()
+        assert runtime(path, tmp_path).level is Level.OK
+
+
+def test_over_cri_its_socket_is_looked_at_and_not_that_of_nri(tmp_path: Path) -> None:
+    path = tmp_path / "cri.sock"
+    given = Runtime(link=LinkKind.CRI, cri_socket=f"unix://{path}", nri_socket="/nowhere")
+    config = AgentConfig(runtime=given)
+    missing = only(preflight.runtime(config, tmp_path))
+    assert (missing.subject, missing.level) == ("CRI", Level.FAIL)
+    assert "runtime.criSocket" in missing.remedy
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        server.listen()
+        assert only(preflight.runtime(config, tmp_path)).level is Level.OK
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        (None, "there is no socket"),
+        ("version = 2\n", "which containerd before 2.0 needs"),
+        ("version = 3\n", "there is no socket"),
+        ("version = 2\n[plugins.'io.containerd.nri.v1.nri']\ndisable = true\n", "disables it"),
+        ('version = 3\n[plugins."io.containerd.nri.v1.nri"]\ndisable = true\n', "disables it"),
+        (
+            "version = 3\n[plugins.'io.containerd.nri.v1.nri']\ndisable_connections = true\n",
+            "disable_connections",
+        ),
+        ("version = [", "not valid TOML"),
+        ("plugins = 3\n", "which containerd before 2.0 needs"),
+    ],
+)
+def test_a_missing_socket_is_traced_to_containerds_configuration(
+    tmp_path: Path, text: str | None, part: str
+) -> None:
+    if text is not None:
+        (tmp_path / "etc" / "containerd").mkdir(parents=True)
+        (tmp_path / "etc" / "containerd" / "config.toml").write_text(text)
+    found = runtime(tmp_path / "nri.sock", tmp_path)
+    assert (found.level, part in found.message) == (Level.FAIL, True), found
+
+
+def installed(root: Path, told: str) -> None:
+    """A containerd that tells this when it is asked for its version."""
+    program = root / "usr" / "bin" / "containerd"
+    program.parent.mkdir(parents=True)
+    program.write_text(f"#!/bin/sh\necho '{told}'\n")
+    program.chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("told", "blames", "remedy"),
+    [
+        ("containerd github.com/containerd/containerd v1.7.24 5b3e", True, "--fix-containerd"),
+        ("containerd github.com/containerd/containerd 1.6.20~ds1 1.6.20", True, "--fix-"),
+        ("containerd github.com/containerd/containerd/v2 v2.1.9 5b3e", False, "Start containerd"),
+        ("containerd github.com/containerd/containerd/v2 2.2.0~rc1", False, "Start containerd"),
+        ("nonsense", True, "--fix-containerd"),
+    ],
+)
+def test_a_file_of_version_2_is_blamed_only_where_containerd_is_older_than_that(
+    tmp_path: Path, told: str, blames: bool, remedy: str
+) -> None:
+    """A containerd 2 reads files of version 2 too, and has NRI on unless they say otherwise."""
+    (tmp_path / "etc" / "containerd").mkdir(parents=True)
+    (tmp_path / "etc" / "containerd" / "config.toml").write_text("version = 2\n")
+    installed(tmp_path, told)
+    found = runtime(tmp_path / "nri.sock", tmp_path)
+    assert found.level is Level.FAIL
+    assert ("does not turn it on" in found.message) is blames, found
+    assert remedy in found.remedy
+
+
+# --- our own needs ------------------------------------------------------------------------------
+
+
+def test_the_state_directory_is_there_or_can_be_made(tmp_path: Path) -> None:
+    assert only(preflight.state_directory(tmp_path)).message.endswith("can be written")
+    assert only(preflight.state_directory(tmp_path / "a" / "b")).message.endswith("will be made")
+    file = tmp_path / "file"
+    file.touch()
+    assert only(preflight.state_directory(file / "x")).level is Level.FAIL
+
+
+def http(**section: object) -> list[Finding]:
+    return list(preflight.http(AgentConfig(http=HTTP(**section))))  # type: ignore[arg-type]
+
+
+def test_the_address_is_free_or_taken() -> None:
+    assert [f.message for f in http(address="off")] == ["off"]
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        assert http(address=address)[0].message.endswith("is free")
+        other.listen()
+        check_timeout = preflight._TIMEOUT
+        try:
+            preflight._TIMEOUT = 0.05
+            (found,) = http(address=address)
+        finally:
+            preflight._TIMEOUT = check_timeout
+        assert (found.level, "another program" in found.message) == (Level.FAIL, True)
+
+
+def test_the_token_file_is_looked_at(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    levels = [f.level for f in http(address="127.0.0.1:1", token_file=str(token))]
+    assert levels == [Level.FAIL, Level.OK]
+    token.write_text("0123456789abcdef")
+    token.chmod(0o644)
+    levels = [f.level for f in http(address="127.0.0.1:1", token_file=str(token))]
+    assert levels == [Level.WARN, Level.OK]
+    token.chmod(0o600)
+    assert [f.level for f in http(address="127.0.0.1:1", token_file=str(token))] == [Level.OK]
+
+
+def certificate(directory: Path, *options: str) -> dict[str, str]:
+    """A self-signed certificate and its key."""
+    cert, key = directory / "cert.pem", directory / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
+    command += ["-nodes", "-subj", "/CN=localhost", "-keyout", str(key), "-out", str(cert)]
+    subprocess.run([*command, *options], check=True, capture_output=True)
+    return {"tls_cert": str(cert), "tls_key": str(key)}
+
+
+def test_the_certificate_is_looked_at(tmp_path: Path) -> None:
+    files = certificate(tmp_path, "-days", "90")
+    assert [f.level for f in http(address="127.0.0.1:1", **files)] == [Level.OK]
+    soon = certificate(tmp_path, "-days", "3")
+    (found, _) = http(address="127.0.0.1:1", **soon)
+    assert (found.level, "expires in" in found.message) == (Level.WARN, True)
+    Path(files["tls_cert"]).write_text("nonsense")
+    (found, _) = http(address="127.0.0.1:1", **files)
+    assert (found.level, "no certificate and key" in found.message) == (Level.FAIL, True)
+
+
+def test_numa_balancing_is_mentioned(tmp_path: Path) -> None:
+    assert list(preflight.balancing(tmp_path)) == []
+    path = tmp_path / "proc" / "sys" / "kernel"
+    path.mkdir(parents=True)
+    (path / "numa_balancing").write_text("1\n")
+    assert "numa_balancing=0" in only(preflight.balancing(tmp_path)).message
+
+
+def test_a_machine_that_cannot_be_read_does_not_end_the_check(tmp_path: Path) -> None:
+    config = AgentConfig(sysfs_root=str(tmp_path), cgroup_root=str(tmp_path))
+    found = {f.subject: f.level for f in preflight.examine(config, tmp_path)}
+    assert found["machine"] is Level.FAIL
+    assert {"NRI", "cgroups", "kubelet", "state", "http"} <= set(found)
+
+
+def test_what_needs_root_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert only(preflight.privileges()).level is Level.WARN
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert only(preflight.privileges()).level is Level.OK
+
+
+# --- all of it ------------------------------------------------------------------------------------
+
+
+def examined(tmp_path: Path, topology: Topology, text: str = "") -> dict[str, list[Finding]]:
+    """Everything that is looked at, on another machine, by subject."""
+    root = machines.write_sysfs(tmp_path / "machine", topology)
+    loaded = config.load(
+        text=f"{text}\nsysfsRoot: {root}\nstateDir: {tmp_path / 'state'}\nhttp: {{address: off}}\n"
+        f"cgroupRoot: {tmp_path / 'cgroup'}\nkubeletRoot: {tmp_path / 'kubelet'}\n"
+        f"runtime: {{nriSocket: {tmp_path / 'nri.sock'}}}\n"
+    )
+    found: dict[str, list[Finding]] = {}
+    for one in preflight.examine(loaded, tmp_path):
+        assert bool(one.remedy) == (one.level is not Level.OK), one
+        found.setdefault(one.subject, []).append(one)
+    return found
+
+
+def test_everything_is_examined_and_every_complaint_has_a_remedy(tmp_path: Path) -> None:
+    found = examined(tmp_path, machines.snc_smt())
+    assert {"machine", "configuration", "cgroups", "NRI", "state", "http"} <= set(found), set(found)
+    assert found["machine"][0].level is Level.OK
+    assert "NUMA nodes" in found["machine"][0].message
+    assert found["configuration"] == [
+        Finding(subject="configuration", level=Level.OK, message="sound, and fits this machine")
+    ]
+
+
+def test_a_machine_with_one_numa_node_has_nothing_to_align(tmp_path: Path) -> None:
+    (found, *_) = examined(tmp_path, machines.single_no_smt())["machine"]
+    assert found.level is Level.WARN
+    assert "there is nothing to align" in found.message
+
+
+def test_who_took_cpus_is_said_with_what_to_do(tmp_path: Path) -> None:
+    root = write_sysfs(tmp_path / "machine", machines.dual_smt_16())
+    pods, other = "sys/fs/cgroup/kubepods.slice", "sys/fs/cgroup/rt.slice"
+    write_tree(
+        root,
+        {
+            "sys/fs/cgroup/cpuset.cpus.effective": "0-5,8-15\n",
+            f"{pods}/cpuset.cpus.effective": "0-5,8-15\n",
+            f"{other}/cpuset.cpus.effective": "6-7\n",
+            f"{other}/cpuset.cpus.partition": "isolated\n",
+        },
+    )
+    found = list(preflight.machine(discover(root)))
+    (told,) = [f for f in found if "partition rt.slice (isolated)" in f.message]
+    assert told.level is Level.WARN
+    assert "end the partition" in told.remedy
+
+
+def test_a_list_of_cpus_without_a_tick_that_nobody_asks_for_is_mentioned(tmp_path: Path) -> None:
+    found = examined(tmp_path, machines.nohz_full_cpus())["kernel"]
+    assert "CPUs 1-3,7,9-11,15 run without a timer tick" in found[0].message
+    assert "nohzFullCPUs: prefer" in found[0].message
+    assert not list(
+        preflight.tickless(
+            AgentConfig(nohz_full_cpus=NohzFullCPUs.PREFER), machines.nohz_full_cpus()
+        )
+    )
+
+
+def test_isolated_cpus_are_mentioned_where_containers_would_share_nothing_else() -> None:
+    some, every = (
+        machines.isolated_cpus(),
+        replace(machines.dual_smt_16(), isolated=CPUSet(range(16))),
+    )
+    assert not list(preflight.isolation(AgentConfig(), some))
+    message = only(preflight.isolation(AgentConfig(), every)).message
+    assert "all shared CPUs of NUMA nodes 0-1 are isolated" in message
+    one = replace(machines.dual_smt_16(), isolated=CPUSet.parse("0-3,8-11"))
+    assert not list(preflight.isolation(AgentConfig(), one))
+    shared = AgentConfig(isolated_cpus=IsolatedCPUs.ANY)
+    assert "all shared CPUs of NUMA node 0 are" in only(preflight.isolation(shared, one)).message
+    alone = AgentConfig(isolated_cpus=IsolatedCPUs.ONLY)
+    assert not list(preflight.isolation(alone, one))
+    none = only(preflight.isolation(alone, machines.dual_smt_16())).message
+    assert "no container can have exclusive CPUs" in none
+
+
+def test_a_configuration_for_another_machine_is_a_failure(tmp_path: Path) -> None:
+    found = examined(tmp_path, machines.single_no_smt(), "reservedCPUs: 500")["configuration"]
+    assert [f.level for f in found] == [Level.FAIL]
+    assert "reservedCPUs" in found[0].message
+    assert "500" in found[0].message
+
+
+def test_no_machine_at_all_is_said_and_the_rest_is_looked_at_too(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    loaded = config.load(text=f"sysfsRoot: {tmp_path / 'empty'}\nhttp: {{address: off}}")
+    found = list(preflight.examine(loaded, tmp_path))
+    assert (found[0].subject, found[0].level) == ("machine", Level.FAIL)
+    assert "--sysfs-root" in found[0].remedy
+    assert {"NRI", "state"} <= {f.subject for f in found}
+
+
+def test_a_socket_that_nobody_serves_is_told_from_one_that_is_missing(tmp_path: Path) -> None:
+    path = tmp_path / "nri.sock"
+    loaded = AgentConfig(runtime=Runtime(nri_socket=str(path)))
+    assert any("there is no socket" in f.message for f in preflight.runtime(loaded, tmp_path))
+    path.write_text("")
+    assert any("is no socket" in f.message for f in preflight.runtime(loaded, tmp_path))
+    path.unlink()
+    with socket.socket(socket.AF_UNIX) as deaf:
+        deaf.bind(str(path))
+        assert any("does not answer" in f.message for f in preflight.runtime(loaded, tmp_path))
+
+
+def test_a_state_directory_below_a_file_is_no_directory(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    found = only(preflight.state_directory(tmp_path / "file" / "state"))
+    assert (found.level, "is no directory" in found.message) == (Level.FAIL, True)
+
+
+def test_an_expired_certificate_is_a_failure(tmp_path: Path) -> None:
+    make_expired(tmp_path)
+    files = {"tls_cert": str(tmp_path / "cert.pem"), "tls_key": str(tmp_path / "key.pem")}
+    (found, *_) = http(address="127.0.0.1:1", **files)
+    assert (found.level, "has expired" in found.message) == (Level.FAIL, True)

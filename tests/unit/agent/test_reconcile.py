@@ -1,0 +1,949 @@
+"""Drift: found in real files, repaired through the runtime, read back, and not fought for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from nri_numa.agent import reconcile
+from nri_numa.agent.loop import Clock
+from nri_numa.agent.reconcile import CHUNK, Reconciler, Round
+from nri_numa.config import AgentConfig
+from nri_numa.config.sections import Reconcile
+from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, CgroupWriter, Scopes
+from nri_numa.machine.synthetic import synthetic
+from nri_numa.model.cpuset import CPUSet
+from nri_numa.model.workload import Container, ContainerUpdate, PodSandbox, QoSClass
+from nri_numa.observe import logs
+from tests.beds.cgroup_bed import CgroupBed, Result, Writer, real, tree
+from tests.beds.cgroup_tree import CgroupTree
+from tests.beds.systemd_bus import SystemdBus, systemd
+from tests.beds.world import World, container, pod, resources
+
+__all__ = ["real", "systemd", "tree"]  # fixtures
+
+
+@dataclass
+class Bed(CgroupBed):
+    """Looked at now and then; what replies brought about is not looked at."""
+
+    awaited: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.writer = Writer(self.tree)
+        self.reconciler = Reconciler(
+            self.world.agent,
+            self.world.metrics,
+            self,
+            writer=self.writer,
+            scopes=self.scopes,
+            clock=self.timing,
+        )
+
+    def run(self, of: PodSandbox, made: Container | None = None) -> None:
+        made = made or container(of)
+        made = replace(made, cgroups_path=f"/pods/{made.id}")
+        self.world.place(of, made)
+        self.world.agent.post_start_container(of, made)
+        for container_id in self.world.live:
+            self.settle(container_id)
+        self.clock += 3600
+        self.reconciler._due.clear()
+
+    def drift(self, container_id: str, cpus: str, mems: str = "") -> None:
+        self.tree.write(f"/pods/{container_id}", cpus, mems)
+
+    def round(self, **options: float) -> Round:
+        self.reconciler._due.clear()
+        self.reconciler.schedule_verification(self.awaited)
+        return asyncio.run(self.reconciler.round(**options))  # type: ignore[arg-type]
+
+    def count(self, name: str) -> float:
+        return self.world.metrics.registry.get_sample_value(f"nri_numa_{name}_total") or 0.0
+
+    def counts(self) -> tuple[float, float, float]:
+        return (
+            self.count("drift_found"),
+            self.count("drift_repaired"),
+            self.count("drift_fights"),
+        )
+
+    @property
+    def log(self) -> str:
+        lines = self.output.getvalue().splitlines(keepends=True)
+        return "".join(line for line in lines if "component=reconcile" in line)
+
+
+@pytest.fixture
+def bed(tree: CgroupTree) -> Bed:
+    bed = Bed(tree)
+    bed.run(pod("free", qos=QoSClass.BEST_EFFORT))
+    listed = pod("listed", {"numacpu": "1", "numamem": "0"})
+    bed.run(listed, container(listed, wants=resources(1)))
+    own = pod("owner", {"policy": "single-numa-node"})
+    bed.run(own, container(own, wants=resources(2, 1)))
+    return bed
+
+
+def test_a_cgroup_that_is_just_being_made_is_no_drift(bed: Bed) -> None:
+    """The OCI runtime makes the cgroup first and writes the cpuset into it later."""
+    of = pod("new", {"numacpu": "2"})
+    made = replace(container(of, wants=resources(1)), cgroups_path="/pods/new-app")
+    bed.world.place(of, made)
+    bed.drift("new-app", "", "")
+    assert bed.round() == Round(seen=3)
+    bed.world.agent.start_container(of, made)
+    assert bed.round() == Round(seen=3)
+    assert bed.pushes == []
+    assert bed.counts() == (0, 0, 0)
+    bed.world.agent.post_start_container(of, made)
+    assert bed.round().repaired == ("new-app",)
+
+
+def test_a_quota_that_was_lifted_and_is_back_is_drift(bed: Bed) -> None:
+    """Whoever owns CPUs would be throttled on them, and every cpuset looks right."""
+    bed.tree.limit("/pods/owner-app", -1)
+    bed.tree.limit("/pods/listed-app", 50_000)  # its own limit, which nobody lifted
+    assert bed.round() == Round(seen=3)
+    bed.tree.limit("/pods/owner-app", 200_000)
+    done = bed.round()
+    assert done == Round(seen=3, drifted=("owner-app",), repaired=("owner-app",))
+    ((update,),) = bed.pushes
+    assert (update.container_id, update.cpus, update.cpu_quota) == ("owner-app", "", -1)
+    assert "the CFS quota is 200000 µs, meant none" in bed.log
+    assert bed.round() == Round(seen=3)
+    assert bed.counts() == (1, 1, 0)
+
+
+def test_nothing_is_done_where_everything_is_as_meant(bed: Bed) -> None:
+    assert bed.round() == Round(seen=3)
+    assert bed.pushes == []
+    assert bed.counts() == (0, 0, 0)
+    assert bed.log == ""
+
+
+def test_drift_is_found_repaired_read_back_counted_and_said(bed: Bed) -> None:
+    bed.drift("listed-app", "0-7", "0-1")
+    assert bed.round() == Round(seen=3, drifted=("listed-app",), repaired=("listed-app",))
+    assert bed.tree.cpus_of("/pods/listed-app") == "1"
+    assert bed.tree.mems_of("/pods/listed-app") == "0"
+    assert bed.counts() == (1, 1, 0)
+    found, repaired = bed.log.splitlines()
+    assert "level=warning" in found
+    assert "default/listed/app" in found
+    assert "cpuset.cpus is 0-7, meant 1" in found
+    assert "repairable=true" in found
+    assert "drift repaired" in repaired
+    assert bed.round() == Round(seen=3)
+
+
+def test_several_are_repaired_in_one_push_whoever_disturbs_an_owner_first(bed: Bed) -> None:
+    bed.drift("listed-app", "3", "0")
+    bed.drift("owner-app", "0", bed.world.has("owner-app")[1])
+    bed.drift("free-app", "0-7")
+    result = bed.round()
+    assert set(result.repaired) == {"listed-app", "owner-app", "free-app"}
+    assert [[u.container_id for u in push] for push in bed.pushes] == [
+        ["free-app", "owner-app", "listed-app"]
+    ]
+
+
+def test_many_are_pushed_in_pieces(bed: Bed) -> None:
+    names = [f"n{i:02}" for i in range(CHUNK + 5)]
+    for name in names:
+        bed.run(pod(name, {"numacpu": "1"}))
+    for name in names:
+        bed.drift(f"{name}-app", "0")
+    assert len(bed.round().repaired) == len(names)
+    assert [len(push) for push in bed.pushes] == [CHUNK, 5]
+
+
+def test_an_update_on_its_way_is_no_drift(bed: Bed) -> None:
+    bed.drift("listed-app", "0-7", "0")
+    bed.on_sleep = lambda: bed.settle("listed-app")
+    assert bed.round() == Round(seen=3)
+    assert bed.counts() == (0, 0, 0)
+
+
+def test_what_is_meant_to_change_between_the_looks_is_no_drift(bed: Bed) -> None:
+    """A request comes in between: the new owner's answer has not reached the others yet."""
+    bed.drift("free-app", "0-7")
+
+    def grant() -> None:
+        bed.on_sleep = lambda: None
+        own = pod("second", {"cpus": "exclusive"})
+        bed.world.place(own, container(own, wants=resources(1)))
+
+    bed.on_sleep = grant
+    assert bed.round().drifted == ()
+    assert bed.pushes == []
+
+
+def test_while_owners_come_and_go_the_shared_pool_is_not_judged(bed: Bed) -> None:
+    """Two looks may see the same and mean two owners; each of their updates is still on its way."""
+    bed.drift("free-app", "0-7")
+    bed.drift("listed-app", "0-7", "0")
+
+    def next_owner() -> None:
+        bed.on_sleep = lambda: None
+        bed.world.stop("owner-app")
+        own = pod("owner", {"policy": "single-numa-node"})
+        bed.world.place(own, container(own, wants=resources(2, 1)))
+
+    bed.on_sleep = next_owner
+    assert bed.round().drifted == ("listed-app",), "a list does not follow the pool"
+    assert bed.round().repaired == ("free-app",)
+
+
+def test_a_thousand_drifts_are_not_a_thousand_lines(bed: Bed) -> None:
+    names = [f"n{i:02}" for i in range(reconcile.LOGGED_AT_ONCE + 7)]
+    for name in names:
+        bed.run(pod(name, {"numacpu": "1"}))
+    for name in names:
+        bed.drift(f"{name}-app", "0")
+    assert len(bed.round().repaired) == len(names)
+    assert bed.counts() == (len(names), len(names), 0)
+    assert bed.log.count('msg="drift found"') == reconcile.LOGGED_AT_ONCE
+    assert bed.log.count("containers=7") == 2, "found and repaired"
+
+
+def test_an_update_that_waits_for_a_reply_is_not_drift(bed: Bed) -> None:
+    bed.world.agent.remove_container("owner-app")  # its reply can carry no updates
+    assert bed.world.agent.is_pending("free-app")
+    assert bed.round().drifted == ()
+
+
+def test_a_push_overtaken_by_a_request_is_set_right_at_once(bed: Bed) -> None:
+    bed.drift("free-app", "0-7")
+
+    def grant() -> None:
+        """While the push is under way an owner comes; the push arrives last at the runtime."""
+        bed.before_push = lambda: None
+        own = pod("second", {"cpus": "exclusive"})
+        bed.world.place(own, container(own, wants=resources(1)))
+
+    bed.before_push = grant
+    assert bed.round().repaired == ("free-app",)
+    assert len(bed.pushes) == 2
+    owned = bed.world.agent.state.owned
+    assert not CPUSet.parse(bed.tree.cpus_of("/pods/free-app")) & owned
+    assert bed.counts() == (1, 1, 0)
+
+
+def test_somebody_who_keeps_rewriting_is_reported_and_not_fought(bed: Bed) -> None:
+    def again() -> Round:
+        bed.drift("listed-app", "0-7", "0")
+        return bed.round(max_repairs=3, window=600)
+
+    for _ in range(3):
+        assert again().repaired == ("listed-app",)
+    for _ in range(4):
+        assert again() == Round(seen=3, drifted=("listed-app",), given_up=("listed-app",))
+    assert len(bed.pushes) == 3
+    assert bed.counts() == (4, 3, 1)
+    assert bed.log.count("somebody keeps rewriting") == 1
+    notices = bed.world.agent.notices.after()
+    assert [(n.what, n.reason, n.pod, n.count) for n in notices] == [
+        ("drift", "", "listed", 4),
+        ("drift", "GivenUp", "listed", 1),
+    ]
+    bed.clock += 600
+    assert again().repaired == ("listed-app",), "the window has passed"
+    assert bed.counts() == (4, 4, 1)
+
+
+def test_only_repairs_within_the_window_count(bed: Bed) -> None:
+    def again() -> Round:
+        bed.drift("listed-app", "0-7", "0")
+        return bed.round(max_repairs=2, window=600)
+
+    assert again().repaired == ("listed-app",)
+    bed.clock += 400
+    assert again().repaired == ("listed-app",)
+    bed.clock += 300
+    assert again().repaired == ("listed-app",), "the first is longer ago than a window"
+    assert again().given_up == ("listed-app",)
+
+
+def test_a_moment_of_peace_makes_no_repair_within_the_window_forgotten(bed: Bed) -> None:
+    def again() -> Round:
+        bed.drift("listed-app", "0-7", "0")
+        return bed.round(max_repairs=2, window=600)
+
+    again()
+    bed.clock += 400
+    again()
+    bed.clock += 300
+    assert bed.round(max_repairs=2, window=600).drifted == ()
+    assert again().repaired == ("listed-app",)
+    assert again().given_up == ("listed-app",)
+
+
+def test_of_a_push_that_fails_on_the_way_the_rest_is_told(bed: Bed) -> None:
+    names = [f"n{i:02}" for i in range(CHUNK + 5)]
+    for name in names:
+        bed.run(pod(name, {"numacpu": "1"}))
+    for name in names:
+        bed.drift(f"{name}-app", "0")
+
+    def dies() -> None:
+        bed.failing = "the runtime died"
+
+    bed.before_push = dies
+    assert len(bed.round().repaired) == CHUNK
+    assert "containers=5" in bed.log
+
+
+def test_containers_are_named_with_the_short_id_that_crictl_shows(bed: Bed) -> None:
+    of = pod("long")
+    bed.run(of, container(of, id="0123456789abcdef"))
+    bed.drift("0123456789abcdef", "0")
+    assert bed.round().repaired == ("0123456789abcdef",)
+    assert [line.count("id=0123456789ab ") for line in bed.log.splitlines()] == [1, 1]
+
+
+def test_a_fight_with_one_is_no_reason_to_leave_others_alone(bed: Bed) -> None:
+    for _ in range(2):
+        bed.drift("listed-app", "0-7", "0")
+        bed.round(max_repairs=1)
+    bed.drift("listed-app", "0-7", "0")
+    bed.drift("free-app", "0-7")
+    result = bed.round(max_repairs=1)
+    assert result.given_up == ("listed-app",)
+    assert result.repaired == ("free-app",)
+
+
+def test_a_container_that_was_right_for_a_window_starts_anew(bed: Bed) -> None:
+    bed.drift("listed-app", "0-7", "0")
+    bed.round(max_repairs=1, window=600)
+    bed.clock += 700
+    assert bed.round(max_repairs=1, window=600).drifted == ()
+    bed.drift("listed-app", "0-7", "0")
+    assert bed.round(max_repairs=1, window=600).repaired == ("listed-app",)
+
+
+def test_a_runtime_that_takes_the_update_and_does_nothing_is_noticed(bed: Bed) -> None:
+    bed.deaf = True
+    bed.drift("listed-app", "0-7", "0")
+    for _ in range(5):
+        assert bed.round(max_repairs=3) == Round(seen=3, drifted=("listed-app",))
+    assert bed.counts() == (1, 0, 0)
+    assert bed.log.count("the runtime took the update, and the cgroup is as before") == 1
+    bed.deaf = False
+    assert bed.round(max_repairs=3).repaired == ("listed-app",)
+
+
+class Configured:
+    """The configuration in force."""
+
+    def __init__(self, interval: str) -> None:
+        self.config = AgentConfig(reconcile=Reconcile(interval=interval))
+
+
+class KernelClock(Clock):
+    """Goes on when a bed sleeps; Unix time stands still."""
+
+    def __init__(self, bed: KernelBed) -> None:
+        self._bed = bed
+
+    def time(self) -> float:
+        return 1_000_000.0
+
+    def monotonic(self) -> float:
+        return self._bed.clock
+
+    async def sleep(self, seconds: float) -> None:
+        self._bed.clock += seconds
+
+
+@dataclass
+class KernelBed:
+    """Cgroups of the kernel's version 1, and a runtime whose failed updates are ignored."""
+
+    real: Path
+    active = takes_updates = True
+    answered = 0
+
+    def __post_init__(self) -> None:
+        every = (self.real / "cpuset.cpus").read_text().strip()
+        if every != "0-1":
+            pytest.skip("made for a machine of two CPUs")
+        self.world = World(
+            synthetic(sockets=1, numa_per_socket=1, cores_per_numa=2, threads=1),
+        )
+        self.world.synchronize()
+        self.path = f"/{self.real.relative_to('/sys/fs/cgroup/cpuset')}"
+        self.output = io.StringIO()
+        logs.setup("debug", stream=self.output)
+        self.clock = 0.0
+        self.reconciler = Reconciler(
+            self.world.agent,
+            self.world.metrics,
+            self,
+            writer=CgroupWriter(CgroupReader()),
+            scopes=Scopes(),
+            clock=KernelClock(self),
+        )
+
+    async def push(self, updates: Sequence[ContainerUpdate]) -> Result:
+        for update in updates:
+            place = self.world.agent.places[update.container_id]
+            CgroupWriter(CgroupReader()).write(place, update.cpus, update.mems)
+        return Result()
+
+    def place(self, of: PodSandbox, path: str = "/none", made: Container | None = None) -> None:
+        made = replace(made or container(of), cgroups_path=path)
+        self.world.place(of, made)
+        self.world.agent.post_start_container(of, made)
+        self.clock += 3600
+
+    def round(self) -> Round:
+        self.reconciler._due.clear()
+        return asyncio.run(self.reconciler.round())
+
+    def drifts(self, name: str, said: str) -> None:
+        """Round after round: found, named, not counted as repaired, and nobody blamed."""
+        for _ in range(5):
+            assert self.round() == Round(seen=1, drifted=(name,))
+        counts = self.world.metrics.registry.get_sample_value
+        assert counts("nri_numa_drift_repaired_total") == 0
+        assert counts("nri_numa_drift_fights_total") == 0
+        assert "keeps rewriting" not in self.output.getvalue()
+        assert self.output.getvalue().count(said) == 1
+        assert said in self.world.agent.differences[name].text
+        assert said in self.world.agent.notices.after()[-1].message
+
+
+def test_a_cgroup_above_that_was_narrowed_is_named_and_repair_follows_it(real: Path) -> None:
+    bed = KernelBed(real)
+    bed.place(pod("listed", {"numacpu": "1"}), bed.path)
+    for directory in (real, real.parent):
+        (directory / "cpuset.cpus").write_text("0")
+    bed.drifts("listed-app", f"the cgroup above, {real.parent.name}, has cpuset.cpus 0")
+    (real.parent / "cpuset.cpus").write_text("0-1")
+    assert bed.round().repaired == ("listed-app",)
+    assert (real / "cpuset.cpus").read_text().strip() == "1"
+
+
+def test_a_nested_cgroup_that_has_more_is_named_and_repair_follows_it(real: Path) -> None:
+    bed = KernelBed(real)
+    bed.place(pod("free", qos=QoSClass.BEST_EFFORT), bed.path)
+    own = pod("owner", {"cpus": "exclusive"})
+    bed.place(own, made=container(own, wants=resources(1)))
+    nested = real / "nested"
+    nested.mkdir()
+    try:
+        for name in ("cpuset.cpus", "cpuset.mems"):
+            (nested / name).write_text((real / name).read_text())
+        bed.drifts("free-app", f"{real.name}/nested, has cpuset.cpus 0-1")
+        assert bed.world.agent.differences["free-app"].intruder
+    finally:
+        nested.rmdir()
+    assert bed.round().repaired == ("free-app",)
+    assert (real / "cpuset.cpus").read_text().strip() == bed.world.has("free-app")[0]
+
+
+def test_a_push_that_fails_is_said_and_tried_again_and_is_no_fight(bed: Bed) -> None:
+    bed.failing = "the runtime is busy"
+    bed.drift("listed-app", "0-7", "0")
+    for _ in range(5):
+        assert bed.round(max_repairs=1).given_up == ()
+    assert "the runtime is busy" in bed.log
+    assert bed.counts() == (1, 0, 0), "the same drift is counted once"
+    bed.failing = ""
+    assert bed.round(max_repairs=1).repaired == ("listed-app",)
+
+
+def test_without_a_link_drift_is_said_and_waits(bed: Bed) -> None:
+    bed.active = False
+    bed.drift("listed-app", "0-7", "0")
+    assert bed.round().repaired == ()
+    assert bed.pushes == []
+    assert bed.counts() == (1, 0, 0)
+
+
+def test_a_container_that_is_gone_is_no_drift(bed: Bed) -> None:
+    bed.tree.remove("/pods/listed-app")
+    assert bed.round() == Round(seen=2)
+    bed.drift("owner-app", "0")
+
+    def dies() -> None:
+        bed.on_sleep = lambda: None
+        bed.world.stop("owner-app")
+        bed.tree.remove("/pods/owner-app")
+
+    bed.on_sleep = dies
+    assert bed.round().drifted == ()
+    assert bed.counts() == (0, 0, 0)
+
+
+def test_without_the_runtime_cgroups_are_written_where_that_is_wanted(bed: Bed) -> None:
+    bed.active = False
+    bed.drift("listed-app", "0-7", "0-1")
+    assert bed.round().repaired == ()
+    done = bed.round(without_runtime=True)
+    assert (done.drifted, done.repaired) == (("listed-app",), ("listed-app",))
+    assert bed.pushes == []
+    assert bed.tree.cpus_of("/pods/listed-app") == "1"
+    assert bed.counts() == (1, 1, 0)
+
+
+def test_a_limit_that_only_the_runtime_can_write_waits_for_it(bed: Bed) -> None:
+    bed.active = False
+    bed.tree.limit("/pods/owner-app", 200_000)
+    assert bed.round(without_runtime=True).repaired == ()
+    assert "no runtime to ask: owner-app" in bed.log
+    bed.active = True
+    assert bed.round(without_runtime=True).repaired == ("owner-app",)
+
+
+def test_what_a_cgroup_above_takes_away_is_reported_once_and_not_fought(
+    bed: Bed, tree: CgroupTree
+) -> None:
+    if tree.version == 1:
+        pytest.skip("on version 1 the kernel shrinks the list itself")
+    tree.write("/pods/listed-app", "1", "0", above="2-3")
+    for _ in range(3):
+        assert bed.round().drifted == ("listed-app",)
+    assert bed.pushes == []
+    assert bed.counts() == (1, 0, 0)
+    assert "a cgroup above leaves 2-3 of it" in bed.log
+    assert "repairable=false" in bed.log
+
+
+def test_observe_reports_and_touches_nothing(tree: CgroupTree) -> None:
+    bed = Bed(tree, observe=True)
+    listed = pod("listed", {"numacpu": "1", "numamem": "0"})
+    bed.run(listed, container(listed, wants=resources(1)))
+    for _ in range(2):
+        assert bed.round().drifted == ("listed-app",)
+    assert bed.pushes == []
+    assert bed.counts() == (1, 0, 0)
+    assert "observed=true" in bed.log
+    assert bed.world.agent.notices.after() == []
+
+
+def differing(bed: Bed) -> dict[str, tuple[str, bool, bool]]:
+    """By container: both sides, whether it disturbs an owner, and whether it was given up."""
+    known = bed.world.agent.differences
+    return {i: (one.text, one.intruder, one.given_up) for i, one in known.items()}
+
+
+def test_a_difference_is_shown_until_it_is_repaired(bed: Bed) -> None:
+    shown: list[dict[str, tuple[str, bool, bool]]] = []
+    bed.before_push = lambda: shown.append(differing(bed))
+    bed.drift("free-app", "0-7")
+    bed.drift("listed-app", "1", "0-1")
+    assert bed.round().repaired == ("free-app", "listed-app")
+    pool = str(bed.world.has("free-app")[0])
+    assert shown == [
+        {
+            "free-app": (f"meant {pool}, has 0-7", True, False),
+            "listed-app": ("memory nodes: meant 0, has 0-1", False, False),
+        }
+    ]
+    assert differing(bed) == {}
+    assert bed.count("neighbours_on_owned_cpus_seen") == 1
+
+
+def test_seconds_on_owned_cpus_are_counted_while_they_pass(bed: Bed) -> None:
+    """Not when the overlap ends: it may last for hours."""
+    started = bed.clock
+    bed.world.timing.wall = lambda: 1_000_000.0 + bed.clock - started
+    bed.world.agent.differences.count_on()
+    bed.wall += 3600  # nobody is young
+    bed.failing = "the runtime is busy"
+    bed.drift("free-app", "0-7")
+    counted: dict[float, float] = {}
+
+    def tick() -> None:
+        counted[round(bed.clock - started)] = bed.count("neighbours_on_owned_cpus_seconds")
+        if bed.clock >= started + 60:
+            raise asyncio.CancelledError
+
+    bed.on_sleep = tick
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(bed.reconciler.run_rounds(Configured("5s")))
+    assert counted[20] >= 10
+    assert counted[60] - counted[20] == pytest.approx(40)
+    bed.settle("free-app")
+    bed.on_sleep = lambda: None
+    bed.round()
+    ended = bed.count("neighbours_on_owned_cpus_seconds")
+    bed.clock += 100
+    bed.world.agent.differences.count_on()
+    assert bed.count("neighbours_on_owned_cpus_seconds") == ended
+
+
+def test_a_given_up_fight_is_shown_as_such_until_somebody_else_ends_it(bed: Bed) -> None:
+    for _ in range(2):
+        bed.drift("listed-app", "0-7", "0")
+        bed.round(max_repairs=1, window=600)
+    assert differing(bed) == {"listed-app": ("meant 1, has 0-7", True, True)}
+    assert bed.world.agent.differences["listed-app"].since == bed.wall
+    bed.drift("listed-app", "1", "0")
+    bed.round(max_repairs=1, window=600)
+    assert differing(bed) == {}
+
+
+def test_what_cannot_be_repaired_is_shown(bed: Bed, tree: CgroupTree) -> None:
+    bed.failing = "the runtime is busy"
+    bed.drift("listed-app", "0-7", "0")
+    bed.round()
+    assert differing(bed) == {"listed-app": ("meant 1, has 0-7", True, False)}
+    if tree.version == 2:
+        tree.write("/pods/listed-app", "1", "0", above="3")
+        bed.round()
+        assert differing(bed) == {"listed-app": ("meant 1, has 3", False, False)}
+
+
+def test_observing_shows_what_is_not_as_it_would_be(tree: CgroupTree) -> None:
+    bed = Bed(tree, observe=True)
+    listed = pod("listed", {"numacpu": "1", "numamem": "0"})
+    bed.run(listed, container(listed, wants=resources(1)))
+    bed.round()
+    assert differing(bed) == {
+        "listed-app": ("meant 1, has 0-7; memory nodes: meant 0, has 0-1", False, False)
+    }
+
+
+def test_what_is_shown_never_changes_under_the_one_who_reads_it(bed: Bed) -> None:
+    bed.failing = "the runtime is busy"
+    bed.drift("listed-app", "0-7", "0")
+    bed.round()
+    read = bed.world.agent.differences.known
+    bed.world.stop("listed-app")
+    assert list(read) == ["listed-app"]
+    assert not bed.world.agent.differences.known
+
+
+def test_before_the_runtime_has_told_what_runs_nothing_is_judged(bed: Bed) -> None:
+    bed.drift("listed-app", "0-7", "0")
+    bed.world.agent.synchronized = False
+    assert bed.round() == Round()
+
+
+def test_no_cgroups_at_all_is_said_once_and_so_is_their_return(bed: Bed, tree: CgroupTree) -> None:
+    hidden = tree.root.with_name("hidden")
+    tree.root.rename(hidden)
+    for _ in range(3):
+        assert bed.round() == Round()
+    assert bed.log.count("drift is not looked for") == 1
+    hidden.rename(tree.root)
+    assert bed.round() == Round(seen=3)
+    assert bed.log.count("drift is looked for again") == 1
+
+
+def test_the_wrong_root_is_said_after_a_few_rounds(bed: Bed) -> None:
+    for container_id in bed.world.live:
+        bed.tree.remove(f"/pods/{container_id}")
+    said: list[int] = []
+    for _ in range(5):
+        assert bed.round() == Round(seen=0)
+        said.append(bed.log.count("none of 3 containers has a cgroup below"))
+    assert said == [0, 0, 1, 1, 1]
+
+
+def test_a_node_without_containers_is_quiet(tree: CgroupTree) -> None:
+    bed = Bed(tree)
+    for _ in range(5):
+        assert bed.round() == Round()
+    assert bed.log == ""
+
+
+def test_cpus_the_kernel_took_from_an_unbound_container_come_back(bed: Bed) -> None:
+    """On version 1 an offline CPU leaves every cpuset and does not return by itself."""
+    bed.world.stop("owner-app")
+    for container_id in bed.world.live:
+        bed.settle(container_id)
+    bed.clock += 3600
+    bed.drift("free-app", "0-6")  # it lived while the pool was narrow: ours to widen again
+    assert bed.round().repaired == ("free-app",)
+    assert bed.tree.cpus_of("/pods/free-app") == "0-7"
+
+
+def test_a_repair_that_fails_long_after_another_does_not_end_the_search(bed: Bed) -> None:
+    bed.drift("listed-app", "0-7", "0")
+    assert bed.round(window=600).repaired == ("listed-app",)
+    bed.clock += 700
+    bed.failing = "the runtime is busy"
+    bed.drift("listed-app", "0-7", "0")
+    assert bed.round(window=600).repaired == ()
+    bed.settle("listed-app")
+    assert bed.round(window=600).drifted == ()
+    bed.failing = ""
+    bed.drift("listed-app", "0-7", "0")
+    assert bed.round(window=600).repaired == ("listed-app",)
+
+
+@pytest.mark.parametrize("cut", range(5))
+def test_a_plan_interrupted_anywhere_is_finished_by_the_next_round(
+    bed: Bed, cut: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The runtime takes the first few updates of a push and then dies."""
+    for name in ("x", "y"):
+        bed.run(pod(name, {"numacpu": "3"}))
+    drifted = ["free-app", "listed-app", "x-app", "y-app"]
+    for container_id in drifted:
+        bed.drift(container_id, "0-7")
+
+    async def dying(updates: Sequence[ContainerUpdate]) -> Result:
+        await Bed.push(bed, updates[:cut])
+        return Result(False, "the runtime died")
+
+    monkeypatch.setattr(bed, "push", dying)
+    assert bed.round().repaired == ()
+    monkeypatch.undo()
+    assert len(bed.round().repaired) == len(drifted) - cut
+    for container_id in drifted:
+        wanted = bed.world.has(container_id)[0]
+        assert bed.tree.cpus_of(f"/pods/{container_id}") == wanted
+    assert bed.round() == Round(seen=5)
+
+
+def test_the_task_keeps_its_interval_and_survives_a_mistake(bed: Bed) -> None:
+    now = Configured("5s")
+    rounds: list[float] = []
+    started = bed.clock
+
+    def tick() -> None:
+        if bed.clock >= started + 30:
+            now.config = Configured("0").config  # reloaded: off
+        if bed.clock >= started + 100:
+            raise asyncio.CancelledError
+
+    bed.on_sleep = tick
+
+    async def mistaken(**options: float) -> Round:
+        rounds.append(bed.clock - started)
+        raise RuntimeError("a mistake")
+
+    bed.reconciler.round = mistaken  # type: ignore[method-assign]
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(bed.reconciler.run_rounds(now))
+    assert rounds == [5, 10, 15, 20, 25]
+    assert bed.count("internal_errors") == len(rounds)
+    assert bed.log.count("a mistake") >= len(rounds)
+
+
+def test_a_second_is_an_interval_too(bed: Bed) -> None:
+    rounds: list[float] = []
+    started = bed.clock
+
+    def tick() -> None:
+        if bed.clock >= started + 4:
+            raise asyncio.CancelledError
+
+    async def counted(**options: float) -> Round:
+        rounds.append(bed.clock - started)
+        return Round()
+
+    bed.on_sleep = tick
+    bed.reconciler.round = counted  # type: ignore[method-assign]
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(bed.reconciler.run_rounds(Configured("1s")))
+    assert rounds == [1, 2, 3]
+
+
+def test_a_look_holds_the_interpreter_for_a_batch_at_a_time(bed: Bed) -> None:
+    """Between batches the thread pauses, however many containers there are."""
+    pauses: list[float] = []
+    agent = bed.world.agent
+    places = [(f"{k}{i}", place) for i in range(30) for k, place in agent.places.items()]
+    found = reconcile.observe(
+        bed.writer.reader, agent.machine, agent.state, places, None, pauses.append
+    )
+    assert found.seen == 90
+    assert len(pauses) == 90 // reconcile.BATCH
+
+
+def test_drift_that_comes_again_is_said_again(bed: Bed) -> None:
+    """Somebody else put it right in between, so it is news."""
+    bed.active = False
+    for times in (1, 2):
+        bed.drift("listed-app", "0-7", "0")
+        bed.round()
+        bed.round()
+        assert bed.log.count("pod=default/listed") + bed.log.count("listed/app") == times
+        bed.drift("listed-app", "1", "0")
+        assert bed.round().drifted == ()
+
+
+def test_after_a_push_that_failed_the_runtime_is_left_alone(bed: Bed) -> None:
+    names = [f"n{i:02}" for i in range(CHUNK + 5)]
+    for name in names:
+        bed.run(pod(name, {"numacpu": "1"}))
+    for name in names:
+        bed.drift(f"{name}-app", "0")
+    bed.failing = "the runtime died"
+    assert bed.round().repaired == ()
+    assert bed.log.count("the runtime died") == 1
+
+
+def test_drift_that_somebody_else_ended_is_said_again_when_it_is_back(bed: Bed) -> None:
+    """The runtime took no repair; the same drift a second time is news."""
+    bed.failing = "the runtime is busy"
+    bed.drift("listed-app", "0-7", "0")
+    for _ in range(2):
+        assert bed.round().drifted == ("listed-app",)
+    assert bed.counts() == (1, 0, 0)
+    bed.settle("listed-app")
+    assert bed.round().drifted == ()
+    bed.drift("listed-app", "0-7", "0")
+    assert bed.round().drifted == ("listed-app",)
+    assert bed.counts() == (2, 0, 0)
+
+
+def test_a_container_whose_update_may_be_on_its_way_is_not_judged(bed: Bed) -> None:
+    bed.drift("listed-app", "0-7", "0")
+    bed.awaited.add("listed-app")
+    assert bed.round() == Round(seen=3)
+    bed.awaited.clear()
+    assert bed.round().repaired == ("listed-app",)
+
+
+def test_two_owners_with_the_same_cpus_are_not_taken_for_one(bed: Bed) -> None:
+    """Between the looks one goes and another comes: what is found was meant in between."""
+
+    def swap() -> None:
+        bed.world.stop("owner-app")
+        own = pod("next", {"policy": "single-numa-node"})
+        bed.world.place(own, container(own, wants=resources(2, 1)))
+        bed.on_sleep = lambda: None
+
+    bed.drift("free-app", "0-7")
+    bed.on_sleep = swap
+    assert bed.round() == Round(seen=3)
+    assert bed.round().repaired == ("free-app",)
+
+
+@pytest.fixture
+def scope(bed: Bed, systemd: SystemdBus) -> str:
+    """The container "listed" is in a scope, which systemd has made with every CPU."""
+    if bed.tree.version == 1:
+        pytest.skip("systemd has no property of cpusets of version 1")
+    unit = "cri-listed-app.scope"
+    bed.tree.directory("/pods.slice").mkdir()
+    there = bed.tree.directory("/pods/listed-app")
+    bed.tree.directory(f"/pods.slice/{unit}").symlink_to(there)
+    bed.world.agent.places["listed-app"] = CgroupPlace("pods.slice:cri:listed-app")
+    bed.reconciler._scopes = systemd.scopes
+    systemd.make(unit, AllowedCPUs="0-7", AllowedMemoryNodes="0-1")
+    return unit
+
+
+def test_a_repair_is_through_when_systemd_has_it_too(
+    bed: Bed, systemd: SystemdBus, scope: str
+) -> None:
+    bed.drift("listed-app", "0-7", "0-1")
+    assert bed.round().repaired == ("listed-app",)
+    assert (systemd.has(scope), systemd.has(scope, "AllowedMemoryNodes")) == ("1", "0")
+
+
+def test_what_systemd_has_is_compared_in_each_round(
+    bed: Bed, systemd: SystemdBus, scope: str
+) -> None:
+    assert bed.round() == Round(seen=3)
+    assert systemd.has(scope) == "1"
+    assert bed.counts() == (0, 0, 0)
+
+
+def test_the_return_of_what_systemd_still_has_is_no_fight(
+    bed: Bed, systemd: SystemdBus, scope: str
+) -> None:
+    systemd.refusing = "Unit is frozen"
+    for _ in range(5):
+        bed.drift("listed-app", "0-7", "0-1")  # a property of the scope was set
+        assert bed.round(max_repairs=1) == Round(seen=3, drifted=("listed-app",))
+        assert bed.tree.cpus_of("/pods/listed-app") == "1"
+    assert bed.count("drift_repaired") == bed.count("drift_fights") == 0
+    assert bed.round() == Round(seen=3)
+    assert bed.log.count("systemd has other CPUs") == 1
+    assert "Unit is frozen" in bed.log
+    systemd.refusing = ""
+    bed.round()
+    assert "systemd has the CPUs that cgroups have again" in bed.log
+    assert systemd.has(scope) == "1"
+
+
+def test_a_systemd_that_does_not_answer_is_asked_once_in_a_look(
+    bed: Bed, systemd: SystemdBus, scope: str
+) -> None:
+    bed.reconciler._scopes = Scopes(str(systemd.transient), "/nowhere")
+    bed.round()
+    assert "no answer over D-Bus: No such file or directory" in bed.log
+    bed.reconciler._scopes = systemd.scopes
+    bed.round()
+    assert systemd.has(scope) == "1"
+
+
+def test_who_is_left_alone_is_left_alone_in_systemd_too(bed: Bed, systemd: SystemdBus) -> None:
+    """Nothing is told of the container of others, nor while the agent observes."""
+    if bed.tree.version == 1:
+        pytest.skip("systemd has no property of cpusets of version 1")
+    bed.reconciler._scopes = systemd.scopes
+    of = pod("foreign")
+    bed.run(of, container(of, wants=replace(resources(1, 1), cpus="7")))
+    bed.tree.directory("/pods.slice").mkdir()
+    for name in ("foreign-app", "listed-app"):
+        unit = f"cri-{name}.scope"
+        bed.tree.directory(f"/pods.slice/{unit}").symlink_to(bed.tree.directory(f"/pods/{name}"))
+        bed.world.agent.places[name] = CgroupPlace(f"pods.slice:cri:{name}")
+        systemd.make(unit, AllowedCPUs="0-7")
+    bed.world.agent.observe = True
+    bed.round()
+    assert systemd.calls == []
+    bed.world.agent.observe = False
+    bed.round()
+    assert [unit for unit, _ in systemd.calls] == ["cri-listed-app.scope"]
+
+
+def _an_hour(bed: Bed, on_second: Callable[[float], object]) -> None:
+    """An hour in which something happens; the first round would be at its end."""
+    started = bed.clock
+
+    def tick() -> None:
+        on_second(bed.clock - started)
+        if bed.clock >= started + 3600:
+            raise asyncio.CancelledError
+
+    bed.on_sleep = tick
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(bed.reconciler.run_rounds(Configured("1h")))
+
+
+def test_what_somebody_writes_is_put_right_without_waiting_for_the_round(bed: Bed) -> None:
+    right: list[float] = []
+
+    def happens(second: float) -> None:
+        if second == 100:
+            bed.drift("listed-app", "0-7", "0-1")
+        elif second > 100 and not right and bed.count("drift_repaired"):
+            right.append(second)
+
+    _an_hour(bed, happens)
+    assert right
+    assert right[0] < 104
+    assert bed.counts() == (1, 1, 0)
+
+
+def test_what_is_written_while_an_update_is_under_way_is_looked_at_afterwards(bed: Bed) -> None:
+    bed.reconciler.schedule_verification(["listed-app"])
+
+    def happens(second: float) -> None:
+        if second == 100:
+            bed.drift("listed-app", "0-7", "0-1")
+        if second == 200:
+            assert bed.count("drift_found") == 0
+            bed.reconciler._due.clear()
+        if second == 220:
+            assert bed.counts() == (1, 1, 0)
+
+    _an_hour(bed, happens)

@@ -1,0 +1,112 @@
+"""Whatever happens to the HTTP side, it neither ends nor delays anything else."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from nri_numa.agent import serving, view
+from nri_numa.agent.loop import GapWatch
+from nri_numa.agent.serving import About, Collaborators, Serving
+from nri_numa.config import HTTP, AgentConfig
+from nri_numa.engine.decision import Machine
+from nri_numa.model.settings import Settings
+from nri_numa.observe.metrics import Metrics
+from tests.beds.link_bed import eventually
+from tests.beds.views import Linked
+from tests.beds.world import StillClock, Unread, agent_of
+from tests.machines import named as machines
+
+
+def make(section: HTTP) -> tuple[Serving, Metrics]:
+    metrics = Metrics("0")
+    machine = Machine(topology=machines.single_smt(), settings=Settings())
+    agent, clock = agent_of(machine, metrics=metrics), StillClock()
+    made = Serving(
+        AgentConfig(http=section),
+        agent,
+        metrics,
+        About("0", "", 0.0),
+        Linked(),  # type: ignore[arg-type]
+        Collaborators(readings=Unread()),
+        clock=clock,
+        gaps=GapWatch(),
+    )
+    return made, metrics
+
+
+def value(metrics: Metrics, name: str) -> float:
+    return metrics.registry.get_sample_value(name) or 0.0
+
+
+def during(made: Serving, condition: Callable[[], bool]) -> None:
+    """Run until the condition holds, then end it."""
+
+    async def test() -> None:
+        task = asyncio.create_task(made.run())
+        try:
+            await eventually(condition)
+            assert not task.done()
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(test())
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "RETRY", 0.001)
+    monkeypatch.setattr(serving, "WAIT", 0.001)
+
+
+def test_a_mistake_is_counted_once_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, tries = view.LiveView, []
+
+    def broken(*given: Any, **more: Any) -> view.LiveView:
+        tries.append(1)
+        if len(tries) < 4:
+            raise RuntimeError("a bug")
+        return real(*given, **more)
+
+    monkeypatch.setattr(view, "LiveView", broken)
+    made, metrics = make(HTTP(address="127.0.0.1:0"))
+    during(made, lambda: value(metrics, "nri_numa_http_up") == 1)
+    assert len(tries) == 4
+    assert value(metrics, "nri_numa_internal_errors_total") == 1
+
+
+def test_a_configuration_that_cannot_be_served_is_no_mistake_of_ours() -> None:
+    made, metrics = make(HTTP(address="127.0.0.1:0", token_file="/nowhere/token"))
+    looks = itertools.count()
+    during(made, lambda: next(looks) > 50)
+    assert value(metrics, "nri_numa_internal_errors_total") == 0
+    assert value(metrics, "nri_numa_http_up") == 0
+
+
+def test_it_waits_for_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "WAIT", 3600.0)
+    made, metrics = make(HTTP(address="127.0.0.1:0"))
+
+    async def test() -> None:
+        task = asyncio.create_task(made.run())
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert value(metrics, "nri_numa_http_up") == 0
+        made.link_settled()
+        await eventually(lambda: value(metrics, "nri_numa_http_up") == 1)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert value(metrics, "nri_numa_http_up") == 0
+
+    asyncio.run(test())
+
+
+def test_a_scrape_shows_the_nodes_of_the_machine() -> None:
+    made, metrics = make(HTTP(address="127.0.0.1:0"))
+    during(made, lambda: 'nri_numa_numa_node_cpus{numa_node="0"' in metrics.text())
+    assert 'nri_numa_numa_node_cpus{numa_node="0",state="shared"} 8' in metrics.text()

@@ -1,0 +1,97 @@
+"""What was used between two readings."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from nri_numa.agent.usage import KEPT, UsageWatch, between
+from nri_numa.engine.decision import Machine
+from nri_numa.machine.synthetic import synthetic, sysfs_files
+from nri_numa.machine.usage import MachineUsage, NUMAUsage
+from nri_numa.model.machine import Topology
+from nri_numa.model.settings import Settings
+from tests.beds.world import StillClock, agent_of
+
+
+def numa(here: int | None, elsewhere: int | None) -> NUMAUsage:
+    return NUMAUsage(total=100, free=40, reclaimable=10, here=here, elsewhere=elsewhere)
+
+
+def test_a_sample_is_the_difference_of_two_readings() -> None:
+    before = MachineUsage(
+        {0: (100, 1000), 1: (0, 1000), 3: (9, 9)}, {0: numa(10, 0), 1: numa(5, 5)}
+    )
+    after = MachineUsage(
+        {0: (150, 1100), 1: (100, 1100), 2: (1, 1), 3: (9, 9)},
+        {0: numa(40, 10), 1: numa(5, 5), 2: numa(None, None)},
+    )
+    sample = between(before, after, at=7.0, seconds=5.0)
+    assert sample.cpus == {0: 0.5, 1: 1.0}, "not those that came, or that did not tick"
+    assert sample.remote == {0: 0.25, 1: None, 2: None}
+
+
+def test_counters_that_go_backwards_are_not_believed() -> None:
+    before = MachineUsage({0: (100, 1000), 1: (100, 1000)}, {0: numa(10, 10)})
+    after = MachineUsage({0: (50, 1100), 1: (900, 900)}, {0: numa(5, 10)})
+    sample = between(before, after, at=7.0, seconds=5.0)
+    assert sample.cpus == {0: 0.0}
+    assert sample.remote == {0: None}
+
+
+def machine_at(root: Path) -> Topology:
+    topology = synthetic(sockets=1, numa_per_socket=2, cores_per_numa=1)
+    for name, text in sysfs_files(topology).items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    (root / "proc").mkdir(exist_ok=True)
+    return topology
+
+
+def stat(root: Path, busy: int, total: int, cpus: int) -> None:
+    lines = (f"cpu{n} {busy} 0 0 {total - busy} 0 0 0 0 0 0" for n in range(cpus))
+    (root / "proc/stat").write_text("\n".join(["cpu  1 1 1 1", *lines, ""]))
+
+
+def watch(topology: Topology, root: Path) -> UsageWatch:
+    clock = StillClock(lambda: 1000.0)
+    agent = agent_of(Machine(topology=topology, settings=Settings()), clock=clock)
+    return UsageWatch(agent, str(root), str(root / "cgroup"), clock)
+
+
+def test_the_ring_keeps_the_last_minutes(tmp_path: Path) -> None:
+    topology = machine_at(tmp_path)
+    cpus = len(topology.online)
+    made = watch(topology, tmp_path)
+    assert made.document().problem == "not read yet"
+    assert made.document().numa_nodes == ()
+
+    async def run() -> None:
+        for n in range(KEPT + 5):
+            stat(tmp_path, 25 * n, 100 * n, cpus)
+            await made.sample()
+
+    asyncio.run(run())
+    told = made.document()
+    assert (told.problem, told.at) == ("", 1000.0)
+    assert told.cpus == {str(n): 25 for n in range(cpus)}
+    for load in told.numa_nodes:
+        assert load.cpu_percent == 25
+        assert load.cpu_history == (25,) * KEPT
+        assert len(load.memory_history) == KEPT
+
+
+def test_what_cannot_be_read_is_said_and_the_past_stays(tmp_path: Path) -> None:
+    topology = machine_at(tmp_path)
+    made = watch(topology, tmp_path)
+    asyncio.run(made.sample())
+    assert made.document().problem == f"{tmp_path}/proc/stat tells of no CPU"
+    stat(tmp_path, 10, 100, len(topology.online))
+    asyncio.run(made.sample())
+    stat(tmp_path, 60, 200, len(topology.online))
+    asyncio.run(made.sample())
+    (tmp_path / "proc/stat").unlink()
+    asyncio.run(made.sample())
+    told = made.document()
+    assert "tells of no CPU" in told.problem
+    assert told.cpus["0"] == 50

@@ -1,0 +1,513 @@
+"""What the outside sees of a real agent: documents and samples agree with its state."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec import UNSET, to_builtins
+from msgspec.structs import replace
+
+from nri_numa.agent.serving import About
+from nri_numa.agent.view import LinkFacts, LiveView
+from nri_numa.engine.decision import Machine, Reading
+from nri_numa.engine.resync import Correction
+from nri_numa.errors import CheckpointError
+from nri_numa.model.cpuset import CPUSet
+from nri_numa.model.settings import Settings
+from nri_numa.model.workload import (
+    Container,
+    KubeletGrants,
+    PodSandbox,
+    QoSClass,
+    Resources,
+)
+from nri_numa.observe.metrics import Metrics
+from nri_numa.web.api import API
+from nri_numa.web.protocol import Request, Response, Routes
+from nri_numa.web.responses import Assignment
+from tests.beds.views import live_view
+from tests.beds.world import StillClock, agent_of
+from tests.machines import named as machines
+
+NOW = 1_700_000_100.0
+PREFIX = "numa.kubernetes.io"
+
+
+class Bed:
+    """An agent on a two-node machine, with its view."""
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        self.machine = Machine(topology=machines.dual_smt(), settings=settings or Settings())
+        self.metrics = Metrics("0.1.0")
+        self.clock = StillClock(lambda: self.now)
+        self.now = NOW
+        self.agent = agent_of(self.machine, metrics=self.metrics, clock=self.clock)
+        self.link = LinkFacts(state="active", detail="", active=True, runtime="containerd")
+        self.known: dict[str, float] = {}
+        self.unmatched: dict[str, list[str]] = {}
+        self.view = self.shown()
+        self.metrics.snapshot = self.view.snapshot
+
+    def shown(self, **more: object) -> LiveView:
+        """The view; the bed itself stands for collaborators."""
+        about = About("0.1.0", "", NOW - 100)
+        reading = Reading(memory={0: 1 << 20})
+        more = {"unmatched": self, **more}
+        return live_view(self.agent, about, link=self, memory=reading, clock=self.clock, **more)
+
+    def facts(self) -> LinkFacts:
+        return self.link
+
+    def sentences(self, uid: str) -> list[str]:
+        return self.unmatched.get(uid, [])
+
+    def create(self, name: str, *, cpus_limit: int = 2, **annotations: str) -> None:
+        pod = PodSandbox(
+            id=f"sandbox-{name}",
+            uid=f"uid-{name}",
+            namespace="shop",
+            name=name,
+            qos=QoSClass.GUARANTEED,
+            annotations={f"{PREFIX}/{key}": value for key, value in annotations.items()},
+        )
+        container = Container(
+            id=f"id-{name}",
+            pod_id=pod.id,
+            name="server",
+            resources=Resources(
+                cpu_quota=cpus_limit * 100_000,
+                cpu_period=100_000,
+                cpu_shares=cpus_limit * 1024,
+                memory_limit=1 << 28,
+            ),
+        )
+        self.agent.create_container(pod, container)
+
+
+@pytest.fixture
+def bed() -> Bed:
+    made = Bed()
+    made.agent.synchronized = True
+    made.create("own", policy="restricted", cpus="exclusive")
+    made.create("plain")
+    made.create("greedy", numacpu="9999")
+    return made
+
+
+def test_every_container_is_listed_with_what_it_really_has(bed: Bed) -> None:
+    listing = bed.view.listing()
+    containers = {one.pod: one for one in listing.containers}
+    assert set(containers) == {"own", "plain"}
+    own = containers["own"]
+    assert (own.kind, own.policy, own.memory_bytes) == ("exclusive", "restricted", 1 << 28)
+    cpus = CPUSet.parse(own.cpus)
+    assert len(cpus) == 2
+    shared = CPUSet.parse(listing.head.shared_pool)
+    assert cpus.isdisjoint(shared)
+    assert cpus | shared == bed.machine.topology.allowed
+    assert CPUSet.parse(containers["plain"].cpus) == shared
+
+
+def test_those_with_less_than_what_is_ideal_are_counted(bed: Bed) -> None:
+    assert bed.view.status().wider == 0
+    unpinned = {"policy": "single-numa-node", "on-failure": "unpinned"}
+    bed.create("left", cpus_limit=40, **unpinned)
+    assert bed.view.status().wider == 1
+    assert [one.pod for one in bed.view.listing().containers if not one.preferred] == ["left"]
+
+
+def test_numa_nodes_add_up(bed: Bed) -> None:
+    head = bed.view.listing().head
+    nodes = head.numa_nodes
+    for node in nodes:
+        parts = [CPUSet.parse(p) for p in (node.exclusive, node.idle, node.shared)]
+        assert parts[0] | parts[1] | parts[2] == CPUSet.parse(node.cpus)
+        assert node.cpu_allocated_milli + node.cpu_available_milli == node.cpu_capacity_milli
+    assert sum(node.cpu_allocated_milli for node in nodes) == 2000
+    # The kernel has less left on NUMA node 0 than the accounting would promise.
+    assert nodes[0].memory_available_bytes == 1 << 20
+
+
+def test_a_listing_stays_what_it_was_while_the_agent_goes_on(bed: Bed) -> None:
+    """It is made piece by piece; a container that stops meanwhile must not tear it."""
+    listing = bed.view.listing()
+    bed.agent.stop_container("id-own")
+    assert {one.pod for one in listing.containers} == {"own", "plain"}
+    assert {one.pod for one in bed.view.listing().containers} == {"plain"}
+
+
+def test_explanations_cover_the_placed_and_the_refused(bed: Bed) -> None:
+    (own,) = bed.view.explain("shop", "own", None)
+    assert own.outcome == "admitted"
+    assert own.assignment is not None
+    assert own.summary == own.assignment.reason != ""
+    (greedy,) = bed.view.explain("shop", "greedy", "server")
+    assert greedy.outcome == "refused"
+    assert greedy.refusal is not None
+    assert "9999" in greedy.summary
+    assert bed.view.explain("shop", "own", "other") == []
+    assert bed.view.explain("other", "own", None) == []
+
+
+def test_a_container_that_was_refused_and_then_placed_is_explained_once(bed: Bed) -> None:
+    bed.create("own2", numacpu="9999")
+    bed.create("own2")
+    (one,) = bed.view.explain("shop", "own2", None)
+    assert one.outcome == "admitted"
+
+
+def test_refusals_are_newest_first(bed: Bed) -> None:
+    bed.create("later", numacpu="9998")
+    assert [r.pod for r in bed.view.refusals()] == ["later", "greedy"]
+
+
+def test_the_kubelets_attempts_are_one_refusal_until_their_pod_goes(bed: Bed) -> None:
+    for _ in range(3):
+        bed.create("again", numacpu="9998")
+    bed.create("greedy", numacpu="9999")
+    found = [(r.pod, r.reason, r.count) for r in bed.view.refusals()]
+    assert found == [("greedy", "InvalidAnnotation", 2), ("again", "InvalidAnnotation", 3)]
+    refusal = bed.agent.refusals[0]
+    bed.agent.remove_pod("uid-again", refusal.pod_id)
+    assert [r.pod for r in bed.view.refusals()] == ["greedy"]
+    assert bed.view.explain("shop", "again", None) == []
+    # The runtime reports the pods that are left, after the agent was away.
+    bed.agent.synchronize((), ())
+    assert bed.view.refusals() == []
+
+
+def test_readiness_needs_the_link_and_the_runtimes_word(bed: Bed) -> None:
+    assert bed.view.readiness().ready
+    bed.link = replace(bed.link, state="disconnected", active=False, detail="dialled 3 times")
+    readiness = bed.view.readiness()
+    assert (readiness.ready, readiness.reason) == (
+        False,
+        "the link to the runtime is disconnected: dialled 3 times",
+    )
+    assert not bed.view.status().ready
+    bed.link = replace(bed.link, active=True)
+    bed.agent.synchronized = False
+    assert not bed.view.readiness().ready
+
+
+def test_numa_info_names_cpus_one_by_one() -> None:
+    info = Bed().view.numa_info()
+    topology = machines.dual_smt()
+    assert info.data.nodenums == len(topology.numa_nodes)
+    for cpus, memory, (_, node) in zip(
+        info.data.cpulist, info.data.memsize, sorted(topology.numa_nodes.items()), strict=True
+    ):
+        assert "-" not in cpus
+        assert CPUSet.parse(cpus) == node.cpus
+        assert int(memory) == node.memory_bytes
+
+
+def test_a_scrape_tells_the_same_as_the_list(bed: Bed) -> None:
+    text = bed.metrics.text()
+    assert 'nri_numa_containers{kind="exclusive",preferred="true"} 1\n' in text
+    assert 'nri_numa_containers{kind="shared",preferred="true"} 0\n' in text
+    assert 'pod="own",container="server",kind="exclusive",policy="restricted"' in text
+    pool = len(CPUSet.parse(bed.view.listing().head.shared_pool))
+    assert f"nri_numa_shared_pool_cpus {pool}\n" in text
+
+
+def test_every_online_cpu_of_a_node_is_in_one_state() -> None:
+    """So that a dashboard can stack them, reserved or not."""
+    for strict in (False, True):
+        made = Bed(Settings(reserved_cpus=CPUSet([0, 1]), strict_reserved=strict))
+        made.create("own", policy="restricted", cpus="exclusive", smt="isolate")
+        for sample in made.view.snapshot().numa_nodes:
+            node = made.machine.topology.numa_nodes[sample.numa_node]
+            assert (
+                sample.exclusive_cpus + sample.idle_cpus + sample.shared_cpus + sample.reserved_cpus
+            ) == len(node.cpus)
+
+
+def test_zones_are_counted_and_name_whose_pods_are_charged(bed: Bed) -> None:
+    found = bed.view.zones()
+    assert (found.ready, found.policy, found.scope, found.shares) == (
+        True, "none", "container", False,
+    )  # fmt: skip
+    assert [(pod.namespace, pod.name, pod.qos) for pod in found.pods] == [
+        ("shop", "own", "Guaranteed"), ("shop", "plain", "Guaranteed"),
+    ]  # fmt: skip
+    first, second = found.zones
+    assert (first.cpus, first.socket, second.socket) == (32, 0, 1)
+    # What the kernel has left counts too.
+    assert first.memory_available_bytes == 1 << 20
+    taken = [zone for zone in found.zones if zone.free_exclusive_cpus < zone.exclusive_cpus]
+    assert [(z.free_exclusive_cpus, z.cpu_available_milli) for z in taken] == [(30, 30_000)]
+    bed.link = LinkFacts(state="connecting", detail="nobody there", active=False)
+    assert bed.view.zones().reason == "the link to the runtime is connecting: nobody there"
+    bed.link = LinkFacts(state="active", detail="", active=True)
+    bed.agent.observe = True
+    assert not bed.view.zones().ready
+
+
+def test_changes_are_told_until_the_listener_leaves(bed: Bed) -> None:
+    seen: list[int] = []
+    end = bed.view.subscribe(lambda: seen.append(bed.agent.state.serial))
+    bed.create("one")
+    assert seen
+    end()
+    count = len(seen)
+    bed.create("two")
+    assert len(seen) == count
+
+
+async def _whole(answer: Response) -> bytes:
+    if isinstance(answer.body, bytes):
+        return answer.body
+    return b"".join([piece async for piece in answer.body])
+
+
+def test_the_api_serves_a_real_agent(bed: Bed) -> None:
+    """Documents encode, and the topology is that of the machine."""
+    routes = Routes(API(bed.view, bed.metrics).routes)
+
+    def ask(target: str) -> Any:
+        request = Request.of("GET", target.encode())
+        answer = routes.find(request).answer(request)
+        assert isinstance(answer, Response)
+        return json.loads(asyncio.run(_whole(answer)))
+
+    assert ask("/v1/status")["containers"]["exclusive"] == 1
+    assert len(ask("/v1/assignments")["containers"]) == 2
+    assert ask("/v1/explain/shop/own")["explanations"][0]["assignment"]["podUID"] == "uid-own"
+    assert ask("/v1/topology")["id"] == bed.machine.topology.id
+    other = replace(bed.machine, topology=machines.one_cpu())
+    bed.agent.retopology(other)
+    assert ask("/v1/topology")["id"] == other.topology.id
+    assert msgspec.to_builtins(bed.view.numa_info())["code"] == 200
+
+
+def test_a_placed_container_is_explained_in_sentences_and_as_a_document(bed: Bed) -> None:
+    (own,) = bed.view.explain("shop", "own", None)
+    assert own.details is not None
+    assert any(
+        "It asked for 2 exclusive CPUs and 256 MiB on no more NUMA nodes" in step
+        for step in own.steps
+    )
+    assert own.details["result"]["cpus"] == own.assignment.cpus if own.assignment else False
+    (plain,) = bed.view.explain("shop", "plain", None)
+    assert plain.steps[0] == "It is not pinned: no annotation and no rule asks for a pin."
+    (greedy,) = bed.view.explain("shop", "greedy", None)
+    assert greedy.details is not None
+    assert greedy.steps[0] == (
+        "The rule: annotations must be readable and must not contradict each other."
+    )
+    assert greedy.details["outcome"] == "refused"
+
+
+def test_an_explanation_is_made_once_and_follows_the_shared_cpus(bed: Bed) -> None:
+    """The page asks again and again; the CPUs of a shared container change meanwhile."""
+    bed.create("shared", policy="restricted", cpus="shared")
+    first, second = (bed.view.explain("shop", "shared", None)[0] for _ in range(2))
+    assert first.details is not None
+    assert first.details is second.details
+    bed.create("another", policy="restricted", cpus="exclusive")
+    bed.create("third", policy="restricted", cpus="exclusive")
+    (changed,) = bed.view.explain("shop", "shared", None)
+    assert changed.details is not None
+    assert changed.assignment is not None
+    assert changed.details["result"]["cpus"] == changed.assignment.cpus
+    assert changed.details["result"]["cpus"] != first.details["result"]["cpus"]
+    greedy = [bed.view.explain("shop", "greedy", None)[0] for _ in range(2)]
+    assert greedy[0] == greedy[1]
+
+
+def differ(bed: Bed, *, given_up: bool = False) -> None:
+    """The container that shares runs on CPUs of the one that owns some."""
+    state = bed.agent.state
+    (own,) = (a for a in state.allocations.values() if a.owned)
+    online = bed.machine.topology.online
+    wrong = Correction(
+        container_id="id-plain",
+        name="shop/plain/server",
+        meant_cpus=online - own.cpus,
+        has_cpus=online,
+        found="cpuset.cpus is everything",
+        rank=0,
+    )
+    bed.agent.differences.update(
+        ["id-plain"], [wrong], {"id-plain": NOW - 12}, ["id-plain"] if given_up else None
+    )
+
+
+def test_a_list_that_gave_way_says_where_it_stands_and_to_whom() -> None:
+    bed = Bed()
+    bed.agent.synchronized = True
+    bed.create("list", numacpu="0-3")
+    bed.create("some", numacpu="2-4")
+    bed.create("own", numacpu="2-3", cpus="exclusive")
+
+    def reason(pod: str) -> str:
+        (one,) = (one for one in bed.view.listing().containers if one.pod == pod)
+        return one.reason
+
+    gave = "CPUs 2-3 are exclusive to shop/own/server"
+    assert reason("list") == f"listed: numacpu 0-3, stands on 0-1: {gave}"
+    (explained,) = bed.view.explain("shop", "list", None)
+    assert explained.summary == reason("list")
+    assert f"Listed 0-3, stands on 0-1: {gave}." in explained.steps
+    assert "It runs on CPUs 0-1." in explained.steps
+    assert any("gives way to exclusive CPUs of others" in step for step in explained.steps)
+    bed.agent.granted(KubeletGrants(cpus={("uid-kube", "app"): CPUSet([4])}))
+    assert reason("some") == (
+        "listed: numacpu 2-4, stands on the shared pool 0-1,5-63: CPUs 2-4 are exclusive to "
+        "shop/own/server, container app of pod UID uid-kube (by the kubelet)"
+    )
+    bed.agent.stop_container("id-own")
+    bed.agent.remove_container("id-own")
+    assert reason("list") == "listed: numacpu 0-3"
+    (explained,) = bed.view.explain("shop", "list", None)
+    assert not any("stands on" in step for step in explained.steps)
+
+
+def test_what_a_container_really_has_stands_beside_what_is_meant(bed: Bed) -> None:
+    assert all(one.actual is None for one in bed.view.listing().containers)
+    told: list[None] = []
+    bed.view.subscribe(lambda: told.append(None))
+    differ(bed)
+    assert told, "the page is told"
+    actual = {one.pod: one.actual for one in bed.view.listing().containers}
+    assert actual["own"] is None
+    real = actual["plain"]
+    assert real is not None
+    online = bed.machine.topology.online
+    assert real.text == f"meant {real.meant_cpus}, has {online}"
+    assert (real.since, real.owners, real.intruder) == (NOW - 12, ("shop/own/server",), True)
+    status = bed.view.status()
+    assert (status.differing, status.intruders) == (1, 1)
+    (plain,) = bed.view.explain("shop", "plain", None)
+    assert plain.steps[0] == (
+        f"Not so at present: {real.text} since 2023-11-14 22:14:48 UTC, on exclusive CPUs of "
+        "shop/own/server."
+    )
+    assert plain.assignment is not None
+    assert plain.assignment.actual == real
+    differ(bed, given_up=True)
+    (plain,) = bed.view.explain("shop", "plain", None)
+    assert plain.steps[0].endswith("because something else rewrites it.")
+    bed.agent.differences.forget("id-plain")
+    (plain,) = bed.view.explain("shop", "plain", None)
+    assert plain.steps[0].startswith("It is not pinned")
+
+
+def test_who_is_on_the_pool_because_its_own_cpus_are_offline_is_said(bed: Bed) -> None:
+    def own() -> Assignment:
+        return next(one for one in bed.view.listing().containers if one.pod == "own")
+
+    cpus, topology = own().cpus, bed.machine.topology
+    assert own().displaced == ""
+    offline = replace(topology, online=topology.online - CPUSet.parse(cpus))
+    bed.agent.retopology(replace(bed.machine, topology=offline))
+    assert (own().displaced, own().kind) == (cpus, "exclusive")
+    (explained,) = bed.view.explain("shop", "own", None)
+    assert any(f"isplaced, own CPUs {cpus} offline" in step for step in explained.steps)
+
+
+def test_a_runtime_that_does_not_answer_is_in_the_status(bed: Bed) -> None:
+    bed.link = replace(bed.link, unanswered="the runtime hangs")
+    assert bed.view.status().link.unanswered == "the runtime hangs"
+    assert bed.view.readiness().reason == "the runtime hangs"
+
+
+def test_a_memory_policy_is_shown_of_containers_that_have_one(bed: Bed) -> None:
+    bed.create("banded", numamem="0", mempolicy="interleave")
+    shown = {one.pod: to_builtins(one) for one in bed.view.listing().containers}
+    assert shown.pop("banded")["mempolicy"] == "interleave"
+    assert all("mempolicy" not in one for one in shown.values())
+    (told,) = bed.view.explain("shop", "banded", None)
+    assert told.assignment is not None
+    assert told.assignment.mempolicy == "interleave"
+
+
+def test_over_cri_it_is_shown_how_late_containers_were(bed: Bed) -> None:
+    assert "over" not in to_builtins(bed.view.status().link)
+    before = bed.view.listing()
+    assert all("late" not in to_builtins(one) for one in before.containers)
+    bed.link = replace(bed.link, over_cri=True)
+    bed.known = {"id-own": 0.0124}
+    bed.view = bed.shown(late=bed)
+    assert bed.view.status().link.over == "cri"
+    listing = bed.view.listing()
+    assert {one.pod: one.late for one in listing.containers} == {"own": 0.0124, "plain": UNSET}
+    (told,) = bed.view.explain("shop", "own", None)
+    assert any(step.startswith("Late by at most 12 ms") for step in told.steps)
+    (told,) = bed.view.explain("shop", "plain", None)
+    assert not any("ate by" in step for step in told.steps)
+
+
+def test_ready_explanations_are_bounded(bed: Bed) -> None:
+    for n in range(80):
+        bed.create(f"r{n}", numacpu="9999")
+        assert bed.view.explain("shop", f"r{n}", None)
+    assert len(bed.view._documents) <= 32
+
+
+def test_a_refused_resize_is_told_with_what_the_container_has() -> None:
+    made = Bed()
+    made.create("own", policy="single-numa-node")
+    made.now += 60
+    pod = PodSandbox(
+        id="sandbox-own",
+        uid="uid-own",
+        namespace="shop",
+        name="own",
+        qos=QoSClass.GUARANTEED,
+        annotations={f"{PREFIX}/policy": "single-numa-node"},
+    )
+    container = Container(id="id-own", pod_id=pod.id, name="server")
+    asked = Resources(cpu_quota=6_000_000, cpu_period=100_000, cpu_shares=60 * 1024)
+    made.agent.update_container(pod, container, asked)
+    (one,) = made.view.explain("shop", "own", None)
+    assert one.outcome == "admitted"
+    assert one.steps[-1].startswith("Since then refused: resize refused:")
+
+
+def test_the_order_stays_right_while_containers_come_and_go() -> None:
+    """It is mended, not made anew; both must give the same."""
+    made = Bed(Settings(oversale=1000.0))
+
+    def names() -> list[str]:
+        return [one.pod for one in made.view.listing().containers]
+
+    for n in (5, 3, 9, 1):
+        made.create(f"p{n}")
+    assert names() == ["p1", "p3", "p5", "p9"]
+    made.agent.stop_container("id-p3")
+    made.create("p4")
+    made.create("p0")
+    assert names() == ["p0", "p1", "p4", "p5", "p9"]
+    for n in range(100, 200):
+        made.create(f"p{n}")
+    assert names() == sorted(names())
+    assert len(names()) == 105
+    for n in range(100, 200):
+        made.agent.stop_container(f"id-p{n}")
+    assert names() == ["p0", "p1", "p4", "p5", "p9"]
+    assert [one.pod for one in made.view.explain("shop", "p4", None)] == ["p4"]
+
+
+def test_a_state_that_cannot_be_saved_is_not_ready(bed: Bed) -> None:
+    bed.agent.checkpoint.error = CheckpointError("checkpoint", "no space left on device")
+    readiness = bed.view.readiness()
+    assert not readiness.ready
+    assert readiness.reason == "the state cannot be saved: checkpoint: no space left on device"
+
+
+def test_an_annotation_that_no_container_hears_is_in_the_explanation() -> None:
+    """And gone from it when its container comes; the kept explanation is not changed by it."""
+    bed = Bed()
+    bed.create("web", policy="best-effort")
+    before = bed.view.explain("shop", "web", None)[0].steps
+    bed.unmatched["uid-web"] = ["annotation x is ignored, because it names a container 'y'"]
+    after = bed.view.explain("shop", "web", None)[0].steps
+    assert after[-1].startswith("Annotation x is ignored, because it names a container 'y'")
+    bed.unmatched.clear()
+    assert bed.view.explain("shop", "web", None)[0].steps == before

@@ -1,0 +1,91 @@
+"""The documents about capacity from outside: what is read of them, and every way to be none."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from nri_numa.model.offline_capacity import (
+    LONGEST,
+    BadCapacity,
+    OfflineCapacity,
+    list_of,
+    numa_nodes,
+    parsed,
+    text_of,
+    zone,
+    zones,
+)
+
+GOOD = '{"zones":{"0":0.5,"1":1},"until":"2026-11-22T15:00:00Z","source":"put"}'
+
+
+def test_what_is_written_is_read() -> None:
+    found = parsed(GOOD)
+    assert found == OfflineCapacity({0: 0.5, 1: 1.0}, 1795359600.0, "put")
+    assert text_of(found) == GOOD.replace("1}", "1.0}")
+    assert parsed(text_of(found)) == found
+    assert parsed("") == OfflineCapacity()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[]", "expected a JSON object"),
+        ("nonsense", "is no JSON"),
+        ("[" * 30_000, "is no JSON"),
+        ("x" * (LONGEST + 1), "expected 65536 at most"),
+        ('{"zones":{"0":NaN},"until":"2026-11-22T15:00:00Z"}', "NaN"),
+        ('{"zones":{"0":Infinity},"until":"2026-11-22T15:00:00Z"}', "Infinity"),
+        ('{"zones":{"0":-0.1},"until":"2026-11-22T15:00:00Z"}', "-0.1, expected a number"),
+        ('{"zones":{"0":1.1},"until":"2026-11-22T15:00:00Z"}', "1.1, expected a number"),
+        ('{"zones":{"0":1e999},"until":"2026-11-22T15:00:00Z"}', "inf, expected a number"),
+        ('{"zones":{"0":true},"until":"2026-11-22T15:00:00Z"}', "True is no number"),
+        ('{"zones":{"0":"1"},"until":"2026-11-22T15:00:00Z"}', "'1' is no number"),
+        ('{"zones":{"00":1},"until":"2026-11-22T15:00:00Z"}', "names no NUMA node"),
+        ('{"zones":{"1024":1},"until":"2026-11-22T15:00:00Z"}', "names no NUMA node"),
+        ('{"zones":{"-1":1},"until":"2026-11-22T15:00:00Z"}', "names no NUMA node"),
+        ('{"zones":{"0":1,"node-0":1},"until":"2026-11-22T15:00:00Z"}', "stands there twice"),
+        ('{"zones":[1],"until":"2026-11-22T15:00:00Z"}', "expected a mapping"),
+        ('{"zones":{"0":1}}', "until: None, expected a time"),
+        ('{"zones":{"0":1},"until":"2026-13-22T15:00:00Z"}', "no day of the calendar"),
+        ('{"zones":{"0":1},"until":1}', "until: 1, expected a time"),
+        ('{"zones":{"0":1},"until":"2026-11-22T15:00:00Z","source":"A\\n"}', "source"),
+        ('{"zone":{}}', "unknown key 'zone'"),
+    ],
+)
+def test_what_is_no_such_document_says_why(text: str, said: str) -> None:
+    with pytest.raises(BadCapacity) as refused:
+        parsed(text)
+    assert said in str(refused.value)
+    assert str(refused.value).isprintable()
+
+
+def test_zones_are_bounded_and_may_be_numbers() -> None:
+    assert zones({0: 1, "node-3": 0}) == {0: 1.0, 3: 0.0}
+    with pytest.raises(BadCapacity, match="1025 entries"):
+        zones(dict.fromkeys(range(1025), 1))
+    for name in (True, 1024, -1, None, math.nan):
+        with pytest.raises(BadCapacity, match="names no NUMA node"):
+            zone(name)
+
+
+@pytest.mark.parametrize(
+    ("text", "ids"),
+    [("", set()), (" ", set()), ("0", {0}), ("0-2,5", {0, 1, 2, 5}), ("1, 0", {0, 1})],
+)
+def test_lists_of_numa_nodes(text: str, ids: set[int]) -> None:
+    assert numa_nodes(text) == ids
+    assert numa_nodes(list_of(ids)) == ids
+
+
+def test_a_list_is_as_short_as_can_be() -> None:
+    assert list_of({0, 1, 2, 5, 1023}) == "0-2,5,1023"
+    assert list_of(set()) == ""
+
+
+@pytest.mark.parametrize("text", ["a", "2-1", "1024", "0,,1", "-1", "0-99999", "1" * (LONGEST + 1)])
+def test_what_is_no_list_says_why(text: str) -> None:
+    with pytest.raises(BadCapacity, match="expected"):
+        numa_nodes(text)

@@ -1,0 +1,87 @@
+"""The publisher answers the agent's questions with what the API server has."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from nri_numa.dra.handover import HandoverClient, HandoverServer
+from nri_numa.kube.api import KubeAPI
+from nri_numa.publisher.claims import ClaimServer
+from tests.beds.fake_api_server import Asked, FakeAPIServer, Said, status
+from tests.unit.dra.test_claims import UID, claim
+
+PATH = "/apis/resource.k8s.io/v1/namespaces/shop/resourceclaims/four"
+
+
+def server(asked: Asked) -> Said:
+    if asked.path.partition("?")[0] == PATH:
+        document = claim()
+        return Said(body={"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", **document})
+    return status(404, "not found")
+
+
+def answers(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, question: str, told: list[str]
+) -> dict[str, object]:
+    """What is answered to one question."""
+    credentials, handover = directory / "credentials", directory / "handover"
+    credentials.mkdir()
+    handover.mkdir()
+    (handover / "ask-0000000000000000.json").write_text(question)
+
+    async def look() -> None:
+        api = KubeAPI(str(credentials), "test")
+        queue = ClaimServer(HandoverServer(str(handover)), api, lambda: told.append("taken"))
+        try:
+            await queue.step()
+            await queue.step()
+            HandoverClient(str(handover)).registered()
+            await queue.step()
+        finally:
+            await api.close()
+
+    with FakeAPIServer(credentials, server) as fake:
+        for name, value in fake.environment().items():
+            monkeypatch.setenv(name, value)
+        asyncio.run(look())
+    found: dict[str, object] = json.loads(
+        (handover / "told-0000000000000000.json").read_text(encoding="utf-8")
+    )
+    return found
+
+
+def test_a_claim_is_handed_over_without_what_nobody_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    question = json.dumps({"namespace": "shop", "name": "four", "uid": UID})
+    found = answers(tmp_path, monkeypatch, question, told)
+    whole = claim()
+    handed = found["claim"]
+    assert isinstance(handed, dict)
+    assert handed["metadata"] == {"uid": UID, "namespace": "shop", "name": "four"}
+    (one,) = handed["status"]["allocation"]["devices"]["results"]
+    (meant,) = whole["status"]["allocation"]["devices"]["results"]
+    assert one["consumedCapacity"] == meant["consumedCapacity"]
+    assert one["device"] == meant["device"]
+    # At the beginning, and when the kubelet took the driver.
+    assert told == ["taken", "taken"]
+
+
+@pytest.mark.parametrize(
+    ("question", "words"),
+    [
+        ({"namespace": "shop", "name": "gone"}, "404"),
+        ({"namespace": "shop"}, "names no claim"),
+        ({"namespace": 1, "name": "four"}, "names no claim"),
+    ],
+)
+def test_what_cannot_be_had_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, question: dict[str, object], words: str
+) -> None:
+    found = answers(tmp_path, monkeypatch, json.dumps(question), [])
+    assert words in str(found["problem"])

@@ -1,0 +1,429 @@
+"""What is done about what is not as it should be, and what each outcome leads to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from nri_numa.kube.requests import Outcome, Request, Resource, Result, Verb
+from nri_numa.publisher.outbox import Output, OutputQueue
+from nri_numa.publisher.outputs import (
+    FORGOTTEN,
+    POD_BURST,
+    EventOutput,
+    NodeOutput,
+    PodOutput,
+)
+from nri_numa.web.responses import Assignment, Notice
+from tests.beds.http_view import assignment
+from tests.unit.publisher.test_wanted import NOTICE
+
+NOW = 1_700_000_010.0
+"""Unix time at which the notices are read."""
+
+
+def outcome(result: Result, *documents: dict[str, Any], retry_after: float = 0.0) -> Outcome:
+    return Outcome(result=result, documents=documents, retry_after=retry_after)
+
+
+@dataclass
+class Server:
+    """An API server as far as outputs see it."""
+
+    objects: dict[tuple[Resource, str], dict[str, Any]] = field(default_factory=dict)
+    answer: Callable[[Request], Outcome | None] = lambda request: None
+    requests: list[Request] = field(default_factory=list)
+
+    def __call__(self, request: Request) -> Outcome:
+        self.requests.append(request)
+        if (forced := self.answer(request)) is not None:
+            return forced
+        key = request.resource, f"{request.namespace}/{request.name}"
+        if request.verb is Verb.LIST:
+            found = [one for (kind, _), one in self.objects.items() if kind is request.resource]
+            return outcome(Result.DONE, *deepcopy(found))
+        if request.verb is Verb.CREATE:
+            if key in self.objects:
+                return outcome(Result.EXISTS)
+            self.objects[key] = deepcopy(request.body)
+            return outcome(Result.DONE, request.body)
+        if key not in self.objects:
+            return outcome(Result.MISSING)
+        there = self.objects[key]
+        if request.verb is Verb.PATCH:
+            for part, values in request.body.get("metadata", {}).items():
+                if isinstance(values, dict):
+                    merged = {**there["metadata"].get(part, {}), **values}
+                    kept = {k: v for k, v in merged.items() if v is not None}
+                    there["metadata"][part] = kept
+            there.update({k: v for k, v in request.body.items() if k != "metadata"})
+        return outcome(Result.DONE, {"metadata": deepcopy(there["metadata"])})
+
+    def verbs(self) -> list[str]:
+        return [request.verb.value for request in self.requests]
+
+
+class World:
+    """Outputs in front of a server, and a clock."""
+
+    def __init__(self, *outputs: Output, rate: float = 1000.0, burst: float = 1000.0) -> None:
+        self.now = 0.0
+        self.server = Server()
+        self.queue = OutputQueue(outputs, rate=rate, burst=burst, now=0.0)
+
+    def work(self, until: float = 0.0) -> None:
+        """Everything that may be done up to a moment."""
+        for _ in range(10_000):
+            request = self.queue.next(self.now)
+            if request is not None:
+                self.queue.done(request, self.server(request), self.now, 1.0)
+                continue
+            wait = self.queue.wait(self.now)
+            if self.now + wait > until:
+                break
+            self.now += max(wait, 0.001)
+        else:
+            raise AssertionError("it never ends")
+        self.now = max(self.now, until)
+
+    @property
+    def event(self) -> dict[str, Any]:
+        (found,) = (o for (kind, _), o in self.server.objects.items() if kind is Resource.EVENTS)
+        return found
+
+
+# --- the Node ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def node() -> NodeOutput:
+    made = NodeOutput("n1", "x.io", annotations=True, labels=True)
+    made.want({"x.io/numacpu": "0|1"}, {"x.io/sockets": "1"})
+    return made
+
+
+def there(world: World, **metadata: Any) -> dict[str, Any]:
+    world.server.objects[Resource.NODES, "/n1"] = {"metadata": {"name": "n1", **metadata}}
+    return world.server.objects[Resource.NODES, "/n1"]["metadata"]
+
+
+def test_the_node_gets_what_is_missing_and_keeps_what_is_not_ours(node: NodeOutput) -> None:
+    world = World(node)
+    metadata = there(world, labels={"zone": "a", "x.io/sockets": "1"})
+    world.work()
+    assert metadata["annotations"] == {"x.io/numacpu": "0|1"}
+    assert metadata["labels"] == {"zone": "a", "x.io/sockets": "1"}
+    assert world.server.requests[1].body == {"metadata": {"annotations": {"x.io/numacpu": "0|1"}}}
+
+
+def test_a_node_that_is_right_is_not_written(node: NodeOutput) -> None:
+    world = World(node)
+    there(world, annotations={"x.io/numacpu": "0|1"}, labels={"x.io/sockets": "1"})
+    world.work()
+    world.queue.resync()
+    world.work()
+    assert world.server.verbs() == ["get", "get"]
+
+
+def test_what_is_switched_off_is_taken_away() -> None:
+    node = NodeOutput("n1", "x.io", annotations=True, labels=False)
+    node.want({"x.io/numacpu": "0|1"}, {"x.io/sockets": "1"})
+    world = World(node)
+    metadata = there(world, labels={"x.io/sockets": "1", "zone": "a"})
+    world.work()
+    assert metadata["labels"] == {"zone": "a"}
+
+
+def test_what_somebody_removed_is_put_back_at_the_next_look(node: NodeOutput) -> None:
+    world = World(node)
+    metadata = there(world)
+    world.work()
+    metadata["annotations"].clear()
+    world.work()
+    assert metadata["annotations"] == {}
+    world.queue.resync()
+    world.work()
+    assert metadata["annotations"] == {"x.io/numacpu": "0|1"}
+
+
+def test_a_node_that_is_deleted_and_made_again_is_written_again(node: NodeOutput) -> None:
+    world = World(node)
+    there(world)
+    world.work()
+    del world.server.objects[Resource.NODES, "/n1"]
+    world.queue.resync()
+    world.work(until=300.0)
+    assert 5 < len(world.server.requests) < 20  # looked for, with growing pauses
+    metadata = there(world)
+    world.work(until=400.0)
+    assert metadata["labels"] == {"x.io/sockets": "1"}
+
+
+def test_whoever_takes_a_label_away_at_once_is_not_fought_without_pause(node: NodeOutput) -> None:
+    world = World(node)
+    there(world)
+    world.server.answer = lambda request: outcome(Result.DONE, {"metadata": {}})
+    world.work(until=600.0)
+    assert len(world.server.requests) < 30
+
+
+def test_a_missing_right_is_tried_once_a_minute(node: NodeOutput) -> None:
+    world = World(node)
+    world.server.answer = lambda request: outcome(Result.FORBIDDEN)
+    world.work(until=599.0)
+    assert len(world.server.requests) == 10
+
+
+# --- pods -------------------------------------------------------------------------------------
+
+
+def pods(*assignments: Assignment) -> tuple[PodOutput, World]:
+    output = PodOutput("n1", "x.io")
+    output.want(assignments)
+    world = World(output)
+    for one in assignments:
+        world.server.objects[Resource.PODS, f"{one.namespace}/{one.pod}"] = {
+            "metadata": {"namespace": one.namespace, "name": one.pod, "annotations": {"a": "b"}}
+        }
+    return output, world
+
+
+def test_pods_are_annotated_once_and_again_when_it_is_removed() -> None:
+    output, world = pods(assignment(1), assignment(2))
+    world.work()
+    metadata = world.server.objects[Resource.PODS, "shop/pod-1"]["metadata"]
+    assert metadata["annotations"].keys() == {"a", "x.io/assigned"}
+    assert world.server.verbs() == ["patch", "patch"]
+    output.want([assignment(1), assignment(2)])
+    world.work()
+    del metadata["annotations"]["x.io/assigned"]
+    world.queue.resync()
+    world.work()
+    assert world.server.verbs() == ["patch", "patch", "list", "patch"]
+    assert "x.io/assigned" in metadata["annotations"]
+
+
+def test_a_namesake_is_left_alone_and_a_static_pod_is_known_by_its_name() -> None:
+    _, world = pods(
+        replace(assignment(1), pod_uid="0a-0b"), replace(assignment(2), pod_uid="c0ffee")
+    )
+    world.server.answer = lambda request: (
+        outcome(Result.CONFLICT) if "uid" in request.body["metadata"] else None
+    )
+    world.work(until=600.0)
+    assert [request.body["metadata"].get("uid") for request in world.server.requests] == [
+        "0a-0b",
+        None,
+    ]
+
+
+@pytest.mark.parametrize("result", [Result.MISSING, Result.INVALID, Result.CONFLICT])
+def test_what_cannot_be_done_is_not_tried_for_ever(result: Result) -> None:
+    output, world = pods(assignment(1))
+    world.server.answer = lambda request: outcome(result)
+    world.work(until=600.0)
+    assert len(world.server.requests) == 1
+    assert output.dropped == (result is Result.INVALID)
+
+
+def test_pods_that_are_gone_are_forgotten_and_places_are_bounded() -> None:
+    output, world = pods(assignment(1))
+    output.want([assignment(n) for n in range(2000)])
+    assert output.dropped == 2000 - 1024
+    output.want([])
+    world.work()
+    world.queue.resync()
+    world.work()
+    assert world.server.requests == []
+
+
+def test_a_list_that_fails_is_asked_for_again() -> None:
+    _, world = pods(assignment(1))
+    world.work()
+    world.queue.resync()
+    results = iter([Result.FAILED, Result.FORBIDDEN])
+    world.server.answer = lambda request: (
+        outcome(result) if (result := next(results, None)) is not None else None
+    )
+    world.work(until=100.0)
+    assert world.server.verbs() == ["patch", "list", "list", "list"]
+
+
+def test_one_pod_that_fails_does_not_hold_up_the_others() -> None:
+    _, world = pods(assignment(1), assignment(2))
+    world.server.answer = lambda request: (
+        outcome(Result.FAILED) if request.name == "pod-1" and world.now < 10 else None
+    )
+    world.work(until=0.0)
+    assert "x.io/assigned" in str(world.server.objects[Resource.PODS, "infra/pod-2"])
+    world.work(until=60.0)
+    assert "x.io/assigned" in str(world.server.objects[Resource.PODS, "shop/pod-1"])
+
+
+# --- Events -----------------------------------------------------------------------------------
+
+
+def events(*notices: Notice) -> tuple[EventOutput, World]:
+    output = EventOutput("n1", "x.io")
+    output.want(notices, NOW)
+    return output, World(output)
+
+
+def test_an_event_is_made_once_and_then_counted_up() -> None:
+    output, world = events(NOTICE)
+    world.work()
+    assert "series" not in world.event
+    output.want([replace(NOTICE, count=7, number=40)], NOW)
+    world.work(until=20.0)
+    assert world.event["series"]["count"] == 7
+    assert world.server.verbs() == ["create", "patch"]
+
+
+def test_what_goes_on_for_hours_costs_little() -> None:
+    """Refused every ten seconds for an hour, told every five minutes, and in the end exactly."""
+    output, world = events(NOTICE)
+    for n in range(2, 362):
+        output.want([replace(NOTICE, count=n)], NOW)
+        world.work(until=world.now + 10.0)
+    world.work(until=world.now + 301.0)
+    assert world.event["series"]["count"] == 361
+    assert len(world.server.requests) < 20
+
+
+def test_a_restarted_publisher_finds_its_event_and_doubles_nothing() -> None:
+    _, world = events(replace(NOTICE, count=3))
+    world.work()
+    before = dict(world.server.objects)
+    output = EventOutput("n1", "x.io")
+    output.want([replace(NOTICE, count=5)], NOW)
+    later = World(output)
+    later.server.objects = world.server.objects
+    later.work()
+    assert later.server.objects.keys() == before.keys()
+    assert later.event["series"]["count"] == 5
+    assert later.server.verbs() == ["create", "patch"]
+
+
+def test_one_that_exists_and_happened_once_needs_no_more() -> None:
+    _, world = events(NOTICE)
+    world.work()
+    output = EventOutput("n1", "x.io")
+    output.want([NOTICE], NOW)
+    later = World(output)
+    later.server.objects = world.server.objects
+    later.work(until=60.0)
+    assert later.server.verbs() == ["create"]
+    assert later.queue.waiting() == 0
+
+
+def test_an_event_that_the_server_forgot_is_made_again_when_it_happens_again() -> None:
+    output, world = events(NOTICE)
+    world.work()
+    world.server.objects.clear()
+    output.want([replace(NOTICE, count=2)], NOW)
+    world.work(until=30.0)
+    assert world.event["series"]["count"] == 2
+
+
+def test_what_is_an_hour_old_is_no_news() -> None:
+    output, world = events()
+    output.want([NOTICE], NOTICE.last + FORGOTTEN + 1)
+    world.work()
+    assert (output.old, world.server.requests) == (1, [])
+
+
+@pytest.mark.parametrize("result", [Result.MISSING, Result.ENDING, Result.INVALID])
+def test_an_event_that_nobody_can_have_is_dropped(result: Result) -> None:
+    output, world = events(NOTICE)
+    world.server.answer = lambda request: outcome(result)
+    world.work(until=600.0)
+    assert len(world.server.requests) == 1
+    assert output.dropped == 1
+    assert output.waiting() == 0
+
+
+def test_events_without_the_right_are_tried_once_a_minute_and_not_lost() -> None:
+    output, world = events(NOTICE, replace(NOTICE, id="second"))
+    world.server.answer = lambda request: outcome(Result.FORBIDDEN) if world.now < 299 else None
+    world.work(until=298.0)
+    assert len(world.server.requests) == 5
+    world.work(until=400.0)
+    assert len(world.server.objects) == 2
+    assert output.dropped == 0
+
+
+def test_one_event_that_fails_does_not_hold_up_the_others() -> None:
+    _, world = events(NOTICE, replace(NOTICE, id="second"))
+    world.server.answer = lambda request: (
+        outcome(Result.FAILED) if request.name.endswith(NOTICE.id) and world.now < 30 else None
+    )
+    world.work()
+    assert [name for _, name in world.server.objects] == ["shop/web-0.second"]
+    world.work(until=100.0)
+    assert len(world.server.objects) == 2
+
+
+def test_one_pod_does_not_flood_and_loses_nothing() -> None:
+    notices = [replace(NOTICE, id=f"i{n}", container=f"c{n}") for n in range(POD_BURST + 2)]
+    other = replace(NOTICE, id="other", pod="quiet", pod_uid="another")
+    _, world = events(*notices, other)
+    world.work()
+    assert len(world.server.requests) == POD_BURST + 1
+    world.work(until=700.0)
+    assert len(world.server.requests) == POD_BURST + 3
+
+
+def test_events_that_find_no_place_are_counted() -> None:
+    output, world = events()
+    output.want([replace(NOTICE, id=f"i{n}", pod_uid=f"p{n}") for n in range(1500)], NOW)
+    assert output.dropped == 1500 - 1024
+    world.work()
+    output.want([replace(NOTICE, id="new")], NOW)
+    assert output.dropped == 1500 - 1024
+
+
+# --- all of them ------------------------------------------------------------------------------
+
+
+def test_never_faster_than_configured() -> None:
+    notices = [replace(NOTICE, id=f"i{n}", pod_uid=f"p{n}") for n in range(200)]
+    output, _ = events(*notices)
+    world = World(output, rate=5.0, burst=10.0)
+    for second in range(1, 60):
+        world.work(until=float(second))
+        assert len(world.server.requests) <= 10 + 5 * second
+    assert len(world.server.requests) == 200
+
+
+@pytest.mark.parametrize("result", [Result.BUSY, Result.UNREACHABLE, Result.UNAUTHORIZED])
+def test_an_api_server_that_is_away_for_ten_minutes_loses_nothing(result: Result) -> None:
+    notices = [replace(NOTICE, id=f"i{n}", pod_uid=f"p{n}") for n in range(50)]
+    output, world = events(*notices)
+    world.server.answer = lambda request: outcome(result) if world.now < 600 else None
+    world.work(until=599.0)
+    assert len(world.server.requests) < 20  # nobody hammers a server that is coming up
+    world.work(until=700.0)
+    assert len(world.server.objects) == 50
+    assert output.dropped == 0
+
+
+def test_retry_after_is_kept() -> None:
+    _, world = events(NOTICE)
+    world.server.answer = lambda request: (
+        outcome(Result.BUSY, retry_after=30.0) if not world.now else None
+    )
+    world.work(until=29.0)
+    assert len(world.server.requests) == 1
+    world.work(until=40.0)
+    assert world.event
+
+
+def test_a_desk_without_work_waits_for_ever() -> None:
+    assert OutputQueue([], rate=1, burst=1, now=0.0).wait(0.0) == float("inf")
+    node = NodeOutput("n1", "x.io", annotations=True, labels=True)
+    assert World(node).queue.wait(0.0) == float("inf")

@@ -1,0 +1,185 @@
+"""NUMA nodes as devices: what is published, when again, and what stands in the way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec.structs import replace
+
+from nri_numa.kube.requests import Outcome, Request, Resource, Result, Verb
+from nri_numa.publisher.outbox import LONGEST_PAUSE
+from nri_numa.publisher.slices import SliceOutput, devices
+from nri_numa.web.responses import NUMANodeSlots
+from tests.beds.http_view import FakeView
+from tests.unit.publisher.test_outputs import World
+
+DRIVER = "dra.example.com"
+
+
+class Server:
+    """Node and slice behind the requests; a server of old drops what it does not know."""
+
+    def __init__(self, *, knows: bool = True) -> None:
+        self.slice: dict[str, Any] | None = None
+        self.uid = "node-1"
+        self.knows = knows
+        self.answer: Result | None = None
+
+    def __call__(self, request: Request) -> Outcome:
+        if self.answer is not None:
+            return Outcome(result=self.answer, text="no")
+        if request.resource is Resource.NODES:
+            return Outcome(result=Result.DONE, documents=({"metadata": {"uid": self.uid}},))
+        assert (request.verb, request.resource) == (Verb.PATCH, Resource.SLICES)
+        self.slice = request.body
+        spec = dict(request.body["spec"])
+        if not self.knows:
+            dropped = "allowMultipleAllocations"
+            spec["devices"] = [
+                {k: v for k, v in one.items() if k != dropped} for one in spec["devices"]
+            ]
+        return Outcome(result=Result.DONE, documents=({"metadata": {}, "spec": spec},))
+
+
+def world_of(server: Server) -> tuple[World, SliceOutput]:
+    output = SliceOutput("n1", DRIVER)
+    world = World(output)
+    world.server.answer = server
+    return world, output
+
+
+def found(cpus: int = 3) -> list[dict[str, Any]]:
+    view = FakeView()
+    slots = replace(view.slots(), numa_nodes=(NUMANodeSlots(id=0, held=1, free=cpus - 1),))
+    return devices(view.zones(), slots, DRIVER)
+
+
+def attributes(*, lists: bool = False, **zone: Any) -> dict[str, Any]:
+    view = FakeView()
+    zones = view.zones()
+    zones = replace(zones, zones=(replace(zones.zones[0], **zone),))
+    slots = replace(view.slots(), numa_nodes=(NUMANodeSlots(id=0, held=1, free=1),))
+    (device,) = devices(zones, slots, DRIVER, lists=lists)
+    found: dict[str, Any] = device["attributes"]
+    return found
+
+
+def test_a_numa_node_with_one_pcie_root_has_it_as_an_attribute() -> None:
+    root = "resource.kubernetes.io/pcieRoot"
+    one, two = ("pci0000:00",), ("pci0000:00", "pci0000:40")
+    assert attributes(pcie_roots=one)[root] == {"string": "pci0000:00"}
+    assert attributes(pcie_roots=one, lists=True)[root] == {"string": "pci0000:00"}
+    # A server without the gate refuses lists, and one of two would be half of the truth.
+    assert root not in attributes(pcie_roots=two)
+    assert attributes(pcie_roots=two, lists=True)[root] == {"strings": list(two)}
+    assert root not in attributes(lists=True)
+
+
+def test_the_kind_of_cores_is_told_where_there_are_several() -> None:
+    assert attributes(core_kind="efficient")[f"{DRIVER}/coreKind"] == {"string": "efficient"}
+    assert f"{DRIVER}/coreKind" not in attributes()
+
+
+def test_a_numa_node_is_a_device_that_many_claims_share() -> None:
+    (device,) = found()
+    assert (device["name"], device["allowMultipleAllocations"]) == ("numa0", True)
+    assert device["attributes"] == {
+        "resource.kubernetes.io/numaNode": {"int": 0},
+        f"{DRIVER}/smt": {"bool": True},
+        f"{DRIVER}/threadsPerCore": {"int": 2},
+        f"{DRIVER}/socket": {"int": 0},
+    }
+    cpu = device["capacity"][f"{DRIVER}/cpu"]
+    assert cpu["value"] == "3"
+    assert cpu["requestPolicy"] == {"default": "1", "validRange": {"min": "1", "step": "1"}}
+    assert device["capacity"][f"{DRIVER}/memory"]["value"] == str(1 << 34)
+    assert device["capacity"][f"{DRIVER}/memory"]["requestPolicy"]["default"] == "0"
+    assert device["capacity"][f"{DRIVER}/hugepages2Mi"]["value"] == str(4 << 20)
+
+
+def test_a_range_has_room_for_one_step() -> None:
+    """The API server refuses it otherwise."""
+    (device,) = found(1)
+    policy = device["capacity"][f"{DRIVER}/cpu"]["requestPolicy"]
+    assert policy == {"default": "1", "validValues": ["1"]}
+    assert found(0) == []
+
+
+def test_an_agent_that_does_not_pin_offers_what_claims_hold() -> None:
+    view = FakeView()
+    view.ready = False
+    (device,) = devices(view.zones(), view.slots(), DRIVER)
+    assert device["capacity"][f"{DRIVER}/cpu"]["value"] == "1"
+
+
+def test_sizes_of_pages_and_sockets_that_are_not_known() -> None:
+    view = FakeView()
+    (zone,) = view.zones().zones
+    pages = [replace(zone.huge_pages[0], size_bytes=size) for size in (1 << 30, 2 << 20, 64 << 10)]
+    none = replace(zone.huge_pages[0], size_bytes=4 << 20, allocatable_bytes=0)
+    zone = replace(zone, huge_pages=(*pages, none), socket=None)
+    (device,) = devices(replace(view.zones(), zones=(zone,)), view.slots(), DRIVER)
+    names = [one.partition("/")[2] for one in device["capacity"]]
+    assert names == ["cpu", "memory", "hugepages1Gi", "hugepages2Mi", "hugepages64Ki"]
+    assert f"{DRIVER}/socket" not in device["attributes"]
+
+
+def test_it_belongs_to_the_node_and_is_written_when_it_changes() -> None:
+    server = Server()
+    world, output = world_of(server)
+    world.work(100)
+    assert world.server.requests == []
+    for cpus in (3, 3, 2):
+        output.want(found(cpus))
+        world.work(world.now + 60)
+        assert output.waiting() == 0
+    assert world.server.verbs() == ["get", "patch", "patch"]
+    assert server.slice is not None
+    owner = {"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": "node-1", "controller": True}
+    assert server.slice["metadata"] == {"name": f"00000-{DRIVER}-n1", "ownerReferences": [owner]}
+    assert server.slice["spec"]["pool"] == {
+        "name": "n1", "generation": 1, "resourceSliceCount": 1,
+    }  # fmt: skip
+
+
+def test_it_is_there_again_after_the_kubelet_deleted_it() -> None:
+    """Whether that comes before or after the kubelet takes the driver."""
+    server = Server()
+    world, output = world_of(server)
+    output.want(found())
+    world.work(10)
+    output.recheck(world.now)
+    for after in (2.0, 20.0, 60.0):
+        server.slice = None
+        world.work(10 + after)
+        assert server.slice is not None, after
+    server.slice = None
+    world.work(1000)
+    assert server.slice is None  # nobody said anything
+    server.uid = "node-2"
+    output.resync()
+    world.work(1010)
+    assert server.slice["metadata"]["ownerReferences"][0]["uid"] == "node-2"
+
+
+def test_a_server_that_does_not_know_consumable_capacity_is_named() -> None:
+    world, output = world_of(Server(knows=False))
+    output.want(found())
+    world.work()
+    assert "DRAConsumableCapacity" in output.problem
+
+
+def test_what_fails_is_tried_again_and_what_is_forbidden_later() -> None:
+    server = Server()
+    world, output = world_of(server)
+    output.want(found())
+    server.answer = Result.INVALID
+    world.work(3)
+    assert output.waiting() == 1
+    server.answer = Result.FORBIDDEN
+    world.work(100)
+    asked = len(world.server.requests)
+    server.answer = None
+    world.work(100 + LONGEST_PAUSE)
+    assert len(world.server.requests) > asked
+    assert output.waiting() == 0

@@ -1,0 +1,68 @@
+"""The agent's answers as its publisher reads them, and answers that nobody can read."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from nri_numa.config import HTTP
+from nri_numa.observe.metrics import Metrics
+from nri_numa.publisher.source import AgentSource, AgentUnavailable
+from nri_numa.web.api import AgentServer
+from tests.beds.http_view import FakeView
+from tests.unit.publisher.test_publisher import until
+
+
+@pytest.mark.parametrize("body", [b'{"instance":"\xff"}', b"\xed\xa0\x80", b"[1]", b""])
+def test_what_is_no_document_of_the_agent_is_an_agent_that_is_gone(
+    tmp_path: Path, body: bytes
+) -> None:
+    """One sentence, after which the publisher asks again; bytes that are no text included."""
+    path = str(tmp_path / "s")
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        writer.write(head.encode() + body)
+        await writer.drain()
+        writer.close()
+
+    async def asked() -> None:
+        server = await asyncio.start_unix_server(answer, path)
+        source = AgentSource(path)
+        async with server:
+            try:
+                await source.notices(0)
+            finally:
+                await source.close()
+
+    with pytest.raises(AgentUnavailable, match="something else than expected"):
+        asyncio.run(asked())
+
+
+def test_proxies_and_authorities_of_the_environment_are_not_for_the_agents_socket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "not there"))
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    socket = str(tmp_path / "s")
+
+    async def asked() -> int:
+        server = AgentServer(
+            HTTP(address="off", socket=socket), FakeView(), Metrics("1"), version="1"
+        )
+        await server.start()
+        await until(Path(socket).exists)
+        source = AgentSource(socket)
+        try:
+            return len((await source.assignments()).containers)
+        finally:
+            await source.close()
+            await server.stop()
+
+    assert asyncio.run(asked())

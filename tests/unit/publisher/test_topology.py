@@ -1,0 +1,240 @@
+"""The object that schedulers read, from the agent's document."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from nri_numa.agent.view import zones_document
+from nri_numa.kubelet.pod_resources import DeviceCount
+from nri_numa.machine.synthetic import synthetic
+from nri_numa.model.charged import CHARGED, mark
+from nri_numa.model.cpuset import CPUSet
+from nri_numa.model.settings import Settings
+from nri_numa.model.workload import QoSClass
+from nri_numa.publisher import topology
+from nri_numa.publisher.topology import contents, fingerprint
+from nri_numa.scheduler import published
+from nri_numa.scheduler.node_room import NodeRoom
+from nri_numa.web.responses import Zones
+from tests.beds.http_view import FakeView
+from tests.beds.topology_match import Pod, passes
+from tests.beds.world import World, container, pod, resources
+from tests.machines import named as machines
+
+GIB = 1 << 30
+
+
+def said(world: World) -> Zones:
+    return zones_document(world.agent.machine, world.agent.state, None)
+
+
+def by_name(listed: list[dict[str, Any]]) -> dict[str, Any]:
+    return {one["name"]: one for one in listed}
+
+
+def values(listed: list[dict[str, str]]) -> dict[str, str]:
+    return {one["name"]: one["value"] for one in listed}
+
+
+def resource(what: dict[str, Any], zone: str, name: str) -> tuple[int, int, int]:
+    one = by_name(by_name(what["zones"])[zone]["resources"])[name]
+    return int(one["capacity"]), int(one["allocatable"]), int(one["available"])
+
+
+def test_an_empty_machine() -> None:
+    what = contents("x.io", said(World(machines.snc_smt(), Settings(defaults={"scope": "pod"}))))
+    assert [zone["name"] for zone in what["zones"]] == [
+        "node-0", "node-1", "node-2", "node-3", "socket-0", "socket-1",
+    ]  # fmt: skip
+    zone = what["zones"][2]
+    assert (zone["type"], zone["parent"]) == ("Node", "socket-1")
+    assert zone["costs"] == [
+        {"name": "node-0", "value": 21}, {"name": "node-1", "value": 21},
+        {"name": "node-2", "value": 10}, {"name": "node-3", "value": 12},
+    ]  # fmt: skip
+    assert what["zones"][4] == {"name": "socket-0", "type": "Socket"}
+    assert values(zone["attributes"]) == {
+        "x.io/free-exclusive-cpus": "8",
+        "x.io/shared-cpus": "8",
+        "x.io/free-cpu-milli": "8000",
+        "x.io/threads-per-core": "2",
+    }
+    assert values(what["attributes"]) == {
+        "topologyManagerPolicy": "none",
+        "topologyManagerScope": "pod",
+        "topologyManagerMaxNUMANodes": "8",
+        "nodeTopologyPodsFingerprint": fingerprint([]),
+        "nodeTopologyPodsFingerprintMethod": "with-exclusive-resources",
+        "x.io/free-exclusive-cpus": "31",
+        "x.io/agent": "ready",
+    }
+
+
+def test_what_a_pod_takes_is_charged_and_its_name_counted() -> None:
+    world = World(machines.huge_pages(), Settings(defaults={"policy": "single-numa-node"}))
+    before = contents("x.io", said(world))
+    of = pod("p", namespace="shop")
+    world.create(of, container(of, wants=resources(3, 2, hugepages={2 << 20: 4 << 20})))
+    what = contents("x.io", said(world))
+    (place,) = (
+        zone for zone in ("node-0", "node-1")
+        if resource(what, zone, "cpu") != resource(before, zone, "cpu")
+    )  # fmt: skip
+    assert resource(what, place, "cpu") == (8, 8, 5)
+    memory, pages = "memory", "hugepages-2Mi"
+    assert resource(before, place, memory)[2] - resource(what, place, memory)[2] == 2 * GIB
+    assert resource(what, place, pages) == (GIB, GIB, GIB - (4 << 20))
+    assert resource(what, place, "hugepages-1Gi") == (4 * GIB, 4 * GIB, 4 * GIB)
+    # The pages are no ordinary memory.
+    capacity, allocatable, _ = resource(what, place, memory)
+    assert capacity - allocatable == 5 * GIB
+    assert values(what["attributes"])["nodeTopologyPodsFingerprint"] == fingerprint([("shop", "p")])
+    assert topology.rose(what, before)
+    assert not topology.rose(before, what)
+    assert topology.rose(None, what)
+
+
+def test_only_guaranteed_pods_are_counted() -> None:
+    """As the method says that is named beside the fingerprint."""
+    listed = FakeView().zones()
+    pods = tuple(replace(one, qos=qos) for one, qos in zip(
+        listed.pods, ("Guaranteed", "Burstable"), strict=True))  # fmt: skip
+    what = contents("x.io", replace(listed, pods=pods))
+    counted = [(pods[0].namespace, pods[0].name)]
+    assert values(what["attributes"])["nodeTopologyPodsFingerprint"] == fingerprint(counted)
+
+
+@pytest.mark.parametrize("numa_nodes", [64, 65, 66])
+def test_the_plugin_lives_through_more_numa_nodes_than_it_has_places_for(numa_nodes: int) -> None:
+    settings = Settings(defaults={"policy": "single-numa-node"})
+    machine = synthetic(sockets=1, numa_per_socket=numa_nodes, cores_per_numa=1)
+    what = contents("x.io", said(World(machine, settings)))
+    assert passes(what, Pod(apps=[{"cpu": 2000, "memory": GIB}]))
+    names = {zone["name"] for zone in what["zones"] if zone["type"] == "Node"}
+    assert names == {f"node-{i}" for i in range(numa_nodes) if i != 64}
+    costs = {one["name"] for zone in what["zones"] for one in zone.get("costs", ())}
+    assert costs == names
+    assert values(what["attributes"])["topologyManagerMaxNUMANodes"] == str(len(names))
+
+
+def test_memory_without_cpus_is_a_zone_without_cpus() -> None:
+    what = contents("x.io", said(World(machines.memory_only())))
+    zone = by_name(what["zones"])["node-2"]
+    assert "parent" not in zone
+    assert set(by_name(zone["resources"])) == {"memory"}
+    what = contents("x.io", said(World(machines.cpu_only())))
+    assert set(by_name(by_name(what["zones"])["node-0"]["resources"])) == {"cpu"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "amounts", "factor"),
+    [
+        (Settings(), (8, 8, 8), None),
+        (Settings(capacity_factor={0: 0.5}), (8, 4, 4), "0.5"),
+        (Settings(capacity_factor={0: 0.0}), (8, 0, 0), "0"),
+        (Settings(capacity_factor={0: 1 / 3}), (8, 2, 2), "0.333333"),
+        (Settings(reserved_cpus=CPUSet([0])), (8, 7, 7), None),
+        # Oversold CPUs serve those who share; exclusive ones are what there is.
+        (Settings(oversale=2.0), (8, 8, 8), None),
+        (Settings(oversale=2.0, defaults={"cpus": "shared"}), (16, 16, 16), None),
+    ],
+)
+def test_settings_are_folded_in(
+    settings: Settings, amounts: tuple[int, int, int], factor: str | None
+) -> None:
+    what = contents("x.io", said(World(machines.dual_no_smt(), settings)))
+    assert resource(what, "node-0", "cpu") == amounts
+    attributes = values(by_name(what["zones"])["node-0"]["attributes"])
+    assert attributes.get("x.io/capacity-factor") == factor
+
+
+def test_what_was_measured_is_told_apart() -> None:
+    """Who evicts because of it must not take a factor of the configuration for a measured one."""
+    world = World(machines.dual_no_smt(), Settings(capacity_factor={0: 0.5, 1: 0.7}))
+    found = zones_document(world.agent.machine, world.agent.state, None, measured={1: 0.7})
+    what = by_name(contents("x.io", found)["zones"])
+    assert "x.io/measured-factor" not in values(what["node-0"]["attributes"])
+    assert values(what["node-1"]["attributes"])["x.io/measured-factor"] == "0.7"
+
+
+def test_numbers_are_in_order_whatever_the_agent_says() -> None:
+    listed = FakeView().zones()
+    (zone,) = listed.zones
+    wrong = replace(
+        zone, free_exclusive_cpus=9, memory_available_bytes=-5, memory_allocatable_bytes=-7
+    )
+    what = contents("x.io", replace(listed, zones=(wrong,)))
+    assert resource(what, "node-0", "cpu") == (4, 3, 3)
+    assert resource(what, "node-0", "memory") == (16 * GIB, 0, 0)
+
+
+def test_an_agent_that_is_gone_keeps_its_numbers() -> None:
+    what = contents("x.io", FakeView().zones())
+    silent = topology.silent("x.io", what)
+    assert silent["zones"] == what["zones"]
+    assert values(silent["attributes"]) == {**values(what["attributes"]), "x.io/agent": "not-ready"}
+    not_ready = contents("x.io", FakeView(ready=False).zones())
+    assert values(not_ready["attributes"])["x.io/agent"] == "not-ready"
+
+
+# --- the plugin's verdicts, on what is published --------------------------------------------------
+
+
+def test_who_is_counted_is_named_beside_the_numbers() -> None:
+    """By UID of the pod and name of the container; who takes nothing is not."""
+    world = World(machines.snc_smt(), Settings())
+    assert f"x.io/{CHARGED}" not in values(contents("x.io", said(world))["attributes"])
+    one, other = pod("a", {"policy": "single-numa-node"}), pod("b", qos=QoSClass.BEST_EFFORT)
+    world.create(one, container(one, wants=resources(2, 1)))
+    world.create(other, container(other))
+    assert [(each.pod_uid, each.name) for each in said(world).charged] == [(one.uid, "app")]
+    found = values(contents("x.io", said(world))["attributes"])
+    assert found[f"x.io/{CHARGED}"] == mark(one.uid, "app")
+    # An agent of an earlier version names nobody.
+    earlier = replace(said(world), charged=(), free_exclusive_cpus=None)
+    attributes = values(contents("x.io", earlier)["attributes"])
+    assert not attributes.keys() & {f"x.io/{CHARGED}", "x.io/free-exclusive-cpus"}
+
+
+# --- devices ------------------------------------------------------------------------------------
+
+
+def with_devices(counts: tuple[DeviceCount, ...] | str | None) -> dict[str, Any]:
+    world = World(machines.snc_smt())
+    agent = world.agent
+    return contents("x.io", zones_document(agent.machine, agent.state, None, devices=counts))
+
+
+def test_devices_are_resources_of_their_numa_node() -> None:
+    """In the order of their names, after those that every machine has."""
+    what = with_devices(
+        (
+            DeviceCount(resource="a/gpu", numa_node=1, allocatable=4, available=3),
+            DeviceCount(resource="b/nic", numa_node=1, allocatable=1, available=0),
+            DeviceCount(resource="b/nic", numa_node=77, allocatable=1, available=1),
+        )
+    )
+    assert resource(what, "node-1", "a/gpu") == (4, 4, 3)
+    assert resource(what, "node-1", "b/nic") == (1, 1, 0)
+    names = [one["name"] for one in by_name(what["zones"])["node-1"]["resources"]]
+    assert names == ["cpu", "memory", "a/gpu", "b/nic"]
+    assert "a/gpu" not in by_name(by_name(what["zones"])["node-0"]["resources"])
+    assert values(what["attributes"])["x.io/devices"] == "counted"
+
+
+def test_devices_that_nobody_knows_are_not_none() -> None:
+    assert "x.io/devices" not in values(with_devices(None)["attributes"])
+    what = with_devices("the kubelet has not answered yet")
+    assert values(what["attributes"])["x.io/devices"] == "unknown"
+    assert [one["name"] for one in what["zones"][0]["resources"]] == ["cpu", "memory"]
+
+
+def test_our_own_scheduler_reads_zones_with_devices_as_before() -> None:
+    gpu = DeviceCount(resource="a/gpu", numa_node=1, allocatable=4, available=3)
+    with_them, without = (published.read(with_devices(c), "x.io") for c in ((gpu,), None))
+    assert isinstance(with_them, NodeRoom)
+    assert isinstance(without, NodeRoom)
+    assert (with_them.cpu, with_them.exclusive) == (without.cpu, without.exclusive)

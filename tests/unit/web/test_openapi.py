@@ -1,0 +1,120 @@
+"""The OpenAPI file is fresh, and the server answers as it says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from jsonschema import Draft202012Validator
+
+from nri_numa import web
+from nri_numa.config import HTTP
+from nri_numa.observe.metrics import Metrics
+from nri_numa.web.api import AgentServer
+from tests.beds.http_view import FakeView, Reply, exchange, get, in_loop
+from tools import openapi
+
+FILE = Path(web.__file__).with_name("openapi.yaml")
+
+
+def test_the_file_is_what_the_documents_make() -> None:
+    """Run ``python -m tools.openapi nri_numa/web/openapi.yaml`` when this fails."""
+    assert FILE.read_text() == openapi.text()
+
+
+def _closed(schema: Any) -> Any:
+    """The same schema that also refuses fields it does not name."""
+    if isinstance(schema, dict):
+        made = {key: _closed(value) for key, value in schema.items()}
+        if isinstance(schema.get("properties"), dict):
+            made.setdefault("additionalProperties", False)
+        return made
+    return [_closed(item) for item in schema] if isinstance(schema, list) else schema
+
+
+def _check(description: dict[str, Any], path: str, reply: Reply) -> None:
+    answers = description["paths"][path]["get"]["responses"]
+    answer = answers.get(str(reply.status))
+    assert answer is not None, f"{path} answered {reply.status}, which is not described"
+    if "$ref" in answer:
+        answer = description["components"]["responses"][answer["$ref"].rpartition("/")[2]]
+    media, content = next(iter(answer["content"].items()))
+    assert reply.headers["content-type"].partition(";")[0] == media
+    if media == "application/json":
+        schema = {
+            "components": _closed(description["components"]),
+            "$ref": content["schema"]["$ref"],
+        }
+        errors = [e.message for e in Draft202012Validator(schema).iter_errors(reply.json)]
+        assert errors == [], path
+
+
+TARGETS = [
+    ("/healthz", "/healthz"),
+    ("/readyz", "/readyz"),
+    ("/metrics", "/metrics"),
+    ("/v1/status", "/v1/status"),
+    ("/v1/topology", "/v1/topology"),
+    ("/v1/assignments", "/v1/assignments"),
+    ("/v1/assignments", "/v1/assignments?namespace=shop"),
+    ("/v1/assignments", "/v1/assignments?colour=red"),
+    ("/v1/explain/{namespace}/{pod}", "/v1/explain/shop/pod-1"),
+    ("/v1/explain/{namespace}/{pod}", "/v1/explain/shop/nobody"),
+    ("/v1/explain/{namespace}/{pod}/{container}", "/v1/explain/shop/pod-1/server"),
+    ("/v1/explain/{namespace}/{pod}/{container}", "/v1/explain/shop/pod-1/%3Cb%3E"),
+    ("/v1/refusals", "/v1/refusals"),
+    ("/v1/slots", "/v1/slots"),
+    ("/v1/zones", "/v1/zones"),
+    ("/v1/kubelet", "/v1/kubelet"),
+    ("/v1/notices", "/v1/notices"),
+    ("/v1/notices", "/v1/notices?after=7"),
+    ("/v1/notices", "/v1/notices?after=seven"),
+    ("/v1/use", "/v1/use"),
+    ("/v1/use/{namespace}/{pod}/{container}", "/v1/use/shop/pod-1/server"),
+    ("/v1/use/{namespace}/{pod}/{container}", "/v1/use/shop/pod-1/nobody"),
+    ("/v2/system/numa/info", "/v2/system/numa/info"),
+    ("/openapi.yaml", "/openapi.yaml"),
+]
+
+
+@pytest.mark.parametrize("ready", [True, False])
+@pytest.mark.parametrize("token", [True, False])
+@in_loop
+async def test_every_answer_is_as_described(tmp_path: Path, ready: bool, token: bool) -> None:
+    """With and without the token, ready or not, found or not found."""
+    section = HTTP(address="127.0.0.1:0")
+    if token:
+        file = tmp_path / "token"
+        file.write_text("0123456789abcdef")
+        section = HTTP(address="127.0.0.1:0", token_file=str(file))
+    server = AgentServer(section, FakeView(ready=ready), Metrics("0"), version="0")
+    await server.start()
+    assert server.address is not None
+    try:
+        served = yaml.safe_load(FILE.read_text())
+        for path, target in TARGETS:
+            _check(served, path, await get(server.address, target))
+    finally:
+        await server.stop()
+
+
+def test_every_described_path_is_served_and_tried() -> None:
+    """No path of the file is a promise nobody keeps."""
+    paths = set(openapi.describe()["paths"])
+    assert {path for path, _ in TARGETS} | {"/v1/events"} == paths
+
+
+@in_loop
+async def test_writing_is_refused_on_every_path() -> None:
+    server = AgentServer(HTTP(address="127.0.0.1:0"), FakeView(), Metrics("0"), version="0")
+    await server.start()
+    assert server.address is not None
+    try:
+        for _, target in TARGETS:
+            for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
+                raw = f"{method} {target} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+                assert (await exchange(server.address, raw)).status == 405
+    finally:
+        await server.stop()

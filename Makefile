@@ -10,7 +10,7 @@ REQUIREMENTS := requirements/lock.txt
 NODE_REQUIREMENTS := requirements/runtime.txt requirements/build.txt
 PYTEST := $(BIN)/pytest
 # The tests that have to go through every branch of the pure packages.
-COVERED := tests/unit/engine tests/unit/nri/wire tests/unit/machine tests/unit/cli tests/scenarios tests/properties tests/integration/test_captured_machines.py
+COVERED := tests/unit/engine tests/unit/model tests/unit/nri/wire tests/unit/machine tests/unit/cli tests/scenarios tests/properties tests/integration/test_captured_machines.py
 UV := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate
 
 .DEFAULT_GOAL := help
@@ -87,6 +87,7 @@ lint: $(STAMP) ## Format, lint, types, import rules
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/mypy --config-file tests/mypy.ini bench tools tests
 	$(BIN)/lint-imports
 
 format: $(STAMP) ## Put the code into form

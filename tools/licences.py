@@ -34,10 +34,13 @@ def licence(distribution: importlib.metadata.Distribution) -> str:
     Raises:
         SystemExit: its metadata hold none, and nobody has looked.
     """
-    expression = distribution.metadata.get("License-Expression")
+    metadata = distribution.metadata.json
+    expression = metadata.get("license_expression")
     if expression:
         return str(expression)
-    text, *_ = (distribution.metadata.get("License") or "").split("\n")  # some have all of it
+    text, *_ = str(distribution.metadata.json.get("license") or "").split(
+        "\n"
+    )  # some have all of it
     try:
         return _EXPRESSIONS[distribution.name.lower(), text]
     except KeyError:

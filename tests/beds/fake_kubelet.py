@@ -66,7 +66,7 @@ class FakeKubelet:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._channel is not None:
-            await self._channel.close()
+            await self._channel.close(None)
         if self._server is not None:
             await self._server.stop(None)
 
@@ -77,7 +77,7 @@ class FakeKubelet:
         assert request.version == "v1beta1"
         assert "/" not in request.endpoint
         if self._channel is not None:
-            await self._channel.close()
+            await self._channel.close(None)
         path = self._directory / request.endpoint
         self._channel = grpc.aio.insecure_channel(f"unix:{path}", options=_OPTIONS)
         self.options = await self._call(

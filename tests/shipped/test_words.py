@@ -89,7 +89,8 @@ def program() -> Iterator[tuple[str, str]]:
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 text = node.value
             if (" " in text or text.isupper()) and id(node) not in docstrings:
-                yield f"{path.relative_to(ROOT)}:{node.lineno}", text
+                line = getattr(node, "lineno", 0)
+                yield f"{path.relative_to(ROOT)}:{line}", text
 
 
 def documentation() -> Iterator[tuple[str, str]]:

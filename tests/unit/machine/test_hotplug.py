@@ -7,6 +7,7 @@ import errno
 import io
 import socket
 from collections.abc import Awaitable, Callable
+from typing import NoReturn
 
 import pytest
 
@@ -148,7 +149,7 @@ def test_without_events_the_watch_waits_and_ends_nothing() -> None:
     stream = io.StringIO()
     logs.setup("info", stream=stream)
 
-    def none() -> hotplug.Source:
+    def none() -> NoReturn:
         raise PermissionError(errno.EPERM, "not here")
 
     async def main() -> bool:

@@ -63,7 +63,8 @@ class Empty:
 
     def replied(self, event_name: str, seconds: float) -> None: ...
 
-    def link_changed(self, state: LinkState, detail: str) -> None: ...
+    def link_changed(self, state: LinkState, detail: str) -> None:
+        print(state.value, flush=True)
 
     def protocol_broken(self) -> None: ...
 

@@ -388,7 +388,7 @@ disabled_plugins = [
         # --local: the transfer service knows no unpack platform for a snapshotter that is not
         # its default.
         self.ctr("images", "import", "--local", "--snapshotter", self.snapshotter, str(archive))
-        poll(lambda: IMAGE in self.cri.images() or None, f"image {IMAGE} known to CRI")
+        poll(lambda: IMAGE in self.cri.images(), f"image {IMAGE} known to CRI")
 
     def ctr(self, *arguments: str) -> str:
         """Run ``ctr`` in the namespace of Kubernetes; returns its output."""
@@ -464,7 +464,7 @@ disabled_plugins = [
                 os.kill(pid, signal.SIGKILL)
         try:
             poll(
-                lambda: True if not any(map(processes.alive, doomed)) else None,
+                lambda: not any(map(processes.alive, doomed)),
                 "end of the shims",
                 timeout_s=self.end_limit_s,
             )

@@ -45,7 +45,7 @@ def test_grant_and_return(cri: CRI, plugin: PluginProcess) -> None:
     assert cpus(cri, before) == MACHINE - taken  # its pod may start it again
     cri.stop_pod(pod)
     for container in (before, after):
-        poll(lambda c=container: cpus(cri, c) == MACHINE or None, "CPUs given back")  # type: ignore[misc]  # bound per turn
+        poll(lambda c=container: cpus(cri, c) == MACHINE, "CPUs given back")  # type: ignore[misc]  # bound per turn
 
 
 def test_an_owner_that_exits_by_itself_has_its_cpus_again(cri: CRI, plugin: PluginProcess) -> None:
@@ -55,11 +55,11 @@ def test_an_owner_that_exits_by_itself_has_its_cpus_again(cri: CRI, plugin: Plug
     first = cri.run(pod, resources=guaranteed(1), command=("/bin/true",))
     kept = MACHINE - cpus(cri, shared)
     assert len(kept) == 1
-    poll(lambda: not cri.running(first) or None, "its end")
+    poll(lambda: not cri.running(first), "its end")
     assert cpus(cri, cri.run(pod, "main", resources=guaranteed(1), attempt=1)) == kept
     assert cpus(cri, shared) == MACHINE - kept
     cri.remove_pod(pod)
-    poll(lambda: cpus(cri, shared) == MACHINE or None, "CPUs given back")
+    poll(lambda: cpus(cri, shared) == MACHINE, "CPUs given back")
 
 
 @pytest.mark.core
@@ -101,7 +101,7 @@ def test_an_unpaid_list_gives_way_to_an_owner(cri: CRI, plugin: PluginProcess) -
     own = cpus(cri, cri.run(pod, resources=guaranteed(1)))
     assert cpus(cri, listed) == MACHINE - own
     cri.remove_pod(pod)
-    poll(lambda: cpus(cri, listed) == MACHINE or None, "the list as it was")
+    poll(lambda: cpus(cri, listed) == MACHINE, "the list as it was")
 
 
 def test_listed_cpus_can_be_owned(cri: CRI, plugin: PluginProcess) -> None:
@@ -168,4 +168,4 @@ def test_a_failed_creation_gives_back(cri: CRI, plugin: PluginProcess) -> None:
     fine = cri.run(pod, "main", resources=guaranteed(most), attempt=1)
     assert len(cpus(cri, fine)) == most
     cri.remove_pod(pod)
-    poll(lambda: cpus(cri, shared) == MACHINE or None, "CPUs given back")
+    poll(lambda: cpus(cri, shared) == MACHINE, "CPUs given back")

@@ -15,7 +15,7 @@ import pytest
 from tests.beds.cri import poll
 from tests.beds.kube import controller as controllers
 from tests.beds.kube.bed import KubeBed
-from tests.beds.kube.client import PATIENCE_S, Client, JsonObject, is_ready, waiting_reason
+from tests.beds.kube.client import Client, JsonObject, is_ready, waiting_reason
 from tests.beds.kube.controller import Controller
 from tests.beds.kube.manifests import PREFIX, asks, container, pod, template, workload
 from tests.beds.kube.node import NOBODY
@@ -72,7 +72,7 @@ def factors(bed: KubeBed) -> dict[int, tuple[float, int]]:
 
 
 def until(probe: Any, what: str) -> Any:
-    return poll(probe, what, timeout_s=PATIENCE_S, every_s=0.2)
+    return poll(probe, what)
 
 
 def takes(replica: Controller, method: str, zones: dict[str, float] | None = None) -> bool | None:
@@ -83,7 +83,7 @@ def takes(replica: Controller, method: str, zones: dict[str, float] | None = Non
 
 
 def wait_factor(bed: KubeBed, factor: float) -> None:
-    until(lambda: factors(bed)[0][0] == factor or None, f"factor {factor} at the agent")
+    until(lambda: factors(bed)[0][0] == factor, f"factor {factor} at the agent")
 
 
 def test_what_others_measure_is_what_new_containers_get(
@@ -106,7 +106,7 @@ def test_what_others_measure_is_what_new_containers_get(
             (NODE.replace("bed", "nobody"), {"0": 1}, "there is no Node"),
         ):
             body = {"zones": zones}
-            until(lambda p=path, b=body, w=wrong: w in replica.ask("PUT", p, b)[1] or None, wrong)
+            until(lambda p=path, b=body, w=wrong: w in replica.ask("PUT", p, b)[1], wrong)
 
         until(lambda: takes(replica, "PUT", {"0": 0}), "another PUT")
         wait_factor(bed, 0)
@@ -118,7 +118,7 @@ def test_what_others_measure_is_what_new_containers_get(
         )
         assert bed.node.cpus(running) == had, "nothing that runs moves"
         until(lambda: takes(replica, "DELETE"), "a DELETE")
-        until(lambda: annotation(installed, "offline-capacity") is None or None, "no annotation")
+        until(lambda: annotation(installed, "offline-capacity") is None, "no annotation")
         installed.wait_ready("capacity-later")
 
     installed.kubectl("annotate", "node", "bed", f"{PREFIX}/drained=0")
@@ -133,16 +133,16 @@ def test_two_replicas_have_one_leader(bed: KubeBed, installed: Client) -> None:
         with Controller(bed, 9893) as first:
             until(lambda: takes(first, "PUT", {"0": 0.25}), "a PUT that is taken")
             with Controller(bed, 9894) as second:
-                until(lambda: second.ask("GET", "/readyz")[0] == 503 or None, "one that waits")
+                until(lambda: second.ask("GET", "/readyz")[0] == 503, "one that waits")
                 status, said = second.ask("PUT", NODE, {"zones": {"0": 1}})
                 assert (status, "does not lead" in said) == (503, True)
                 written = until(lambda: annotation(installed, "offline-capacity"), "it written")
                 first.end(number=signal.SIGKILL)
-                until(lambda: second.ask("GET", "/readyz")[0] == 200 or None, "another leader")
+                until(lambda: second.ask("GET", "/readyz")[0] == 200, "another leader")
                 assert annotation(installed, "offline-capacity") == written
                 until(lambda: takes(second, "PUT", {"0": 0.75}), "a PUT at the other one")
                 until(
-                    lambda: '"0":0.75' in (annotation(installed, "offline-capacity") or "") or None,
+                    lambda: '"0":0.75' in (annotation(installed, "offline-capacity") or ""),
                     "what it was told",
                 )
     finally:
@@ -157,7 +157,7 @@ def test_its_token_writes_one_annotation(bed: KubeBed, installed: Client) -> Non
     node = "/api/v1/nodes/bed?dryRun=All"
     others = {"annotations": {f"{PREFIX}/drained": "0"}}
     until(
-        lambda: "may only write the annotation" in thief.patches(node, **others) or None,
+        lambda: "may only write the annotation" in thief.patches(node, **others),
         "the policy in force",
     )
     assert thief.patches(node, annotations={f"{PREFIX}/offline-capacity": "{}"}) == ""
@@ -214,19 +214,15 @@ def test_a_drained_numa_node_is_emptied_as_budgets_allow(
         with Controller(bed, 9893, drain=drain) as replica:
             installed.kubectl("annotate", "node", "bed", f"{PREFIX}/drained=0")
             until(
-                lambda: (
-                    'result="blocked",verb="create"' in replica.ask("GET", "/metrics")[1] or None
-                ),
+                lambda: 'result="blocked",verb="create"' in replica.ask("GET", "/metrics")[1],
                 "an eviction that the budget forbids",
             )
             assert installed.pod(first) is not None
             wait_factor(bed, 0)  # or the successor might land in the same place, and go too
             installed.kubectl("delete", "poddisruptionbudget", "keep-moved")
             # The pod is gone at once, the Event is told after that: who ends it waits for both.
-            until(
-                lambda: True if installed.pod(first) is None else None, "the end of the first pod"
-            )
-            until(lambda: drained(installed) or None, "an Event about it")
+            until(lambda: installed.pod(first) is None, "the end of the first pod")
+            until(lambda: drained(installed), "an Event about it")
         # Its successor was refused here; it starts where there is room again.
         installed.kubectl("annotate", "node", "bed", f"{PREFIX}/drained-")
         until(lambda: moved(but=first), "a successor")

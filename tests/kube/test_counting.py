@@ -15,7 +15,7 @@ import pytest
 
 from tests.beds.cri import poll
 from tests.beds.kube.bed import KubeBed
-from tests.beds.kube.client import PATIENCE_S, Client, JsonObject, waiting_reason
+from tests.beds.kube.client import Client, JsonObject, waiting_reason
 from tests.beds.kube.device_plugin import RESOURCE, DevicePluginDaemon
 from tests.beds.kube.manifests import EXCLUSIVE, asks, container, pod, template, workload
 from tests.beds.kube.node import Node
@@ -66,7 +66,7 @@ def wait_allocatable(
             daemon.check()
         return True if allocatable(client, node, resource) == count else None
 
-    poll(ask, f"{count} {resource} on the node", timeout_s=PATIENCE_S, every_s=0.2)
+    poll(ask, f"{count} {resource} on the node")
 
 
 def counted(count: int, cpus: str = "", resource: str = RESOURCE, **more: object) -> JsonObject:
@@ -135,7 +135,7 @@ def test_a_kubelet_that_restarts(client: Client, node: Node, plugin: DevicePlugi
     running = client.run(pod("running", counted(1)))
     own, pid, times = node.cpus(running), node.pid(running), plugin.registrations()
     node.restart_kubelet()
-    poll(lambda: plugin.registrations() > times or None, "registered again", timeout_s=PATIENCE_S)
+    poll(lambda: plugin.registrations() > times, "registered again")
     wait_allocatable(client, node, MOST, plugin)
     assert (node.cpus(running), node.pid(running)) == (own, pid)
     after = client.wait_ready("running")
@@ -272,7 +272,7 @@ def test_numa_nodes_that_are_announced_bind(client: Client, node: Node) -> None:
 def test_a_second_plugin_gives_up(client: Client, node: Node, plugin: DevicePluginDaemon) -> None:
     other = DevicePluginDaemon(node, "second-device-plugin")
     other.start()
-    poll(lambda: not other.running or None, "end of the second one", timeout_s=PATIENCE_S)
+    poll(lambda: not other.running, "end of the second one")
     assert "another nri-numa device-plugin serves this node" in other.log()
     other.end()
     assert plugin.running

@@ -11,7 +11,7 @@ import pytest
 
 from tests.beds.cri import poll
 from tests.beds.kube.bed import KubeBed
-from tests.beds.kube.client import PATIENCE_S, Client, JsonObject, waiting_reason
+from tests.beds.kube.client import Client, JsonObject, waiting_reason
 from tests.beds.kube.dra import (
     CLAIMS,
     CLASS,
@@ -50,9 +50,8 @@ def no_claims(publisher: Publisher, bed: KubeBed) -> Iterator[None]:
     records = bed.node.plugin.directory / "state" / "claims"
     cdi = bed.node.containerd.cdi_directory
     poll(
-        lambda: not (list(records.glob("*.json")) or list(cdi.glob("*.json"))) or None,
+        lambda: not (list(records.glob("*.json")) or list(cdi.glob("*.json"))),
         "end of every prepared claim",
-        timeout_s=PATIENCE_S,
     )
 
 
@@ -166,7 +165,7 @@ def test_what_cannot_be_met_is_said(client: Client) -> None:
         notes = events(client, "dra-unknown", "FailedPrepareDynamicResources")
         return True if any(words in note for note in notes) else None
 
-    poll(said, "the kubelet's Event", timeout_s=PATIENCE_S, every_s=0.2)
+    poll(said, "the kubelet's Event")
     client.kubectl("delete", "pod", "dra-unknown")
 
     client.apply(template("dra-other-size", 1))

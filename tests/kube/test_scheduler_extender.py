@@ -100,10 +100,7 @@ def fleet(session_bed: KubeBed) -> Iterator[Client]:
     client = session_bed.client
     install(client)
     client.kubectl("apply", f"--filename={CRD}")
-    poll(
-        lambda: client.request("GET", NRT)[0] == 200 or None,
-        "the kind", timeout_s=PATIENCE_S, every_s=0.2,
-    )  # fmt: skip
+    poll(lambda: client.request("GET", NRT)[0] == 200, "the kind")
     try:
         for name in NODES:
             add_node(client, name)
@@ -143,7 +140,7 @@ def wait_room(extender: Extender, cpus: int, *nodes: str) -> None:
             return json.loads(extender.get("/filter", question))["NodeNames"] == list(nodes) or None
         return None
 
-    poll(ask, f"{cpus} CPUs on {nodes}", timeout_s=PATIENCE_S, every_s=0.1)
+    poll(ask, f"{cpus} CPUs on {nodes}")
 
 
 def bound(it: JsonObject) -> bool:
@@ -193,7 +190,7 @@ def test_what_is_promised_is_not_promised_again(there: Client, extender: Extende
         settled = [it for it in found if bound(it) or refusal(it)]
         return found if len(settled) == len(names) and sum(map(bound, found)) == 4 else None
 
-    found = poll(done, "four bound and two refused", timeout_s=PATIENCE_S, every_s=0.3)
+    found = poll(done, "four bound and two refused")
     where = [(it["spec"]["nodeName"], placed(it)["main"]) for it in found if bound(it)]
     assert sorted(where) == sorted((node, i) for node in NODES for i in "01")
 
@@ -299,9 +296,9 @@ def test_its_token_writes_two_annotations(there: Client, bed: KubeBed) -> None:
     node = f"/api/v1/nodes/{NODES[0]}?dryRun=All"
     others = {"annotations": {f"{PREFIX}/drained": "0"}}
     poll(
-        lambda: "may only write the annotation" in thief.patches(node, **others) or None,
-        "the policy in force", timeout_s=PATIENCE_S, every_s=0.3,
-    )  # fmt: skip
+        lambda: "may only write the annotation" in thief.patches(node, **others),
+        "the policy in force",
+    )
     assert thief.patches(node, annotations={f"{PREFIX}/room": "1"}) == ""
     for metadata in ({"labels": {"a": "b"}}, {"finalizers": ["example.com/stay"]}):
         assert "nothing of a Node but its annotation" in thief.patches(node, **metadata)
@@ -321,9 +318,9 @@ def test_its_token_writes_two_annotations(there: Client, bed: KubeBed) -> None:
         return thief.does("POST", path, {**body, "metadata": metadata})
 
     poll(
-        lambda: "may only bind pods" in binds(**{f"{PREFIX}/numacpu": "0"}) or None,
-        "the other policy in force", timeout_s=PATIENCE_S, every_s=0.3,
-    )  # fmt: skip
+        lambda: "may only bind pods" in binds(**{f"{PREFIX}/numacpu": "0"}),
+        "the other policy in force",
+    )
     assert binds(**{PLACED: '{"main":"0"}'}) == ""
     assert "no labels" in binds({"app": "other"}, **{PLACED: '{"main":"0"}'})
     zone = {"topology.kubernetes.io/zone": "a"}  # the API server writes it into bindings
@@ -394,13 +391,13 @@ def test_a_leader_that_dies_in_the_middle_of_a_bind(
                 return str(json.loads(one.get("/bind", {**asked, "Node": node}))["Error"])
             return None
 
-        leader = poll(lambda: leads(first, second), "a leader", timeout_s=PATIENCE_S, every_s=0.3)
+        leader = poll(lambda: leads(first, second), "a leader")
         other = second if leader is first else first
         poll(  # it may not listen yet
             lambda: "another replica leads" in (binds(other, NODES[0]) or "") or None,
             "what the other one says", timeout_s=PATIENCE_S, every_s=0.3,
         )  # fmt: skip
-        poll(lambda: fits(leader), "nodes", timeout_s=PATIENCE_S, every_s=0.3)
+        poll(lambda: fits(leader), "nodes")
         call = leader.asking("/bind", asked)
         try:
             written = there.wait_pod("extender-dies", bound, "bound")
@@ -408,23 +405,14 @@ def test_a_leader_that_dies_in_the_middle_of_a_bind(
         finally:
             call.kill()
             call.wait()
-        poll(lambda: leads(other), "the other one to lead", timeout_s=PATIENCE_S, every_s=0.3)
-        poll(
-            lambda: binds(other, NODES[0]) == "" or None, "the second call of bind",
-            timeout_s=PATIENCE_S, every_s=0.5,
-        )  # fmt: skip
-        poll(
-            lambda: binds(other, NODES[1]) or None, "a refusal: it is on another node",
-            timeout_s=PATIENCE_S, every_s=0.3,
-        )  # fmt: skip
+        poll(lambda: leads(other), "the other one to lead")
+        poll(lambda: binds(other, NODES[0]) == "", "the second call of bind")
+        poll(lambda: binds(other, NODES[1]), "a refusal: it is on another node")
         found = there.pod("extender-dies")
         assert found is not None
         assert found["spec"]["nodeName"] == NODES[0]
         assert placed(found) == placed(written)
-        poll(
-            lambda: "nri_numa_scheduler_held_pods 1.0" in other.get("/metrics") or None,
-            "what is held", timeout_s=PATIENCE_S, every_s=0.3,
-        )  # fmt: skip
+        poll(lambda: "nri_numa_scheduler_held_pods 1.0" in other.get("/metrics"), "what is held")
     there.request("DELETE", lease)
 
 
@@ -450,16 +438,13 @@ def test_two_schedulers_race_over_two_replicas(there: Client, bed: KubeBed) -> N
             found = [it for name in names if (it := there.pod(name)) is not None]
             return found if len(found) == len(names) and right(found) else None
 
-        return poll(ask, what, timeout_s=PATIENCE_S, every_s=0.3)
+        return poll(ask, what)
 
     with (
         replica(19898, 10273, standby=False) as first,
         replica(19899, 10274, standby=True) as second,
     ):
-        poll(
-            lambda: "another replica leads" in second.get("/readyz") or None,
-            "the second replica", timeout_s=PATIENCE_S, every_s=0.3,
-        )  # fmt: skip
+        poll(lambda: "another replica leads" in second.get("/readyz"), "the second replica")
         wait_room(first, 4, *NODES)
         wide = [f"race-wide-{n}" for n in range(6)]
         there.apply(*(wanting(name, 3, scheduler=race, annotations=SINGLE) for name in wide))
@@ -506,10 +491,7 @@ def test_the_cluster_as_the_controllers_page_shows_it(there: Client, bed: KubeBe
             return [one["name"] for one in json.loads(text)["nodes"]] if status == 200 else None
 
         def wait(nodes: list[str]) -> None:
-            poll(
-                lambda: fitting() == nodes or None, f"{nodes} on the page",
-                timeout_s=PATIENCE_S, every_s=0.3,
-            )  # fmt: skip
+            poll(lambda: fitting() == nodes, f"{nodes} on the page")
 
         wait([])
         publish(there, NODES[1], 2, 6)

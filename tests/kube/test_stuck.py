@@ -13,7 +13,7 @@ import pytest
 from tests.beds.cri import poll
 from tests.beds.kube import controller as controllers
 from tests.beds.kube.bed import KubeBed
-from tests.beds.kube.client import PATIENCE_S, Client, JsonObject, waiting_reason
+from tests.beds.kube.client import Client, JsonObject, waiting_reason
 from tests.beds.kube.controller import Controller
 from tests.beds.kube.manifests import PREFIX, asks, container, template, workload
 from tests.beds.kube.node import NOBODY
@@ -30,7 +30,7 @@ FILES = [
 
 
 def until(probe: Any, what: str) -> Any:
-    return poll(probe, what, timeout_s=PATIENCE_S, every_s=0.2)
+    return poll(probe, what)
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def full(bed: KubeBed, client: Client) -> Iterator[Client]:
     install(client)
     controllers.install(client)
     client.kubectl("apply", *FILES)
-    until(lambda: client.request("GET", API)[0] == 200 or None, "the kind")
+    until(lambda: client.request("GET", API)[0] == 200, "the kind")
     directory = bed.directory / "capacity-stuck"
     directory.mkdir(exist_ok=True)
     os.chown(directory, NOBODY, NOBODY)
@@ -52,7 +52,7 @@ def full(bed: KubeBed, client: Client) -> Iterator[Client]:
     try:
         with Publisher(bed, token(client, "bed"), config=published, more=section):
             client.kubectl("annotate", "node", "bed", f"{PREFIX}/drained=0")
-            until(lambda: factor(client) == "0" or None, "a NodeResourceTopology that says so")
+            until(lambda: factor(client) == "0", "a NodeResourceTopology that says so")
             yield client
     finally:
         client.delete_pods()
@@ -132,8 +132,8 @@ def ended(client: Client, name: str) -> JsonObject | None:
 def gone(client: Client, pod: JsonObject) -> JsonObject:
     """Waits until a pod went; the Event about it."""
     name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
-    until(lambda: True if client.pod(name) is None else None, f"the eviction of {name}")
-    (event,) = until(lambda: told(client, uid) or None, f"an Event about {name}")
+    until(lambda: client.pod(name) is None, f"the eviction of {name}")
+    (event,) = until(lambda: told(client, uid), f"an Event about {name}")
     return event
 
 
@@ -165,17 +165,17 @@ def test_who_is_refused_for_ever_goes_where_there_is_room(bed: KubeBed, full: Cl
             assert there["metadata"]["uid"] == one["uid"]
         add_other(full)
         for one in (each["metadata"] for each in found):
-            until(lambda n=one["name"]: True if full.pod(n) is None else None, "its eviction")
-            (event,) = until(lambda uid=one["uid"]: told(full, uid) or None, "an Event about it")
+            until(lambda n=one["name"]: full.pod(n) is None, "its eviction")
+            (event,) = until(lambda uid=one["uid"]: told(full, uid), "an Event about it")
             assert f"{OTHER} has room" in event["note"]
     for name in names:
-        assert until(lambda n=name: full.pods(f"app={n}") or None, "a successor")
+        assert until(lambda n=name: full.pods(f"app={n}"), "a successor")
 
 
 def test_who_runs_in_part_goes_only_where_that_is_switched_on(bed: KubeBed, full: Client) -> None:
     """The kubelet's own phase, Events and pauses: a container ended, and its CPUs are no more."""
     full.kubectl("annotate", "node", "bed", f"{PREFIX}/drained-")
-    until(lambda: factor(full) == "" or None, "room on the node")  # it tells none of 1
+    until(lambda: factor(full) == "", "room on the node")  # it tells none of 1
     tolerations = [{"operator": "Exists"}]  # the other Node never reports
     asking = asks(policy__main="single-numa-node")
     parts = (container("helper"), container())
@@ -183,7 +183,7 @@ def test_who_runs_in_part_goes_only_where_that_is_switched_on(bed: KubeBed, full
     full.apply(workload("Deployment", "stuck-ended", half))
     run = until(lambda: ready(full, "stuck-ended"), "a pod that runs")
     full.kubectl("annotate", "node", "bed", f"{PREFIX}/drained=0")
-    until(lambda: factor(full) == "0" or None, "a NodeResourceTopology that says so")
+    until(lambda: factor(full) == "0", "a NodeResourceTopology that says so")
     os.kill(bed.node.pid(run, "main"), signal.SIGKILL)
     found = until(lambda: ended(full, "stuck-ended"), "a container that is refused")
     assert found["metadata"]["uid"] == run["metadata"]["uid"]

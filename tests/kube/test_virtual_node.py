@@ -153,7 +153,7 @@ def own_words(client: Client, name: str) -> list[tuple[str, str]]:
         found = re.findall(r"^cpus=(\S*) mems=(\S*) ", client.kubectl("logs", name), re.MULTILINE)
         return found if len(found) == 2 else None
 
-    return poll(ask, f"two lines of {name}", timeout_s=LIMIT_S, every_s=1)
+    return poll(ask, f"two lines of {name}", timeout_s=LIMIT_S)
 
 
 def insist(client: Client, node: VirtualNode) -> dict[str, Look]:
@@ -254,7 +254,7 @@ def claimed(client: Client, node: VirtualNode, name: str, count: int) -> Look:
     assert cpus <= NODES[numa]
     assert look.mems == str(numa)
     # Of itself, at its first instruction.
-    said = poll(lambda: client.kubectl("logs", name) or None, f"words of {name}", timeout_s=LIMIT_S)
+    said = poll(lambda: client.kubectl("logs", name), f"words of {name}", timeout_s=LIMIT_S)
     assert said.startswith(f"cpus={look.cpus} mems={look.mems} ")
     return look
 
@@ -270,7 +270,7 @@ def test_after_a_reboot_all_are_placed_again(client: Client, node: VirtualNode) 
         new = [each for each in pods if is_ready(each) and _is_new(each, before)]
         return pods if len(new) == len(PODS) else None
 
-    poll(back, "all pods again", timeout_s=LIMIT_S, every_s=1)
+    poll(back, "all pods again", timeout_s=LIMIT_S)
     insist(client, node)
     assert "is of another machine or boot" in node.log()[records_before:]
 

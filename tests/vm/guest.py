@@ -345,7 +345,7 @@ class Guest:
         scratch.write_bytes(msgspec.json.encode(Ask(execute=command, arguments=dict(arguments))))
         scratch.replace(self.shared / f"ask-{name}")
         file = self.shared / f"answer-{name}"
-        poll(lambda: file.exists() or None, f"answer of the host to {command}", timeout_s=60)
+        poll(lambda: file.exists(), f"answer of the host to {command}", timeout_s=60)
         answer = msgspec.json.decode(file.read_bytes(), type=Answer)
         if answer.error:
             raise RuntimeError(f"QEMU refused {command}: {answer.error}")
@@ -365,7 +365,7 @@ class Guest:
 
         before = count()
         self.plugin.reload(config)
-        poll(lambda: count() > before or None, "the configuration reloaded", timeout_s=60)
+        poll(lambda: count() > before, "the configuration reloaded", timeout_s=60)
 
     # -- running ---------------------------------------------------------------------------
 

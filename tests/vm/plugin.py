@@ -133,7 +133,7 @@ class UnitPlugin(GuestPlugin):
         self.offset = len(self.log().encode())
         before = self.pid
         systemctl("kill", f"--signal={signal.SIGKILL.name}", "nri-numa")
-        poll(lambda: self.pid != before or None, "another process")
+        poll(lambda: self.pid != before, "another process")
         return -signal.SIGKILL
 
     def uninstall(self) -> None:

@@ -131,11 +131,7 @@ class Client:
 
     def said(self, name: str, *arguments: str) -> str:
         """What a pod's container printed; its first line may come after it is Ready."""
-        return poll(
-            lambda: self.kubectl("logs", name, *arguments) or None,
-            f"a line of {name}",
-            timeout_s=PATIENCE_S,
-        )
+        return poll(lambda: self.kubectl("logs", name, *arguments), f"a line of {name}")
 
     def wait_ready(self, name: str, *, timeout_s: float = PATIENCE_S) -> JsonObject:
         return self.wait_pod(name, is_ready, "Ready", timeout_s=timeout_s)
@@ -157,7 +153,7 @@ class Client:
             return pod if pod is not None and probe(pod) else None
 
         try:
-            return poll(ask, f"pod {name} {what}", timeout_s=timeout_s, every_s=0.1)
+            return poll(ask, f"pod {name} {what}", timeout_s=timeout_s)
         except TimeoutError as error:
             status = json.dumps(last.get("status"), indent=1)
             raise TimeoutError(f"{error}; its status: {status}") from None
@@ -166,7 +162,7 @@ class Client:
         """Remove every workload of the namespace ``default`` and wait until its pods are gone."""
         kinds = "deployments,daemonsets,statefulsets,jobs,pods"
         self.kubectl("delete", kinds, "--all", "--grace-period=0", "--force", "--wait=false")
-        poll(lambda: not self.pods() or None, "end of all pods", timeout_s=PATIENCE_S, every_s=0.1)
+        poll(lambda: not self.pods(), "end of all pods")
 
 
 def is_ready(pod: JsonObject) -> bool:

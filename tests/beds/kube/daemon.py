@@ -83,7 +83,7 @@ def wait_for(
         return True if probe() else None
 
     try:
-        poll(ask, what, timeout_s=timeout_s, every_s=every_s)
+        poll(ask, what, timeout_s=timeout_s)
     except TimeoutError as error:
         logs = "\n".join(f"--- {daemon.name}\n{daemon.log()[-1500:]}" for daemon in daemons)
         raise TimeoutError(f"{error}\n{logs}") from None

@@ -123,7 +123,7 @@ def wait_slice(client: Client, publisher: Publisher, *, other_than: str = "") ->
         return None
 
     try:
-        return poll(ask, "a ResourceSlice", timeout_s=PATIENCE_S, every_s=0.2)
+        return poll(ask, "a ResourceSlice")
     except TimeoutError as error:
         raise TimeoutError(f"{error}; the publisher: {publisher.log()[-3000:]}") from None
 
@@ -131,12 +131,7 @@ def wait_slice(client: Client, publisher: Publisher, *, other_than: str = "") ->
 def delete_claims(client: Client) -> None:
     """Remove every claim of the namespace and wait until all are gone."""
     client.kubectl("delete", "resourceclaims,resourceclaimtemplates", "--all", "--wait=false")
-    poll(
-        lambda: not client.ask("GET", CLAIMS)["items"] or None,
-        "end of all claims",
-        timeout_s=PATIENCE_S,
-        every_s=0.1,
-    )
+    poll(lambda: not client.ask("GET", CLAIMS)["items"], "end of all claims")
 
 
 def template(

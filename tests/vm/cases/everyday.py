@@ -63,12 +63,11 @@ def _drifts(guest: Guest, drift: Callable[[Path, str], object]) -> None:
     before = guest.plugin.metric("nri_numa_drift_repaired_total")
     began = time.monotonic()
     drift(words.cgroup(pid), format_list(guest.online))
-    poll(lambda: words.allowed(pid).cpus == guest.online or None, "the drift")
+    poll(lambda: words.allowed(pid).cpus == guest.online, "the drift")
     guest.settles(neighbour, cpus=guest.online - own, timeout_s=120)
     guest.notes.append(f"right again {time.monotonic() - began:.1f} s after the drift began")
     poll(
-        lambda: guest.plugin.metric("nri_numa_drift_repaired_total") > before or None,
-        "the repair counted",
+        lambda: guest.plugin.metric("nri_numa_drift_repaired_total") > before, "the repair counted"
     )
     guest.reconfigure({})
 
@@ -98,7 +97,7 @@ def killed_and_started_by_systemd(guest: Guest) -> None:
     guest.plugin.kill()
     second = guest.pod("second", {"cpus": "exclusive"}, cpus=1)
     guest.plugin.wait_ready(timeout_s=150)
-    poll(lambda: len(words.allowed(guest.pid(second)).cpus) == 1 or None, "a CPU for the second")
+    poll(lambda: len(words.allowed(guest.pid(second)).cpus) == 1, "a CPU for the second")
     other = words.allowed(guest.pid(second)).cpus
     assert not other & own
     guest.settles(neighbour, cpus=guest.online - own - other)
@@ -248,7 +247,7 @@ def installed_by_the_page(guest: Guest) -> None:
     type_in(_NODE)
     plugin.slow_down()
     archive = build_image(guest.containerd.binaries.busybox, Path("/run/page.tar"))
-    poll(lambda: subprocess.run(["ctr", "version"], check=False).returncode == 0 or None, "ctr")
+    poll(lambda: subprocess.run(["ctr", "version"], check=False).returncode == 0, "ctr")
     type_in(f"ctr -n k8s.io images import --local {archive}")
     # The first of them says that NRI is off, with an exit code of 1.
     said = type_in(_commands("NRI in the runtime", "sudo nri-numa check"), works=False)

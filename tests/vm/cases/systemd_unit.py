@@ -89,12 +89,8 @@ class Systemd:
                 start_new_session=True,
             )
         children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
-        self._first = int(
-            poll(lambda: children.read_text().split() or None, "systemd", timeout_s=60)[0]
-        )
-        poll(
-            lambda: self.do("is-system-running").stdout.strip() in _UP or None, "up", timeout_s=240
-        )
+        self._first = int(poll(lambda: children.read_text().split(), "systemd", timeout_s=60)[0])
+        poll(lambda: self.do("is-system-running").stdout.strip() in _UP, "up", timeout_s=240)
 
     def run(self, *command: str) -> subprocess.CompletedProcess[str]:
         """Run a command where systemd runs."""

@@ -37,8 +37,6 @@ from tests.beds.testbed import TestbedUnavailable, require_root
 SERIES = ("1.7", "2.3", "2.4")
 """Of containerd: the packaged one, the long-term one that docs recommend, and the newest."""
 MAIN_SERIES = "2.3"
-OWN_BINARIES = "NRI_NUMA_CONTAINERD"
-"""Variable with a folder of containerd, ctr, the shim and perhaps runc, instead of 2.3."""
 _SHIM_SOCKETS = Path("/run/containerd/s")  # fixed in containerd's shim library
 
 
@@ -58,13 +56,8 @@ class Binaries:
 
 
 def find_binaries(series: str = MAIN_SERIES, cache: DebCache | None = None) -> Binaries:
-    """The programs for a containerd of one of `SERIES`, downloaded or built where needed.
-
-    Those of 2.3 come from the folder that ``NRI_NUMA_CONTAINERD`` names, where it is set.
-    """
+    """The programs for a containerd of one of `SERIES`, downloaded or built where needed."""
     cache = cache or DebCache()
-    if series == MAIN_SERIES and (own := os.environ.get(OWN_BINARIES, "")):
-        return _own_binaries(Path(own), cache)
     if series == "1.7":
         containerd, packaged, busybox = cache.fetch(CONTAINERD_1_7, RUNC, BUSYBOX)
         directory, version = containerd.root / "usr/bin", containerd.upstream_version
@@ -78,28 +71,6 @@ def find_binaries(series: str = MAIN_SERIES, cache: DebCache | None = None) -> B
         version=version,
         directory=directory,
         runc=runc,
-        busybox=_first(busybox.root, ("bin/busybox", "usr/bin/busybox")),
-    )
-
-
-def _own_binaries(directory: Path, cache: DebCache) -> Binaries:
-    """Programs that somebody else made; runc from there too, if it is there."""
-    for name in ("containerd", "ctr", "containerd-shim-runc-v2"):
-        if not os.access(directory / name, os.X_OK):
-            raise TestbedUnavailable(
-                f"{OWN_BINARIES} is {directory}, which has no program {name}",
-                "python -m tests.beds.runtimes makes such a folder",
-            )
-    said = subprocess.run(
-        [directory / "containerd", "--version"], capture_output=True, text=True, check=True
-    ).stdout.split()
-    runc, busybox = cache.fetch(RUNC, BUSYBOX)
-    own = directory / "runc"
-    return Binaries(
-        series=MAIN_SERIES,
-        version=said[2].removeprefix("v"),
-        directory=directory,
-        runc=own if own.is_file() else _first(runc.root, ("usr/sbin/runc", "usr/bin/runc")),
         busybox=_first(busybox.root, ("bin/busybox", "usr/bin/busybox")),
     )
 

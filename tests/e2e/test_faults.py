@@ -118,7 +118,6 @@ def test_a_full_state_directory_stops_nobody(
         cri.create(thief)
 
 
-@pytest.mark.cpus(2)
 @pytest.mark.parametrize("lost", ["checkpoint", "directory"])
 def test_an_owner_ends_while_the_state_is_lost(cri: CRI, plugin: PluginProcess, lost: str) -> None:
     """Its neighbours are known by their mark, not by their CPUs, which are nobody's pool now."""
@@ -152,7 +151,6 @@ def test_an_owner_ends_while_the_state_is_lost(cri: CRI, plugin: PluginProcess, 
         gets(cri, each, MACHINE - cpus(cri, later))
 
 
-@pytest.mark.cpus(2)
 def test_a_forged_annotation_gives_nothing(cri: CRI, plugin: PluginProcess) -> None:
     """A container that was created without us, and carries what its author wrote."""
     honest = cri.run(cri.run_pod("honest"))
@@ -177,7 +175,6 @@ def test_a_forged_annotation_gives_nothing(cri: CRI, plugin: PluginProcess) -> N
         gets(cri, each, MACHINE - cpus(cri, owner))
 
 
-@pytest.mark.cpus(2)
 def test_a_pin_that_is_taken_back_is_forgotten(cri: CRI, plugin: PluginProcess) -> None:
     """One write of somebody else makes a container foreign; all CPUs make it ours again."""
     plain = cri.run(cri.run_pod("plain"))

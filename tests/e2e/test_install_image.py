@@ -245,7 +245,6 @@ def test_the_seccomp_profile_is_enough_for_the_pod(
     assert cri.allowed(owner) == whole
 
 
-@pytest.mark.cpus(2)
 def test_cgroups_of_containers_can_be_written_from_inside(
     cri: CRI, kubelet: Kubelet, tmp_path: Path
 ) -> None:

@@ -7,7 +7,9 @@ was set (`tests.vm.scopes`).
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 import textwrap
 import time
@@ -142,6 +144,31 @@ def displaced_and_back(guest: Guest) -> None:
         words.set_online(2, online=True)
     guest.settles(owner, cpus=frozenset({2}))
     guest.settles(neighbour, cpus=guest.online - own - {2})
+
+
+@case(applies=_everyday, system=True, plugin=False, limit_s=800)  # three minutes of them hung
+def reloaded_hung_and_stopped(guest: Guest) -> None:
+    """The service has no capability; it outlives a reload, a hang ends it, a stop moves nobody."""
+    guest.plugin.ensure_ready()
+    first = guest.plugin.pid
+    status = Path(f"/proc/{first}/status").read_text()
+    assert re.search(r"^CapEff:\s+0+$", status, re.MULTILINE), status
+    owner = guest.pod("owner", {"cpus": "exclusive"}, cpus=1)
+    own = guest.pinned(owner).cpus
+    assert len(own) == 1
+    systemctl("reload", "nri-numa")
+    assert guest.plugin.pid == first
+    guest.plugin.offset = len(guest.plugin.log().encode())  # what is said from now on counts
+    os.kill(first, signal.SIGSTOP)
+    poll(lambda: guest.plugin.pid not in (0, first), "another process", timeout_s=600, every_s=2)
+    guest.plugin.wait_ready(timeout_s=150)
+    assert words.allowed(guest.pid(owner)).cpus == own
+    other = guest.pinned(guest.pod("second", {"cpus": "exclusive"}, cpus=1)).cpus
+    assert len(other) == 1
+    assert not other & own, "the checkpoint outlived the process"
+    guest.plugin.terminate()
+    assert (guest.plugin.state_directory / "checkpoint").exists()
+    assert words.allowed(guest.pid(owner)).cpus == own
 
 
 @case(applies=_everyday, system=True, plugin=False)

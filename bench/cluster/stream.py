@@ -37,12 +37,12 @@ from tests.beds.kube.bed import KubeBed
 from tests.beds.kube.build import find_programs
 from tests.beds.kube.client import JsonObject
 from tests.beds.kube.control_plane import ControlPlane
-from tests.beds.kube.daemon import Daemon
 from tests.beds.kube.extender import Extender, install
 from tests.beds.kube.manifests import PREFIX
 from tests.beds.kube.namespaces import Namespaces
 from tests.beds.kube.publisher import MANIFESTS
 from tests.beds.plugin_process import REPOSITORY
+from tests.beds.processes import Daemon
 
 NRT = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies"
 CRD = MANIFESTS / "publish-topology/crd.yaml"

@@ -53,12 +53,12 @@ _MIB = 1024 * 1024
 class GuestContainerd(Containerd):
     """A containerd that bears emulation."""
 
-    def _environment(self) -> dict[str, str]:
+    def program_environment(self) -> dict[str, str]:
         # The Go scheduler spins on idle processors, which emulated ones have to pay for in full.
         # The library of an OCI runtime that is not installed lies beside it.
         library = str(self.binaries.runc.parent)
         # Garbage of programs that live for seconds is not worth collecting before there is much.
-        return super()._environment() | {
+        return super().program_environment() | {
             "GOMAXPROCS": "2",
             "GOGC": "off",
             "GOMEMLIMIT": "128MiB",

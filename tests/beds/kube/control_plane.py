@@ -19,9 +19,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.beds.kube.client import Client, KubeError, client_environment
-from tests.beds.kube.daemon import Daemon, wait_for
 from tests.beds.kube.namespaces import ADDRESS, Namespaces
-from tests.beds.processes import Bed
+from tests.beds.processes import Bed, Daemon, wait_for
 from tests.beds.testbed import TestbedUnavailable
 
 _SERVER = f"https://{ADDRESS}:6443"

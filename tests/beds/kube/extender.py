@@ -12,9 +12,8 @@ from typing import Any, Final
 from tests.beds.cri import poll
 from tests.beds.kube.bed import KubeBed
 from tests.beds.kube.client import Client
-from tests.beds.kube.daemon import Daemon
 from tests.beds.kube.service import MANIFESTS, NAMESPACE, Service
-from tests.beds.processes import Bed
+from tests.beds.processes import Bed, Daemon
 
 ACCOUNT: Final = "nri-numa-scheduler"
 SCHEDULER: Final = "numa-scheduler"

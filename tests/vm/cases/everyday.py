@@ -158,7 +158,7 @@ def reloaded_hung_and_stopped(guest: Guest) -> None:
     assert len(own) == 1
     systemctl("reload", "nri-numa")
     assert guest.plugin.pid == first
-    guest.plugin.offset = len(guest.plugin.log().encode())  # what is said from now on counts
+    guest.plugin.log_start = len(guest.plugin.log().encode())  # what is said from now on counts
     os.kill(first, signal.SIGSTOP)
     poll(lambda: guest.plugin.pid not in (0, first), "another process", timeout_s=600, every_s=2)
     guest.plugin.wait_ready(timeout_s=150)

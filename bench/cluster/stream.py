@@ -190,7 +190,8 @@ def agents(control: ControlPlane, nodes: int) -> dict[str, Agent]:
         name = f"node-{number:02}"
         machine = topology_settings()
         # The node keeps a CPU for everybody else, as a kubelet's reservation does.
-        control.add_node(name, cpus=len(machine.topology.cpus) - 1, memory="120Gi")
+        cpus = len(machine.topology.cpus) - 1
+        control.client.add_node(name, cpus=cpus, memory="120Gi", ready=True)
         made[name] = Agent(machine)
     return made
 

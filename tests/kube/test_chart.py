@@ -166,8 +166,7 @@ def leave_the_node(client: Client, before: JsonObject) -> None:
         }
         for part in ("annotations", "labels")
     }
-    kind = "application/merge-patch+json"
-    client.ask("PATCH", "/api/v1/nodes/bed", {"metadata": new}, content_type=kind)
+    client.ask("PATCH", "/api/v1/nodes/bed", {"metadata": new})
 
 
 def test_from_helm_install_to_a_pod_on_its_numa_node(bed: KubeBed, client: Client) -> None:

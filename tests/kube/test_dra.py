@@ -11,7 +11,7 @@ import pytest
 
 from tests.beds.cri import poll
 from tests.beds.kube.bed import KubeBed
-from tests.beds.kube.client import Client, JsonObject, waiting_reason
+from tests.beds.kube.client import Client, JsonObject, unscheduled, waiting_reason
 from tests.beds.kube.dra import (
     CLAIMS,
     CLASS,
@@ -83,11 +83,7 @@ def test_a_claim_is_counted_and_met(client: Client, node: Node, publisher: Publi
     client.apply(template("dra-one", 1, cel=here))
     client.apply(claiming("dra-second", "dra-one", 1))
 
-    def kept_back(it: JsonObject) -> bool:
-        conditions = it["status"].get("conditions", [])
-        return any(one["type"] == "PodScheduled" and one["status"] == "False" for one in conditions)
-
-    client.wait_pod("dra-second", kept_back, "kept back")
+    client.wait_pod("dra-second", lambda it: bool(unscheduled(it)), "kept back")
     client.kubectl("delete", "pod", "dra-first")
     assert len(node.cpus(client.wait_ready("dra-second"))) == 1
 

@@ -15,7 +15,7 @@ import pytest
 
 from nri_numa.model.cpuset import CPUSet
 from tests.beds.cri import poll
-from tests.beds.kube.client import Client, JsonObject, waiting_reason
+from tests.beds.kube.client import Client, JsonObject
 from tests.beds.kube.manifests import EXCLUSIVE, asks, container, pod
 from tests.beds.kube.node import Node
 from tests.machines.cpus import FIRST, LAST, MACHINE
@@ -117,10 +117,8 @@ def test_what_the_kubelet_grants_is_its_own_and_nobody_elses(
     configure(static_node, MAY_OWN)
     wants = asks(numacpu=str(own), cpus="exclusive")
     client.apply(pod("ours", container(cpus="300m"), annotations=wants))
-    refused = client.wait_pod(
-        "ours", lambda it: waiting_reason(it)[0] == "CreateContainerError", "refused"
-    )
-    assert "default/owner/main (by the kubelet)" in waiting_reason(refused)[1]
+    refused = client.wait_refused("ours")
+    assert "default/owner/main (by the kubelet)" in refused
     client.kubectl("delete", "pod", "owner")
     # The kubelet tries again; it fits as soon as the kubelet took the grant back.
     ours = client.wait_ready("ours")
@@ -138,11 +136,9 @@ def test_a_list_against_a_grant_is_refused_unless_overriding_is_allowed(
     configure(static_node, MAY_LIST)
     document = pod("listed", container(cpus="1"), annotations=asks(numacpu=FIRST))
     client.apply(document)
-    refused = client.wait_pod(
-        "listed", lambda it: waiting_reason(it)[0] == "CreateContainerError", "refused"
-    )
+    refused = client.wait_refused("listed")
     for word in ("numacpu", "kubelet granted it CPU", "kubelet.override is never"):
-        assert word in waiting_reason(refused)[1]
+        assert word in refused
     configure(static_node, {**MAY_LIST, "kubelet": {"override": "annotated"}})
     listed = client.wait_ready("listed")
     assert granted(static_node, listed) == CPUSet.parse(LAST)

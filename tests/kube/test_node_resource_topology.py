@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
 from collections.abc import Iterator
@@ -158,17 +157,11 @@ def test_a_pod_whose_image_is_not_there_yet_is_named_and_not_charged(
     bed: KubeBed, defined: Client
 ) -> None:
     """The scheduler's plugin counts no Pending pod: it keeps what it set aside for this one."""
-    plugin = bed.node.plugin
-    before = plugin.config_file.read_text()
     with (
-        contextlib.ExitStack() as last,
+        # As the chart has it: agent and publisher read one file.
+        bed.node.configured(publish=ON),
         Publisher(bed, token(defined, "bed"), config=ON) as process,
     ):
-        last.callback(plugin.restart)
-        last.callback(plugin.write_config, json.loads(before))
-        # As the chart has it: agent and publisher read one file.
-        plugin.write_config({**json.loads(before), "publish": ON})
-        plugin.restart()
         first = wait_object(
             defined, process,
             lambda it: attributes(it)["nodeTopologyPodsFingerprint"]
@@ -286,7 +279,7 @@ def test_what_somebody_wrote_through_the_old_version_is_cured(
     credentials = token(defined, "bed")
     with Publisher(bed, credentials, config=ON) as process:
         wait_object(defined, process, lambda it: it["zones"], "the object")
-    defined.ask("PATCH", path, versions, content_type="application/merge-patch+json")
+    defined.ask("PATCH", path, versions)
     former = f"{API.replace('v1alpha2', 'v1alpha1')}/bed"
     found = poll(lambda: defined.get(former), "the old version")
     found["zones"][0]["type"] = "Other"
@@ -302,17 +295,11 @@ def test_what_somebody_wrote_through_the_old_version_is_cured(
 @pytest.fixture
 def counting(bed: KubeBed, defined: Client) -> Iterator[DevicePluginDaemon]:
     """The agent counts devices, and somebody offers some whose NUMA node is known."""
-    plugin = bed.node.plugin
-    before = json.loads(plugin.config_file.read_text())
-    plugin.write_config({**before, "devices": {"count": True}})
-    with contextlib.ExitStack() as stack:
-        stack.callback(plugin.restart)
-        stack.callback(plugin.write_config, before)
-        plugin.restart()
+    with (
+        bed.node.configured(devices={"count": True}),
         # It asks where the agent listens now, which is another port after each start.
-        devices = DevicePluginDaemon(bed.node, "counted-devices", environment=COUNTED)
-        stack.callback(devices.end)
-        devices.start()
+        DevicePluginDaemon(bed.node, "counted-devices", environment=COUNTED) as devices,
+    ):
         yield devices
 
 
@@ -354,6 +341,32 @@ def test_devices_are_counted_as_the_kubelet_counts_them(
 
 # --- Volcano ------------------------------------------------------------------------------------
 
+
+def _of(**properties: JsonObject) -> JsonObject:
+    return {"type": "object", "properties": properties}
+
+
+def _many(one: JsonObject) -> JsonObject:
+    return {"type": "object", "additionalProperties": one}
+
+
+TEXT, NUMBER = {"type": "string"}, {"type": "integer"}
+SPEC = _of(
+    policies=_many(TEXT),
+    resReserved=_many(TEXT),
+    numares=_many(_of(allocatable=TEXT, capacity=NUMBER)),
+    cpuDetail=_many(_of(numa=NUMBER, socket=NUMBER, core=NUMBER)),
+    podAllocations={
+        "type": "array",
+        "items": {"type": "object", "x-kubernetes-preserve-unknown-fields": True},
+    },
+)
+VERSION = {
+    "name": "v1alpha1",
+    "served": True,
+    "storage": True,
+    "schema": {"openAPIV3Schema": _of(spec=SPEC)},
+}
 NUMATOPOLOGY: JsonObject = {
     "apiVersion": "apiextensions.k8s.io/v1",
     "kind": "CustomResourceDefinition",
@@ -361,65 +374,10 @@ NUMATOPOLOGY: JsonObject = {
     "spec": {
         "group": "nodeinfo.volcano.sh",
         "scope": "Cluster",
-        "names": {
-            "kind": "Numatopology", "listKind": "NumatopologyList",
-            "plural": "numatopologies", "singular": "numatopology",
-        },
-        "versions": [
-            {
-                "name": "v1alpha1", "served": True, "storage": True,
-                "schema": {
-                    "openAPIV3Schema": {
-                        "type": "object",
-                        "properties": {
-                            "spec": {
-                                "type": "object",
-                                "properties": {
-                                    "policies": {
-                                        "type": "object",
-                                        "additionalProperties": {"type": "string"},
-                                    },
-                                    "resReserved": {
-                                        "type": "object",
-                                        "additionalProperties": {"type": "string"},
-                                    },
-                                    "numares": {
-                                        "type": "object",
-                                        "additionalProperties": {
-                                            "type": "object",
-                                            "properties": {
-                                                "allocatable": {"type": "string"},
-                                                "capacity": {"type": "integer"},
-                                            },
-                                        },
-                                    },
-                                    "cpuDetail": {
-                                        "type": "object",
-                                        "additionalProperties": {
-                                            "type": "object",
-                                            "properties": {
-                                                "numa": {"type": "integer"},
-                                                "socket": {"type": "integer"},
-                                                "core": {"type": "integer"},
-                                            },
-                                        },
-                                    },
-                                    "podAllocations": {
-                                        "type": "array",
-                                        "items": {
-                                            "type": "object",
-                                            "x-kubernetes-preserve-unknown-fields": True,
-                                        },
-                                    },
-                                },
-                            },
-                        },
-                    },
-                },
-            },
-        ],
+        "names": {"kind": "Numatopology", "plural": "numatopologies"},
+        "versions": [VERSION],
     },
-}  # fmt: skip
+}
 """Our own, of the fields that Volcano's API has."""
 
 

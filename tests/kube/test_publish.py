@@ -381,22 +381,6 @@ def test_others_are_none_of_the_policies_business(bed: KubeBed, installed: Clien
     installed.run(pod("ordinary"))
 
 
-def test_the_manifests_are_accepted(installed: Client, tmp_path: Path) -> None:
-    """All of the overlay, with the second container, as the API server sees it."""
-    components = ("publish", "publish-pods", "publish-topology")
-    (tmp_path / "kustomization.yaml").write_text(
-        "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\n"
-        f"resources: [{_relative(tmp_path, 'base')}]\n"
-        f"components: [{', '.join(_relative(tmp_path, name) for name in components)}]\n"
-    )
-    done = installed.kubectl("apply", f"--kustomize={tmp_path}", "--dry-run=server")
-    assert "daemonset.apps/nri-numa created" in done
-
-
-def _relative(start: Path, name: str) -> str:
-    return str(Path(*[".."] * (len(start.resolve().parts) - 1)) / str(MANIFESTS / name).lstrip("/"))
-
-
 # --- the policies for tenants -----------------------------------------------------------------
 
 

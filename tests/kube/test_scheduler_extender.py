@@ -5,17 +5,15 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from tests.beds.cri import poll
 from tests.beds.kube.bed import KubeBed
-from tests.beds.kube.client import PATIENCE_S, Client, JsonObject
+from tests.beds.kube.client import PATIENCE_S, Client, JsonObject, unscheduled
 from tests.beds.kube.controller import Controller
 from tests.beds.kube.controller import install as install_controller
 from tests.beds.kube.extender import ACCOUNT, SCHEDULER, Extender, install, make_certificate
@@ -23,7 +21,6 @@ from tests.beds.kube.manifests import PREFIX, asks, container, pod
 from tests.beds.kube.service import MANIFESTS, NAMESPACE
 from tests.kube.conftest import Numa
 from tests.kube.test_publish import Thief
-from tests.shipped.test_install_manifests import helm
 
 pytestmark = pytest.mark.kube
 
@@ -65,22 +62,7 @@ def publish(client: Client, node: str, *free: int) -> None:
     if client.get(f"{NRT}/{node}") is None:
         client.ask("POST", NRT, body)
     else:
-        client.ask(
-            "PATCH", f"{NRT}/{node}", {"zones": body["zones"]},
-            content_type="application/merge-patch+json",
-        )  # fmt: skip
-
-
-def add_node(client: Client, name: str) -> None:
-    """A Node without a kubelet; what tests put there tolerates that it never reports."""
-    room = {"cpu": "32", "memory": "64Gi", "pods": "110"}
-    metadata = {"name": name, "labels": {"kubernetes.io/hostname": name, "numa-fake": "yes"}}
-    client.ask("POST", "/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": metadata})
-    client.ask(
-        "PATCH", f"/api/v1/nodes/{name}/status",
-        {"status": {"capacity": room, "allocatable": room}},
-        content_type="application/merge-patch+json",
-    )  # fmt: skip
+        client.ask("PATCH", f"{NRT}/{node}", {"zones": body["zones"]})
 
 
 def wanting(name: str, cpus: int, *, scheduler: str = SCHEDULER, **keys: Any) -> JsonObject:
@@ -103,7 +85,7 @@ def fleet(session_bed: KubeBed) -> Iterator[Client]:
     poll(lambda: client.request("GET", NRT)[0] == 200, "the kind")
     try:
         for name in NODES:
-            add_node(client, name)
+            client.add_node(name, labels={"numa-fake": "yes"})
             publish(client, name, 4, 4)
         yield client
     finally:
@@ -147,13 +129,6 @@ def bound(it: JsonObject) -> bool:
     return bool(it["spec"].get("nodeName"))
 
 
-def refusal(it: JsonObject) -> str:
-    for one in it["status"].get("conditions", []):
-        if one["type"] == "PodScheduled" and one["status"] == "False":
-            return str(one.get("message", ""))
-    return ""
-
-
 def placed(it: JsonObject) -> Any:
     return json.loads(it["metadata"]["annotations"][PLACED])
 
@@ -173,7 +148,7 @@ def test_a_pod_goes_to_the_only_node_with_room_on_one_numa_node(
 def test_a_refused_pod_says_why_and_is_woken(there: Client, extender: Extender) -> None:
     there.apply(wanting("extender-waits", 12, annotations=SINGLE))
     why = "needs 12 exclusive CPUs on one NUMA node; most free: 4"
-    there.wait_pod("extender-waits", lambda it: why in refusal(it), "refused")
+    there.wait_pod("extender-waits", lambda it: why in unscheduled(it), "refused")
     # A change of the object wakes nobody; our touch of the Node does.
     publish(there, NODES[0], 12, 4)
     found = there.wait_pod("extender-waits", bound, "bound")
@@ -187,7 +162,7 @@ def test_what_is_promised_is_not_promised_again(there: Client, extender: Extende
 
     def done() -> list[JsonObject] | None:
         found = [it for name in names if (it := there.pod(name)) is not None]
-        settled = [it for it in found if bound(it) or refusal(it)]
+        settled = [it for it in found if bound(it) or unscheduled(it)]
         return found if len(settled) == len(names) and sum(map(bound, found)) == 4 else None
 
     found = poll(done, "four bound and two refused")
@@ -204,7 +179,7 @@ def test_a_restarted_extender_remembers_its_promises(there: Client, extender: Ex
     extender.wait_ready()
     there.apply(wanting("extender-after", 3, annotations=SINGLE))
     why = "needs 3 exclusive CPUs on one NUMA node; most free: 1"
-    found = there.wait_pod("extender-after", lambda it: why in refusal(it), "refused")
+    found = there.wait_pod("extender-after", lambda it: why in unscheduled(it), "refused")
     assert not bound(found)
 
 
@@ -217,10 +192,7 @@ def test_who_started_before_the_extender_did_is_not_overlooked(there: Client, be
             there.apply(wanting(name, 3, scheduler="nobody", annotations=marks))
             path = f"/api/v1/namespaces/default/pods/{name}"
             # In this order, so that no extender sees them on their way.
-            there.ask(
-                "PATCH", f"{path}/status", {"status": {"phase": "Running"}},
-                content_type="application/merge-patch+json",
-            )  # fmt: skip
+            there.ask("PATCH", f"{path}/status", {"status": {"phase": "Running"}})
             target = {"apiVersion": "v1", "kind": "Node", "name": node}
             there.ask(
                 "POST", f"{path}/binding",
@@ -232,7 +204,7 @@ def test_who_started_before_the_extender_did_is_not_overlooked(there: Client, be
     with Extender(bed, config=patient, port=19898, scheduler_port=10273, name=mine):
         there.apply(wanting("unseen-next", 3, scheduler=mine, annotations=SINGLE))
         why = "needs 3 exclusive CPUs on one NUMA node; most free: 1"
-        found = there.wait_pod("unseen-next", lambda it: why in refusal(it), "refused")
+        found = there.wait_pod("unseen-next", lambda it: why in unscheduled(it), "refused")
         assert not bound(found)
 
 
@@ -245,7 +217,7 @@ def test_without_the_extender_ordinary_pods_go_on(there: Client, extender: Exten
             wanting("extender-ordinary", 2, scheduler="default-scheduler"),
         )
         there.wait_pod("extender-ordinary", bound, "bound")
-        waits = there.wait_pod("extender-ours", lambda it: bool(refusal(it)), "waiting")
+        waits = there.wait_pod("extender-ours", lambda it: bool(unscheduled(it)), "waiting")
         assert not bound(waits)
     finally:
         with contextlib.suppress(AssertionError):
@@ -256,14 +228,6 @@ def test_without_the_extender_ordinary_pods_go_on(there: Client, extender: Exten
 
 
 # --- a node with an agent -----------------------------------------------------------------------
-
-
-def explained(bed: KubeBed, name: str) -> str:
-    """Everything the agent says about a pod."""
-    url = f"http://{bed.node.plugin.address}/v1/explain/default/{name}"
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(url, timeout=60) as answer:
-        return str(answer.read().decode())
 
 
 def test_a_real_node_starts_what_was_held_for_it(
@@ -279,7 +243,7 @@ def test_a_real_node_starts_what_was_held_for_it(
         found = there.run(document)
         assert placed(found) == {"main": "0"}
         assert len(bed.node.cpus(found)) == 1
-        said = explained(bed, "extender-held")
+        said = bed.node.plugin.get("/v1/explain/default/extender-held")[1]
         assert "policy single-numa-node" in said
         assert "no longer suits best" not in said
     finally:
@@ -329,23 +293,6 @@ def test_its_token_writes_two_annotations(there: Client, bed: KubeBed) -> None:
     for method, where in (("PATCH", "/api/v1/namespaces/default/pods/extender-stolen"),
                           ("DELETE", f"/api/v1/nodes/{NODES[0]}")):  # fmt: skip
         assert "forbidden" in thief.does(method, f"{where}?dryRun=All", {"metadata": {}})
-
-
-def test_the_charts_scheduler_is_accepted(there: Client) -> None:
-    """Both forms of it, as the API server sees them."""
-    served = (
-        "scheduler.kubeScheduler.enabled=false",
-        "config.scheduler.address=:9894",
-        "config.scheduler.lease=nri-numa-scheduler",
-    )
-    for more in ((), served):
-        made = helm("--set", "scheduler.enabled=true", *(w for one in more for w in ("--set", one)))
-        assert made.returncode == 0, made.stderr
-        documents = [d for d in yaml.safe_load_all(made.stdout) if d]
-        done = there.kubectl("apply", "--dry-run=server", "--filename=-", documents=documents)
-        assert "deployment.apps/nri-numa-scheduler" in done
-        assert "validatingadmissionpolicy.admissionregistration.k8s.io/nri-numa-scheduler" in done
-        assert ("service/nri-numa-scheduler" in done) == bool(more)
 
 
 # --- two replicas -------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from nri_numa.model.cpuset import CPUSet
 from tests.beds.cri import poll
 from tests.beds.images import FIRST_LINE_SCRIPT
 from tests.beds.kube.build import find_programs
-from tests.beds.kube.client import Client, JsonObject, is_ready
+from tests.beds.kube.client import Client, JsonObject, is_ready, unscheduled
 from tests.beds.kube.control_plane import ControlPlane
 from tests.beds.kube.dra import (
     CLAIMS,
@@ -219,7 +219,7 @@ def test_each_claim_has_the_cpus_and_the_memory_of_its_numa_node(
 
     claims.apply(_in_the_bed(claiming("late", "claim-more", 1)))
     # The Node has a CPU for it, and its NUMA node has none.
-    claims.wait_pod("late", lambda it: "cannot allocate all claims" in kept_back(it), "kept back")
+    claims.wait_pod("late", lambda it: "cannot allocate all claims" in unscheduled(it), "kept back")
 
     node.kill_agent()
     assert {name: claimed(claims, node, name, count) for name, count in pods.items()} == first
@@ -228,16 +228,6 @@ def test_each_claim_has_the_cpus_and_the_memory_of_its_numa_node(
     late = claimed(claims, node, "late", 1)
     assert late.mems == str(large)
     assert claimed(claims, node, "single", 1) == first["single"]
-
-
-def kept_back(pod: JsonObject) -> str:
-    """Why the scheduler does not place a pod; empty where it did, or did not try."""
-    conditions = pod["status"].get("conditions", [])
-    return "".join(
-        str(each.get("message", ""))
-        for each in conditions
-        if each["type"] == "PodScheduled" and each["status"] == "False"
-    )
 
 
 def claimed(client: Client, node: VirtualNode, name: str, count: int) -> Look:

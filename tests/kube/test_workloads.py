@@ -204,13 +204,3 @@ def test_owner_that_is_killed_owns_again(client: Client, node: Node) -> None:
     )
     assert len(node.cpus(again)) == 1
     assert node.cpus(shared) == MACHINE - node.cpus(again)
-
-
-def test_drained_node_is_free_again(client: Client, node: Node) -> None:
-    """Eviction goes through another door of the API server than deletion."""
-    client.run(pod("owner", container(cpus="1"), annotations=EXCLUSIVE))
-    client.kubectl("drain", node.name, "--force", "--ignore-daemonsets")
-    client.kubectl("uncordon", node.name)
-    assert client.pods() == []
-    next_one = client.run(pod("next", container(cpus="1"), annotations=EXCLUSIVE))
-    assert len(node.cpus(next_one)) == 1

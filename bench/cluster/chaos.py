@@ -13,8 +13,8 @@ from bench.cluster.fleet import Agent
 from tests.beds.cri import poll
 from tests.beds.kube.client import PATIENCE_S
 from tests.beds.kube.control_plane import ControlPlane
-from tests.beds.kube.daemon import Daemon
 from tests.beds.kube.extender import SCHEDULER, Extender
+from tests.beds.processes import Daemon
 
 SECOND: Final = "numa-scheduler-2"
 """Profile of the scheduler that races."""

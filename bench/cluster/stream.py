@@ -37,12 +37,12 @@ from tests.beds.kube.bed import KubeBed
 from tests.beds.kube.build import find_programs
 from tests.beds.kube.client import JsonObject
 from tests.beds.kube.control_plane import ControlPlane
-from tests.beds.kube.daemon import Daemon
 from tests.beds.kube.extender import Extender, install
 from tests.beds.kube.manifests import PREFIX
 from tests.beds.kube.namespaces import Namespaces
 from tests.beds.kube.publisher import MANIFESTS
 from tests.beds.plugin_process import REPOSITORY
+from tests.beds.processes import Daemon
 
 NRT = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies"
 CRD = MANIFESTS / "publish-topology/crd.yaml"
@@ -190,7 +190,8 @@ def agents(control: ControlPlane, nodes: int) -> dict[str, Agent]:
         name = f"node-{number:02}"
         machine = topology_settings()
         # The node keeps a CPU for everybody else, as a kubelet's reservation does.
-        control.add_node(name, cpus=len(machine.topology.cpus) - 1, memory="120Gi")
+        cpus = len(machine.topology.cpus) - 1
+        control.client.add_node(name, cpus=cpus, memory="120Gi", ready=True)
         made[name] = Agent(machine)
     return made
 

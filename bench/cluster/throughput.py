@@ -31,8 +31,8 @@ from tests.beds.cri import poll
 from tests.beds.kube.bed import KubeBed
 from tests.beds.kube.client import PATIENCE_S, Client
 from tests.beds.kube.control_plane import ControlPlane
-from tests.beds.kube.daemon import Daemon
 from tests.beds.kube.extender import Extender, install
+from tests.beds.processes import Daemon
 
 ROUNDS: Final = 5
 QPS: Final = 2000

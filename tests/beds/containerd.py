@@ -21,7 +21,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,13 +31,12 @@ from tests.beds.cri import CRI, CRIError, guaranteed, poll
 from tests.beds.debs import BUSYBOX, CONTAINERD_1_7, CRUN, RUNC, YAJL, DebCache
 from tests.beds.images import IMAGE, build_image
 from tests.beds.kube.build import CONTAINERD, find_containerd, find_runc
+from tests.beds.processes import wait_for
 from tests.beds.testbed import TestbedUnavailable, require_root
 
 SERIES = ("1.7", "2.3", "2.4")
 """Of containerd: the packaged one, the long-term one that docs recommend, and the newest."""
 MAIN_SERIES = "2.3"
-OWN_BINARIES = "NRI_NUMA_CONTAINERD"
-"""Variable with a folder of containerd, ctr, the shim and perhaps runc, instead of 2.3."""
 _SHIM_SOCKETS = Path("/run/containerd/s")  # fixed in containerd's shim library
 
 
@@ -58,13 +56,8 @@ class Binaries:
 
 
 def find_binaries(series: str = MAIN_SERIES, cache: DebCache | None = None) -> Binaries:
-    """The programs for a containerd of one of `SERIES`, downloaded or built where needed.
-
-    Those of 2.3 come from the folder that ``NRI_NUMA_CONTAINERD`` names, where it is set.
-    """
+    """The programs for a containerd of one of `SERIES`, downloaded or built where needed."""
     cache = cache or DebCache()
-    if series == MAIN_SERIES and (own := os.environ.get(OWN_BINARIES, "")):
-        return _own_binaries(Path(own), cache)
     if series == "1.7":
         containerd, packaged, busybox = cache.fetch(CONTAINERD_1_7, RUNC, BUSYBOX)
         directory, version = containerd.root / "usr/bin", containerd.upstream_version
@@ -78,28 +71,6 @@ def find_binaries(series: str = MAIN_SERIES, cache: DebCache | None = None) -> B
         version=version,
         directory=directory,
         runc=runc,
-        busybox=_first(busybox.root, ("bin/busybox", "usr/bin/busybox")),
-    )
-
-
-def _own_binaries(directory: Path, cache: DebCache) -> Binaries:
-    """Programs that somebody else made; runc from there too, if it is there."""
-    for name in ("containerd", "ctr", "containerd-shim-runc-v2"):
-        if not os.access(directory / name, os.X_OK):
-            raise TestbedUnavailable(
-                f"{OWN_BINARIES} is {directory}, which has no program {name}",
-                "python -m tests.beds.runtimes makes such a folder",
-            )
-    said = subprocess.run(
-        [directory / "containerd", "--version"], capture_output=True, text=True, check=True
-    ).stdout.split()
-    runc, busybox = cache.fetch(RUNC, BUSYBOX)
-    own = directory / "runc"
-    return Binaries(
-        series=MAIN_SERIES,
-        version=said[2].removeprefix("v"),
-        directory=directory,
-        runc=own if own.is_file() else _first(runc.root, ("usr/sbin/runc", "usr/bin/runc")),
         busybox=_first(busybox.root, ("bin/busybox", "usr/bin/busybox")),
     )
 
@@ -143,7 +114,7 @@ def _first(root: Path, candidates: Sequence[str]) -> Path:
     )
 
 
-class Containerd(processes.Bed):
+class Containerd(processes.Daemon):
     """One private daemon; a context manager that starts it and cleans up after it.
 
     Args:
@@ -172,6 +143,11 @@ class Containerd(processes.Bed):
         cni: tuple[Mapping[str, object], Path] | None = None,
         systemd_cgroup: bool = False,
     ) -> None:
+        self.configuration = directory / "config.toml"
+        program = str(binaries.directory / "containerd")
+        super().__init__(
+            "containerd", [*enter, program, f"--config={self.configuration}"], directory, {}
+        )
         self.systemd_cgroup = systemd_cgroup
         self.binaries = binaries
         self.directory = directory
@@ -185,15 +161,11 @@ class Containerd(processes.Bed):
         self.nri_socket = directory / "nri.sock"
         self.nri_plugin_directory = directory / "nri-plugins"
         self.nri_config_directory = directory / "nri-conf"
-        self.configuration = directory / "config.toml"
-        self.log_file = directory / "containerd.log"
         self.log_root = directory / "pods"
         self.cdi_directory = directory / "cdi"
         self.end_limit_s = 180.0
         self._image_archive = image
-        self._enter = list(enter)
         self._cni = cni
-        self._process: subprocess.Popen[bytes] | None = None
         self._cri: CRI | None = None
         self._cgroups: set[str] = set()
         # Of this process alone, so that beds do not share cgroups with each other or a kubelet.
@@ -220,20 +192,6 @@ class Containerd(processes.Bed):
     def note_cgroup(self, path: str) -> None:
         """Have this cgroup removed in the end; for clients made elsewhere."""
         self._cgroups.add(path)
-
-    @property
-    def pid(self) -> int:
-        assert self._process is not None, "containerd is not running"
-        return self._process.pid
-
-    @property
-    def running(self) -> bool:
-        """Whether the daemon's process lives."""
-        return self._process is not None and self._process.poll() is None
-
-    def log(self) -> str:
-        """Everything the daemon wrote so far."""
-        return processes.logged(self.log_file)
 
     # -- configuration ---------------------------------------------------------------------
 
@@ -317,7 +275,7 @@ disabled_plugins = [
     def __enter__(self) -> Self:
         return self if self.running else super().__enter__()
 
-    def _environment(self) -> dict[str, str]:
+    def program_environment(self) -> dict[str, str]:
         path = os.environ.get("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
         tools = f"{self.binaries.directory}:{self.binaries.runc.parent}"
         # No proxies and no locale of ours: the daemon talks to nobody.
@@ -335,7 +293,6 @@ disabled_plugins = [
             )
         if len(str(self.nri_socket)) > 107:
             raise ValueError(f"{self.nri_socket}: longer than a socket path may be (107 bytes)")
-        assert self._process is None, "already running"
         for directory in (
             self.directory,
             self.nri_plugin_directory,
@@ -347,10 +304,9 @@ disabled_plugins = [
             self.configuration.write_text(self._configuration(), encoding="utf-8")
         if self._cni is not None:
             self._write_cni(*self._cni)
-        program = str(self.binaries.directory / "containerd")
-        command = [*self._enter, program, f"--config={self.configuration}"]
-        self._process = processes.spawn(command, self.log_file, self._environment())
-        self._wait_ready(time.monotonic() + timeout_s)
+        self.environment = self.program_environment()
+        super().start()
+        wait_for([self], self._serves_cri, "containerd", timeout_s=timeout_s)
         if IMAGE not in self.cri.images():
             self._import_image()
 
@@ -361,19 +317,9 @@ disabled_plugins = [
         if not (directory / "bin").is_symlink():
             (directory / "bin").symlink_to(plugins)
 
-    def _wait_ready(self, deadline: float) -> None:
-        assert self._process is not None
-        while True:
-            if self._process.poll() is not None:
-                code, self._process = self._process.returncode, None
-                raise RuntimeError(f"containerd ended with {code}:\n{self.log()[-4000:]}")
-            if _accepts(self.socket) and self._serves_cri():
-                return
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"containerd did not get ready:\n{self.log()[-4000:]}")
-            time.sleep(0.01)
-
     def _serves_cri(self) -> bool:
+        if not _accepts(self.socket):
+            return False
         # A probe of its own: a channel that failed once waits before it tries again.
         with CRI(self.socket, self.log_root, timeout_s=5) as probe:
             try:
@@ -388,7 +334,7 @@ disabled_plugins = [
         # --local: the transfer service knows no unpack platform for a snapshotter that is not
         # its default.
         self.ctr("images", "import", "--local", "--snapshotter", self.snapshotter, str(archive))
-        poll(lambda: IMAGE in self.cri.images() or None, f"image {IMAGE} known to CRI")
+        poll(lambda: IMAGE in self.cri.images(), f"image {IMAGE} known to CRI")
 
     def ctr(self, *arguments: str) -> str:
         """Run ``ctr`` in the namespace of Kubernetes; returns its output."""
@@ -399,7 +345,7 @@ disabled_plugins = [
                 "--namespace=k8s.io",
                 *arguments,
             ],
-            env=self._environment(),
+            env=self.program_environment(),
             capture_output=True,
             text=True,
             timeout=120,
@@ -409,18 +355,13 @@ disabled_plugins = [
             raise RuntimeError(f"ctr {' '.join(arguments)}: {done.stderr.strip()}")
         return done.stdout
 
-    def _end(self, number: signal.Signals, timeout_s: float) -> None:
-        process, self._process = self._process, None
-        if process is not None and processes.end(process, number, timeout_s) is None:
-            raise RuntimeError(f"containerd did not end on {number.name}")
-
     def stop(self) -> None:
         """SIGTERM; containers go on."""
-        self._end(signal.SIGTERM, 180)
+        self.end()
 
     def kill(self) -> None:
         """SIGKILL; containers go on."""
-        self._end(signal.SIGKILL, 180)
+        self.end(signal.SIGKILL)
 
     def restart(self, *, kill: bool = False) -> None:
         """Stop (or kill) and start the daemon."""
@@ -433,7 +374,7 @@ disabled_plugins = [
     def close(self) -> None:
         """End everything this bed started and remove all it made except its directory's logs."""
         with contextlib.suppress(RuntimeError):
-            self._end(signal.SIGKILL, 180)
+            self.kill()
         if self._cri is not None:
             self._cri.close()
             self._cri = None
@@ -464,7 +405,7 @@ disabled_plugins = [
                 os.kill(pid, signal.SIGKILL)
         try:
             poll(
-                lambda: True if not any(map(processes.alive, doomed)) else None,
+                lambda: not any(map(processes.alive, doomed)),
                 "end of the shims",
                 timeout_s=self.end_limit_s,
             )

@@ -149,17 +149,17 @@ class Container:
 
 
 def poll(
-    probe: Callable[[], _T | None], what: str, *, timeout_s: float = 180.0, every_s: float = 0.02
+    probe: Callable[[], _T | None], what: str, *, timeout_s: float = 180.0, every_s: float = 0.2
 ) -> _T:
-    """Ask until there is an answer; the limit only bounds a failure."""
+    """Ask until the answer is true, more slowly each time; the limit only bounds a failure."""
     deadline = time.monotonic() + timeout_s
-    while True:
-        answer = probe()
-        if answer is not None:
-            return answer
+    pause = 0.02
+    while not (answer := probe()):
         if time.monotonic() > deadline:
             raise TimeoutError(f"{what}: nothing after {timeout_s:g} s")
-        time.sleep(every_s)
+        pause = min(pause * 1.3, every_s)
+        time.sleep(pause)
+    return answer
 
 
 def allowed(pid: int | str) -> Seen:

@@ -67,11 +67,10 @@ class FaultyPlugin(PluginProcess):
 
     fault: str = ""
 
-    @property
-    def command(self) -> list[str]:
+    def words(self) -> list[str]:
         if not self.fault:
-            return super().command
-        python, _, _, *rest = super().command
+            return super().words()
+        python, _, _, *rest = super().words()
         return [python, str(PRELUDE), self.fault, *rest]
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -17,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.beds.processes import Bed, end, logged, spawn
+from tests.beds.processes import Daemon
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 # An emulated machine takes its time for a document of many small files.
@@ -41,7 +39,7 @@ def plugin_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]
     return {**kept, "PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": "1", **(extra or {})}
 
 
-class PluginProcess(Bed):
+class PluginProcess(Daemon):
     """One plugin; a context manager that starts it, waits until it is ready, and ends it.
 
     Args:
@@ -59,24 +57,22 @@ class PluginProcess(Bed):
         environment: Mapping[str, str] | None = None,
         python: str = sys.executable,
     ) -> None:
-        self.directory = directory
+        super().__init__("plugin", (), directory, plugin_environment(environment))
+        self.directory = self.folder = directory
         self.nri_socket = nri_socket
         self.state_directory = directory / "state"
-        self.log_file = directory / "plugin.log"
         self.config_file = directory / "agent.yaml"
         self._config = dict(config or {})
         self._sysfs_root = sysfs_root
         self._arguments = list(arguments)
-        self._environment = dict(environment or {})
         self._python = python
         self._port = 0
-        self._log_start = 0
-        self._process: subprocess.Popen[bytes] | None = None
+        self.log_start = 0
 
     # -- life ------------------------------------------------------------------------------
 
-    @property
-    def command(self) -> list[str]:
+    def words(self) -> list[str]:
+        """The command line of the next start."""
         return [
             self._python,
             "-m",
@@ -99,16 +95,6 @@ class PluginProcess(Bed):
     def checkpoint(self) -> Path:
         return self.state_directory / "checkpoint"
 
-    @property
-    def pid(self) -> int:
-        assert self._process is not None, "the plugin does not run"
-        return self._process.pid
-
-    @property
-    def running(self) -> bool:
-        """Whether the process lives."""
-        return self._process is not None and self._process.poll() is None
-
     def write_config(self, config: Mapping[str, Any] | None = None) -> None:
         """Write the configuration file; a mapping given replaces the earlier one."""
         if config is not None:
@@ -123,46 +109,37 @@ class PluginProcess(Bed):
         self.config_file.write_text(json.dumps(document, indent=1), encoding="utf-8")
 
     def start(self, *, wait: bool = True, timeout_s: float = 180.0) -> None:
-        assert not self.running, "already running"
         self.directory.mkdir(parents=True, exist_ok=True)
         self.write_config()
         # A port for each start: the last one's connections may still linger.
         self._port = free_port()
-        self._log_start = self.log_file.stat().st_size if self.log_file.exists() else 0
-        self._process = self._spawn(plugin_environment(self._environment))
+        self.log_start = len(self.log().encode())
+        self.command = self.words()
+        super().start()
         if wait:
             self.wait_ready(timeout_s=timeout_s)
 
-    def _spawn(self, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        return spawn(self.command, self.log_file, environment, directory=self.directory)
-
     def ready(self) -> bool:
         """Whether it says that it is connected and synchronised: the last word in its log."""
-        states = [
-            record.get("state")
-            for record in self.records(since=self._log_start)
-            if record.get("msg") == "link"
-        ]
+        states = [record.get("state") for record in self.records("link", since=self.log_start)]
         return self.running and states[-1:] == ["active"]
 
     def wait_ready(self, *, ready: bool = True, timeout_s: float = 180.0) -> None:
         """Wait until the plugin is connected and synchronised (or is not, any more)."""
         deadline = time.monotonic() + timeout_s
         while self.ready() != ready:
-            if not self.running:
-                code = self._process.returncode if self._process else None
-                raise RuntimeError(f"the plugin ended with {code}:\n{self.log()[-4000:]}")
+            self.check()
             if time.monotonic() > deadline:
                 raise RuntimeError(f"not {ready=} in {timeout_s} s:\n{self.log()[-4000:]}")
             time.sleep(0.02)
 
     def terminate(self, timeout_s: float = 180.0) -> int:
         """SIGTERM; returns the exit status."""
-        return self._end(signal.SIGTERM, timeout_s)
+        return self.end(timeout_s=timeout_s)
 
     def kill(self) -> int:
         """SIGKILL: nothing it holds in memory survives."""
-        return self._end(signal.SIGKILL, 15)
+        return self.end(signal.SIGKILL)
 
     def wait(self, timeout_s: float = 180.0) -> int:
         """Wait for it to end by itself; returns the exit status."""
@@ -187,16 +164,7 @@ class PluginProcess(Bed):
         os.kill(self.pid, signal.SIGHUP)
 
     def close(self) -> None:
-        if self.running:
-            self.kill()
-
-    def _end(self, number: signal.Signals, timeout_s: float) -> int:
-        assert self._process is not None, "the plugin does not run"
-        process, self._process = self._process, None
-        code = end(process, number, timeout_s)
-        if code is None:
-            raise RuntimeError(f"the plugin did not end on {number.name}:\n{self.log()[-4000:]}")
-        return code
+        self.kill()
 
     # -- seen from outside -----------------------------------------------------------------
 
@@ -243,20 +211,6 @@ class PluginProcess(Bed):
             if bare == name and all(f'{key}="{text}"' in rest for key, text in labels.items()):
                 total += float(value)
         return total
-
-    def log(self, since: int = 0) -> str:
-        """Everything it wrote so far, or from a byte of its log file on."""
-        return logged(self.log_file, since)
-
-    def records(self, since: int = 0) -> list[dict[str, Any]]:
-        """Its log lines as documents; lines of another form are left out."""
-        found = []
-        for line in self.log(since).splitlines():
-            with contextlib.suppress(ValueError):
-                record = json.loads(line)
-                if isinstance(record, dict):
-                    found.append(record)
-        return found
 
 
 class StartPlugin:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import json
 import re
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
+
+from tests.beds.cri import poll
 
 
 class Bed(abc.ABC):
@@ -41,46 +44,108 @@ class Bed(abc.ABC):
         self.close()
 
 
-def spawn(
-    command: Sequence[str],
-    log_file: Path,
-    environment: Mapping[str, str],
-    *,
-    directory: Path | None = None,
-) -> subprocess.Popen[bytes]:
-    """Start a program that writes into a log file.
+class Daemon(Bed):
+    """A program that writes into a log file: started, asked whether it lives, and ended by its id.
 
-    It is not of our process group: Ctrl-C ends the test run, which then cleans up in order.
+    Args:
+        command: its command line; must become the program without a fork.
+
+    Attributes:
+        folder: where it runs; None for here.
     """
-    with log_file.open("ab") as log:
-        return subprocess.Popen(
-            command,
-            env=environment,
-            cwd=directory,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
+
+    folder: Path | None = None
+
+    def __init__(
+        self, name: str, command: Sequence[str], directory: Path, environment: Mapping[str, str]
+    ) -> None:
+        self.name = name
+        self.command = list(command)
+        self.log_file = directory / f"{name}.log"
+        self.environment = dict(environment)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether the process lives."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, f"{self.name} does not run"
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start it, and do not wait until it serves."""
+        assert not self.running, f"{self.name} runs already"
+        self._process = self._spawn()
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        """Not of our process group: Ctrl-C ends the test run, which then cleans up in order."""
+        with self.log_file.open("ab") as log:
+            return subprocess.Popen(
+                self.command,
+                env=self.environment,
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def check(self) -> None:
+        """Raise `RuntimeError` with the end of its log if it has ended."""
+        if self._process is not None and (code := self._process.poll()) is not None:
+            raise RuntimeError(f"{self.name} ended with {code}:\n{self.log()[-4000:]}")
+
+    def end(self, number: signal.Signals = signal.SIGTERM, *, timeout_s: float = 180.0) -> int:
+        """Send a signal, and SIGKILL where it is not heard in time; the exit status, 0 for none."""
+        process, self._process = self._process, None
+        if process is None:
+            return 0
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(number)
+        try:
+            return process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return process.wait()
+
+    def close(self) -> None:
+        self.end()
+
+    def log(self, since: int = 0) -> str:
+        """What it wrote so far, from a byte of its log file on."""
+        with contextlib.suppress(FileNotFoundError):
+            return self.log_file.read_bytes()[since:].decode(errors="replace")
+        return ""
+
+    def records(self, message: str = "", *, since: int = 0) -> list[dict[str, Any]]:
+        """Its log lines as documents, of one message where one is named."""
+        found = []
+        for line in self.log(since).splitlines():
+            with contextlib.suppress(ValueError):  # half written, or a traceback
+                record = json.loads(line)
+                if isinstance(record, dict) and message in ("", record.get("msg")):
+                    found.append(record)
+        return found
 
 
-def end(process: subprocess.Popen[bytes], number: signal.Signals, timeout_s: float) -> int | None:
-    """Send a signal and wait; the exit status, or None where SIGKILL had to follow."""
-    with contextlib.suppress(ProcessLookupError):
-        process.send_signal(number)
+def wait_for(
+    daemons: Sequence[Daemon], probe: Callable[[], bool], what: str, *, timeout_s: float = 180.0
+) -> None:
+    """Wait until `probe` is true while all daemons live."""
+
+    def ask() -> bool:
+        for daemon in daemons:
+            daemon.check()
+        return probe()
+
     try:
-        return process.wait(timeout_s)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-        return None
-
-
-def logged(log_file: Path, since: int = 0) -> str:
-    """What a program wrote so far, from a byte of its log file on."""
-    with contextlib.suppress(FileNotFoundError):
-        return log_file.read_bytes()[since:].decode(errors="replace")
-    return ""
+        poll(ask, what, timeout_s=timeout_s)
+    except TimeoutError as error:
+        logs = "\n".join(f"--- {daemon.name}\n{daemon.log()[-1500:]}" for daemon in daemons)
+        raise TimeoutError(f"{error}\n{logs}") from None
 
 
 def commands() -> Iterator[tuple[int, bytes]]:

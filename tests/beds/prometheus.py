@@ -5,25 +5,22 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
-import subprocess
 import time
 import urllib.parse
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import yaml
 
 from tests.beds.plugin_process import free_port
-from tests.beds.processes import end, spawn
+from tests.beds.processes import Daemon
 
 PROGRAM = shutil.which("prometheus")
 
 
-class Prometheus:
+class Prometheus(Daemon):
     """One server; a context manager.
 
     Args:
@@ -31,43 +28,23 @@ class Prometheus:
     """
 
     def __init__(self, directory: Path, targets: list[str], rules: list[Path]) -> None:
-        self.directory = directory
-        self._targets = targets
-        self._rules = rules
-        self._port = free_port()
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def __enter__(self) -> Self:
         assert PROGRAM is not None
-        self.directory.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(parents=True, exist_ok=True)
         config = {
             "global": {"scrape_interval": "500ms", "evaluation_interval": "500ms"},
-            "rule_files": [str(path) for path in self._rules],
-            "scrape_configs": [
-                {"job_name": "nri-numa", "static_configs": [{"targets": self._targets}]}
-            ],
+            "rule_files": [str(path) for path in rules],
+            "scrape_configs": [{"job_name": "nri-numa", "static_configs": [{"targets": targets}]}],
         }
-        file = self.directory / "prometheus.yml"
+        file = directory / "prometheus.yml"
         file.write_text(yaml.safe_dump(config))
+        self._port = free_port()
         command = [
             PROGRAM,
             f"--config.file={file}",
-            f"--storage.tsdb.path={self.directory / 'data'}",
+            f"--storage.tsdb.path={directory / 'data'}",
             f"--web.listen-address=127.0.0.1:{self._port}",
         ]
-        self._process = spawn(command, self.directory / "log", os.environ)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if error is not None:
-            print((self.directory / "log").read_text()[-3000:])
-        if self._process is not None:
-            end(self._process, signal.SIGTERM, 20)
+        super().__init__("prometheus", command, directory, os.environ)
 
     @property
     def url(self) -> str:

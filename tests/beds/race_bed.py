@@ -301,7 +301,7 @@ def _alignments(number: int) -> tuple[str, Callable[[Part], None]]:
         return wait
 
     def returned(part: Part) -> None:
-        poll(lambda: part.started or None, f"{part.name} started", every_s=0.001)
+        poll(lambda: part.started, f"{part.name} started", every_s=0.001)
 
     if number % 2:
         delay_ms = number // 2 * 10 % 200

@@ -22,27 +22,8 @@ from tests.beds.containerd import MAIN_SERIES, SERIES, Containerd, find_binaries
 from tests.beds.cri import CRI
 from tests.beds.plugin_process import PluginProcess, StartPlugin
 from tests.beds.testbed import TestbedUnavailable, require_root
-from tests.machines.cpus import MACHINE
-from tests.vm.selection import booted, unproven
 
 _FAILED = pytest.StashKey[bool]()
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Leave out what needs more CPUs than there are, if a virtual machine proves the same.
-
-    ``@pytest.mark.cpus(4, proven_by="case")`` names the case, or the cases, of ``tests/vm``. Where
-    the beds must be there, one of the machines of that run must have it.
-    """
-    marker = item.get_closest_marker("cpus")
-    if marker is None or len(MACHINE) >= marker.args[0]:
-        return
-    reason = f"needs {marker.args[0]} CPUs, this machine has {len(MACHINE)}"
-    proven_by = marker.kwargs.get("proven_by", ())
-    if os.environ.get("NRI_NUMA_REQUIRE_E2E") == "1" and (why := unproven(proven_by, booted())):
-        pytest.fail(f"NRI_NUMA_REQUIRE_E2E=1, but this {reason}, and {why}", pytrace=False)
-    pytest.skip(f"{reason}; in virtual machines: {proven_by}")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -42,7 +42,7 @@ def document(done: subprocess.CompletedProcess[str]) -> Any:
 def test_status_shows_who_has_what(cri: CRI, plugin: PluginProcess) -> None:
     pod = cri.run_pod("listed", namespace="shop", annotations={f"{PREFIX}/numacpu": "0-1"})
     container = cri.run(pod, "web", resources=guaranteed(2))
-    poll(lambda: plugin.responsive() or None, "HTTP served")
+    poll(lambda: plugin.responsive(), "HTTP served")
     done = nri_numa("status", f"--api={plugin.address}", "-o", "json")
     assert done.returncode == 0, done.stderr
     text = json.dumps(document(done))
@@ -66,7 +66,7 @@ def test_explain_tells_placements_and_refusals(cri: CRI, plugin: PluginProcess) 
     bad = cri.run_pod("bad", annotations={f"{PREFIX}/numacpu": "63"})
     with pytest.raises(CRIError):
         cri.create(bad)
-    poll(lambda: plugin.responsive() or None, "HTTP served")
+    poll(lambda: plugin.responsive(), "HTTP served")
     fine = nri_numa("explain", "fine", f"--api={plugin.address}")
     assert fine.returncode == 0, fine.stderr
     assert "numacpu" in fine.stdout
@@ -157,6 +157,6 @@ def test_check_turns_nri_on_in_containerds_own_configuration(
         assert done.returncode in (0, 1), done.stderr  # 1: other findings on this machine
         other.stop()
         other.start(keep_configuration=True)
-        poll(lambda: other.nri_socket.exists() or None, f"NRI socket; {done.stdout}{done.stderr}")
+        poll(lambda: other.nri_socket.exists(), f"NRI socket; {done.stdout}{done.stderr}")
         assert other.cri.ready()
     shutil.rmtree(other.directory)

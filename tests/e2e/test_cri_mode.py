@@ -75,15 +75,12 @@ def listed(cri: CRI, name: str, cpus: str) -> Container:
 
 def settled(cri: CRI, container: Container, cpus: str) -> None:
     """Wait until the kernel says that the container may use these CPUs."""
-    poll(
-        lambda: cri.allowed(container).cpus == cpus or None,
-        f"{container.pod.name} on CPUs {cpus}",
-    )
+    poll(lambda: cri.allowed(container).cpus == cpus, f"{container.pod.name} on CPUs {cpus}")
 
 
 def asked(plugin: PluginProcess, path: str) -> Any:
     """What the agent's API says; HTTP comes up a moment after the agent is ready."""
-    poll(lambda: plugin.responsive() or None, "http")
+    poll(lambda: plugin.responsive(), "http")
     return plugin.json(path)
 
 
@@ -111,14 +108,12 @@ def test_pods_that_start_together_get_their_cpus(bed: Containerd, start: StartPl
             lambda c=container, n=n: (
                 bed.cri.info(c)["runtimeSpec"]["linux"]["resources"]["cpu"].get("cpus")
                 == (FIRST if n % 2 else LAST)
-                or None
             ),
             "the runtime's record",
         )
     # What a new listing found running is not measured; where nothing broke off that is "before".
     names = poll(
-        lambda: [name for name, seconds in late(plugin).items() if seconds is not None] or None,
-        "lateness",
+        lambda: [name for name, seconds in late(plugin).items() if seconds is not None], "lateness"
     )
     assert set(names) <= {f"together{n}" for n in range(6)}
     assert plugin.metric("nri_numa_late_seconds_count") >= len(names)
@@ -135,7 +130,7 @@ def test_neighbours_leave_exclusive_cpus_and_get_them_back(
     neighbour = cri.run(cri.run_pod("neighbour"))
     pod = cri.run_pod("owner", annotations={f"{KEY}/cpus": "exclusive"})
     owner = cri.run(pod, resources=guaranteed(1))
-    poll(lambda: cri.allowed(owner).cpus != str(MACHINE) or None, "the owner's CPUs")
+    poll(lambda: cri.allowed(owner).cpus != str(MACHINE), "the owner's CPUs")
     owned = cri.allowed(owner).cpus
     settled(cri, neighbour, str(MACHINE - type(MACHINE).parse(owned)))
     cri.stop_pod(pod)
@@ -163,15 +158,15 @@ def test_a_resize_that_nobody_tells_of_is_decided_about(
         return int(resources["cpu"].get("quota", 0))
 
     before = {"sized-own": (1000, 64), "sized-shared": (250, 64)}
-    poll(lambda: has() == before or None, "both as they were created")
-    poll(lambda: quota(owner) == -1 or None, "the owner's quota is lifted")
-    poll(lambda: cri.allowed(owner).cpus != str(MACHINE) or None, "the owner's CPUs")
+    poll(lambda: has() == before, "both as they were created")
+    poll(lambda: quota(owner) == -1, "the owner's quota is lifted")
+    poll(lambda: cri.allowed(owner).cpus != str(MACHINE), "the owner's CPUs")
     owned = cri.allowed(owner).cpus
     cri.update(owner, guaranteed(1, 96 * MIB))
     cri.update(shared, guaranteed(0.5, 128 * MIB))
     after = {"sized-own": (1000, 96), "sized-shared": (500, 128)}
-    poll(lambda: has() == after or None, "both as they were resized")
-    poll(lambda: quota(owner) == -1 or None, "the owner's quota is lifted again")
+    poll(lambda: has() == after, "both as they were resized")
+    poll(lambda: quota(owner) == -1, "the owner's quota is lifted again")
     assert cri.allowed(owner).cpus == owned
     assert quota(shared) == 50_000
     assert plugin.metric("nri_numa_internal_errors_total") == 0
@@ -180,14 +175,14 @@ def test_a_resize_that_nobody_tells_of_is_decided_about(
 def test_a_refused_container_runs_and_that_is_said(bed: Containerd, start: StartPlugin) -> None:
     plugin = start(over_cri(bed))
     refused = listed(bed.cri, "refused", NO_CPU)
-    poll(lambda: asked(plugin, "/v1/refusals")["refusals"] or None, "the refusal")
-    poll(lambda: plugin.metric("nri_numa_refused_running_total") == 1 or None, "the count")
+    poll(lambda: asked(plugin, "/v1/refusals")["refusals"], "the refusal")
+    poll(lambda: plugin.metric("nri_numa_refused_running_total") == 1, "the count")
     assert bed.cri.running(refused)
     assert bed.cri.allowed(refused) == Seen(cpus=str(MACHINE), mems=bed.cri.allowed(refused).mems)
     (one,) = asked(plugin, "/v1/refusals")["refusals"]
     assert (one["pod"], one["container"]) == ("refused", "main")
     poll(
-        lambda: any("starts nevertheless" in r.get("msg", "") for r in plugin.records()) or None,
+        lambda: any("starts nevertheless" in r.get("msg", "") for r in plugin.records()),
         "the log line",
     )
 
@@ -233,7 +228,7 @@ def test_from_cri_to_nri_and_back_nothing_moves(
     pod = cri.run_pod("owner", annotations={f"{KEY}/cpus": "exclusive"})
     owner = cri.run(pod, resources=guaranteed(1))
     neighbour = cri.run(cri.run_pod("neighbour"))
-    poll(lambda: cri.allowed(owner).cpus != str(MACHINE) or None, "the owner's CPUs")
+    poll(lambda: cri.allowed(owner).cpus != str(MACHINE), "the owner's CPUs")
     owned = cri.allowed(owner).cpus
     shared = str(MACHINE - type(MACHINE).parse(owned))
     settled(cri, neighbour, shared)

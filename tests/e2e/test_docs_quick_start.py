@@ -12,7 +12,6 @@ import re
 import shutil
 import signal
 import socketserver
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -28,6 +27,7 @@ from tests.beds import cri
 from tests.beds.containerd import Containerd
 from tests.beds.cri import CRIError, poll
 from tests.beds.plugin_process import free_port
+from tests.beds.processes import Daemon
 from tests.checks.docs_blocks import Block, blocks, environment, make_checkout, make_programs, run
 from tests.machines.cpus import MACHINE
 
@@ -135,39 +135,20 @@ def served(address: Path, answer: Callable[[list[str]], tuple[int, str]]) -> Ite
             thread.join()
 
 
-class Terminal:
+class Terminal(Daemon):
     """The terminal in which the plugin stays."""
 
-    def __init__(self, log: Path) -> None:
-        self.log = log
-        self._process: subprocess.Popen[bytes] | None = None
+    def __init__(
+        self, block: Block, checkout: Path, directory: Path, environment: dict[str, str]
+    ) -> None:
+        typed = ["bash", "-c", f"exec {block.text.removeprefix('sudo ')}"]
+        super().__init__("plugin", typed, directory, environment)
+        self.folder = checkout
 
-    def start(self, block: Block, checkout: Path, env: dict[str, str]) -> None:
+    def start(self) -> None:
         """Type the command, and wait until the log says what the page says."""
-        with self.log.open("wb") as log:
-            self._process = subprocess.Popen(
-                ["bash", "-c", f"exec {block.text.removeprefix('sudo ')}"],
-                cwd=checkout,
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
-        poll(
-            lambda: re.search(r"msg=link .*state=active", self.log.read_text()),
-            "state=active in the log",
-        )
-
-    def interrupt(self) -> None:
-        if self._process is not None:
-            process, self._process = self._process, None
-            process.send_signal(signal.SIGINT)
-            assert process.wait(20) == 0, self.log.read_text()
-
-    def close(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
+        super().start()
+        poll(lambda: re.search(r"msg=link .*state=active", self.log()), "state=active in the log")
 
 
 def test_every_block_of_the_quick_start(containerd: Containerd, tmp_path: Path) -> None:
@@ -195,19 +176,16 @@ def test_every_block_of_the_quick_start(containerd: Containerd, tmp_path: Path) 
                 "NRI_NUMA_HTTP": f"127.0.0.1:{free_port()}",
             },
         )
-        terminal = Terminal(tmp_path / "plugin.log")
-        try:
-            with served(address, node.answer):
-                printed = []
-                for block in blocks():
-                    if block.stays:
-                        terminal.start(block, checkout, env)
-                        continue
-                    if block.stops:
-                        terminal.interrupt()
-                    printed.append(run(block, checkout, env))
-        finally:
-            terminal.close()
+        with served(address, node.answer), contextlib.ExitStack() as stack:
+            printed = []
+            for block in blocks():
+                if block.stays:
+                    terminal = Terminal(block, checkout, tmp_path, env)
+                    stack.enter_context(terminal)
+                    continue
+                if block.stops:
+                    assert terminal.end(signal.SIGINT) == 0, terminal.log()
+                printed.append(run(block, checkout, env))
         seen = next(text for text in printed if "Cpus_allowed_list" in text and "condition" in text)
         (cpus,) = re.findall(r"Cpus_allowed_list:\s*(\S+)", seen)
         assert len(CPUSet.parse(cpus)) == min(2, OWNABLE), "CPUs of its own"

@@ -84,7 +84,7 @@ def test_the_drop_in_counts_from_the_start(
 
     installed.configure(rules=[{"match": {"namespaces": ["ruled"]}, "set": {"numacpu": LAST}}])
     os.kill(installed.pid(), signal.SIGHUP)
-    poll(lambda: "changed=rules" in installed.log.read_text() or None, "reloaded")
+    poll(lambda: "changed=rules" in installed.log.read_text(), "reloaded")
     assert cri.allowed(cri.run(cri.run_pod("by-rule", namespace="ruled"))).cpus == LAST
 
 

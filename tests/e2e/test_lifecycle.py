@@ -43,9 +43,8 @@ def cpus(cri: CRI, container: Container) -> CPUSet:
 def settled(cri: CRI, container: Container, expected: CPUSet) -> None:
     """Wait until the container's CPUs are these."""
     poll(
-        lambda: cpus(cri, container) == expected or None,
+        lambda: cpus(cri, container) == expected,
         f"{container.pod.name} on CPUs {expected}, it is on {cpus(cri, container)}",
-        timeout_s=180,
     )
 
 
@@ -181,7 +180,7 @@ def test_containers_started_while_we_were_away_are_found(cri: CRI, plugin: Plugi
         assert CPUSet.parse(cri.first_line(container).cpus) == MACHINE  # nobody was there
     plugin.start()
     settled(cri, listed, CPUSet.parse("1"))
-    poll(lambda: len(cpus(cri, owner)) == 1 or None, "the owner pinned")
+    poll(lambda: len(cpus(cri, owner)) == 1, "the owner pinned")
     settled(cri, shared, MACHINE - cpus(cri, owner))
     assert cri.running(impossible)  # it runs already: said and counted, not killed
     gaps = [record for record in plugin.records() if "gap" in str(record).lower()]
@@ -259,13 +258,13 @@ def test_a_create_that_its_client_cancelled_gives_back_when_its_pod_ends(
         os.kill(plugin.pid, signal.SIGSTOP)
         try:
             creation = thread.submit(hasty.create, pod, resources=guaranteed(1))
-            poll(lambda: began in containerd.log() or None, "the runtime asks the plugin")
+            poll(lambda: began in containerd.log(), "the runtime asks the plugin")
             hasty.close()
             with pytest.raises(CRIError, match="CANCELLED"):
                 creation.result()
         finally:
             os.kill(plugin.pid, signal.SIGCONT)
-    poll(lambda: '"pod":"default/owner"' in plugin.log() or None, "decided")
+    poll(lambda: '"pod":"default/owner"' in plugin.log(), "decided")
     cri.stop_pod(pod)
     settled(cri, shared, MACHINE)
 
@@ -275,7 +274,7 @@ def test_the_plugin_may_start_before_containerd(
 ) -> None:
     containerd.stop()
     plugin = start_plugin(wait=False)
-    poll(lambda: "disconnected" in plugin.log() or None, "dialled in vain")
+    poll(lambda: "disconnected" in plugin.log(), "dialled in vain")
     assert plugin.running
     assert not plugin.ready()
     containerd.start()

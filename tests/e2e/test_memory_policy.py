@@ -1,7 +1,7 @@
 """A container's memory policy, for real: in force from the first instruction, or refused.
 
-Which of the two it is depends on the runtime: the packaged ones are older than the protocol's
-memory policies. ``NRI_NUMA_CONTAINERD`` names a folder with a newer one (docs/install.md).
+Which of the two it is depends on the runtime: containerd 1.7 is older than the protocol's memory
+policies.
 """
 
 from __future__ import annotations

@@ -148,7 +148,7 @@ class Plugin:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
 
     def wait_active(self) -> None:
-        poll(lambda: self.link.state is LinkState.ACTIVE or None, f"active, {self.handler.states}")
+        poll(lambda: self.link.state is LinkState.ACTIVE, f"active, {self.handler.states}")
 
     def push(self, wanted: dict[str, str]) -> PushResult:
         async def work() -> PushResult:
@@ -213,7 +213,7 @@ def test_updates_of_others_ride_on_answers(cri: CRI, link: Plugin) -> None:
     link.handler.on_create, link.handler.on_stop = {}, {first.id: LAST}
     cri.start(second)
     cri.stop(second)
-    poll(lambda: cri.allowed(first).cpus == LAST or None, "update in the answer to a stop")
+    poll(lambda: cri.allowed(first).cpus == LAST, "update in the answer to a stop")
 
 
 def test_every_event_of_a_life_is_seen(cri: CRI, link: Plugin) -> None:
@@ -222,7 +222,7 @@ def test_every_event_of_a_life_is_seen(cri: CRI, link: Plugin) -> None:
     cri.update(container, Resources(shares=512))
     cri.remove_pod(pod)
     wanted = ["run-pod", "create", "update", "stop", "stop-pod", "remove", "remove-pod"]
-    poll(lambda: set(wanted) <= set(link.handler.calls) or None, f"events {link.handler.calls}")
+    poll(lambda: set(wanted) <= set(link.handler.calls), f"events {link.handler.calls}")
     assert link.handler.calls[:2] == ["run-pod", "create"]
 
 
@@ -239,7 +239,7 @@ def test_synchronize_shows_what_runs_and_takes_updates(containerd: Containerd, c
         plugin.close()
     with linked(containerd) as again:
         again.handler.on_synchronize = {}
-        poll(lambda: cri.allowed(container).cpus == LAST or None, "update in the synchronisation")
+        poll(lambda: cri.allowed(container).cpus == LAST, "update in the synchronisation")
 
 
 def test_a_picture_of_many_megabytes_is_taken(containerd: Containerd, cri: CRI) -> None:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
-from nri_numa.machine.synthetic import synthetic
-from nri_numa.model.cpuset import CPUSet
 from tests.beds.cri import (
     CRI,
     CRIError,
@@ -22,7 +19,6 @@ from tests.beds.cri import (
 )
 from tests.beds.plugin_process import PluginProcess, StartPlugin
 from tests.machines.cpus import FIRST, LAST
-from tests.machines.named import write_sysfs
 
 pytestmark = pytest.mark.e2e
 
@@ -91,7 +87,7 @@ def test_the_decision_can_be_read_back(cri: CRI, plugin: PluginProcess) -> None:
 def test_the_api_tells_the_same(cri: CRI, plugin: PluginProcess) -> None:
     pod = cri.run_pod("api", annotations=asks(numacpu=LAST))
     container = cri.run(pod)
-    poll(lambda: plugin.responsive() or None, "HTTP served")
+    poll(lambda: plugin.responsive(), "HTTP served")
     assert plugin.get("/readyz")[0] == 200
     assert container.id in json.dumps(plugin.json("/v1/assignments"))
     info = plugin.json("/v2/system/numa/info")
@@ -135,54 +131,6 @@ def test_a_fraction_cannot_be_exclusive(cri: CRI, plugin: PluginProcess) -> None
     with pytest.raises(CRIError, match="default/fraction") as caught:
         cri.create(pod, resources=guaranteed(1.5))
     assert "whole" in caught.value.message
-
-
-@pytest.fixture
-def two_nodes(tmp_path: Path) -> Path:
-    """A machine of two NUMA nodes made of this machine's CPU numbers: 0-1 and 2-3."""
-    topology = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=2, threads=1)
-    return write_sysfs(tmp_path / "machine", topology)
-
-
-@pytest.mark.cpus(4, proven_by="strategies")
-@pytest.mark.parametrize(("strategy", "same"), [("spread", False), ("pack", True)])
-def test_computed_shared_assignments(
-    cri: CRI, start_plugin: StartPlugin, two_nodes: Path, strategy: str, same: bool
-) -> None:
-    """Two half-CPU pods go to two NUMA nodes under spread and to one under pack."""
-    # bind: cpu, because the real kernel has not got the second NUMA node's memory.
-    start_plugin({"strategy": strategy}, sysfs_root=two_nodes)
-    annotations = asks(policy="single-numa-node", bind="cpu")
-    seen = []
-    for name in ("first", "second"):
-        pod = cri.run_pod(name, annotations=annotations, qos=QoS.BURSTABLE)
-        seen.append(cri.first_line(cri.run(pod, resources=burstable(0.5))).cpus)
-    assert set(seen) <= {"0-1", "2-3"}
-    assert (seen[0] == seen[1]) == same
-
-
-@pytest.mark.cpus(4, proven_by=("single_numa_node_refused", "refusal_softened"))
-def test_single_numa_node_refuses_what_no_node_has(
-    cri: CRI, start_plugin: StartPlugin, two_nodes: Path
-) -> None:
-    start_plugin(sysfs_root=two_nodes)
-    annotations = asks(policy="single-numa-node", bind="cpu", cpus="exclusive")
-    pod = cri.run_pod("wide", annotations=annotations)
-    with pytest.raises(CRIError, match="single-numa-node") as caught:
-        cri.create(pod, resources=guaranteed(3))
-    assert "default/wide" in caught.value.message
-    widened = cri.run_pod("widened", annotations={**annotations, **asks(on_failure="widen")})
-    assert len(CPUSet.parse(cri.first_line(cri.run(widened, resources=guaranteed(3))).cpus)) == 3
-
-
-@pytest.mark.cpus(4, proven_by="single_numa_node_exclusive")
-def test_exclusive_cpus_stay_inside_one_node(
-    cri: CRI, start_plugin: StartPlugin, two_nodes: Path
-) -> None:
-    start_plugin(sysfs_root=two_nodes)
-    annotations = asks(policy="single-numa-node", bind="cpu", cpus="exclusive")
-    pod = cri.run_pod("pair", annotations=annotations)
-    assert cri.first_line(cri.run(pod, resources=guaranteed(2))).cpus in ("0-1", "2-3")
 
 
 def test_rules_speak_for_pods_that_say_nothing(cri: CRI, start_plugin: StartPlugin) -> None:

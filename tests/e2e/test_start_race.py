@@ -23,7 +23,6 @@ LIMIT_MS = 100
 
 
 @pytest.mark.core
-@pytest.mark.cpus(2)
 @pytest.mark.timeout(120 + 5 * ROUNDS)
 @pytest.mark.parametrize("mode", MODES)
 def test_no_neighbour_stays_on_an_owned_cpu(

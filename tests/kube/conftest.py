@@ -23,7 +23,7 @@ import pytest
 
 from tests.beds.cri import poll
 from tests.beds.kube.bed import KubeBed
-from tests.beds.kube.client import PATIENCE_S, Client
+from tests.beds.kube.client import Client
 from tests.beds.kube.node import Node
 from tests.beds.plugin_process import REPOSITORY
 from tests.beds.testbed import TestbedUnavailable
@@ -106,11 +106,7 @@ def bed(request: pytest.FixtureRequest, session_bed: KubeBed) -> Iterator[KubeBe
     session_bed.client.delete_pods()
     # The kubelet may still be at it when the objects are gone.
     running = session_bed.node.containerd.cri.containers
-    poll(
-        lambda: True if not running(running=True) else None,
-        "end of all containers",
-        timeout_s=PATIENCE_S,
-    )
+    poll(lambda: not running(running=True), "end of all containers")
     left = session_bed.node.plugin.config_file.read_text()
     assert left == configuration, "the test left another configuration of nri-numa to the next one"
 

@@ -14,7 +14,7 @@ import yaml
 
 from tests.beds.cri import poll
 from tests.beds.kube.bed import KubeBed
-from tests.beds.kube.client import PATIENCE_S, Client, JsonObject, is_ready
+from tests.beds.kube.client import Client, JsonObject, is_ready
 from tests.beds.kube.manifests import PREFIX, asks, container, pod
 from tests.beds.kube.release import Release
 from tests.beds.kube.service import MANIFESTS
@@ -152,7 +152,7 @@ def wait_rights(client: Client) -> None:
             return client.ask("POST", path, review)["status"]["allowed"] or None
 
         what = f"{account} to be allowed to {verb} {resource}"
-        poll(allowed, what, timeout_s=PATIENCE_S, every_s=0.1)
+        poll(allowed, what)
 
 
 def leave_the_node(client: Client, before: JsonObject) -> None:
@@ -166,8 +166,7 @@ def leave_the_node(client: Client, before: JsonObject) -> None:
         }
         for part in ("annotations", "labels")
     }
-    kind = "application/merge-patch+json"
-    client.ask("PATCH", "/api/v1/nodes/bed", {"metadata": new}, content_type=kind)
+    client.ask("PATCH", "/api/v1/nodes/bed", {"metadata": new})
 
 
 def test_from_helm_install_to_a_pod_on_its_numa_node(bed: KubeBed, client: Client) -> None:
@@ -215,7 +214,7 @@ def test_from_helm_install_to_a_pod_on_its_numa_node(bed: KubeBed, client: Clien
             return found if found is not None and is_ready(found) else None
 
         try:
-            found = poll(started, "the pod to be Ready", timeout_s=PATIENCE_S, every_s=0.2)
+            found = poll(started, "the pod to be Ready")
         except TimeoutError as error:
             logs = [one.log()[-2000:] for one in (publisher, extender, scheduler)]
             raise TimeoutError("\n---\n".join([str(error), *logs])) from None

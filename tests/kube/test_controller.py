@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 import os
 import signal
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.beds.cri import poll
 from tests.beds.kube import controller as controllers
 from tests.beds.kube.bed import KubeBed
-from tests.beds.kube.client import PATIENCE_S, Client, JsonObject, is_ready, waiting_reason
+from tests.beds.kube.client import Client, JsonObject, is_ready
 from tests.beds.kube.controller import Controller
 from tests.beds.kube.manifests import PREFIX, asks, container, pod, template, workload
 from tests.beds.kube.node import NOBODY
@@ -42,18 +40,16 @@ def way(bed: KubeBed, installed: Client) -> Iterator[Path]:
     os.chown(directory, NOBODY, NOBODY)
     file = directory / "capacity.json"
     section = {"offlineCapacity": {"file": str(file), "interval": "1s"}}
-    plugin = bed.node.plugin
-    before = json.loads(plugin.config_file.read_text())
-    plugin.write_config({**before, **section})
-    plugin.restart()
+    credentials = token(installed, "bed")
     try:
-        with Publisher(bed, token(installed, "bed"), config={"podAnnotation": True}, more=section):
+        with (
+            bed.node.configured(**section),
+            Publisher(bed, credentials, config={"podAnnotation": True}, more=section),
+        ):
             yield file
     finally:
         for key in ("offline-capacity", "drained", "numa-ids"):
             installed.kubectl("annotate", "node", "bed", f"{PREFIX}/{key}-")
-        plugin.write_config(before)
-        plugin.restart()
 
 
 def annotation(client: Client, key: str) -> str | None:
@@ -64,15 +60,8 @@ def annotation(client: Client, key: str) -> str | None:
 
 def factors(bed: KubeBed) -> dict[int, tuple[float, int]]:
     """By NUMA node, the factor that counts and thousandths of a CPU that it leaves."""
-    url = f"http://{bed.node.plugin.address}/v1/assignments"
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(url, timeout=30) as answer:
-        nodes = json.load(answer)["numaNodes"]
+    nodes = bed.node.plugin.json("/v1/assignments")["numaNodes"]
     return {n["id"]: (n["capacityFactor"], n["cpuCapacityMilli"]) for n in nodes}
-
-
-def until(probe: Any, what: str) -> Any:
-    return poll(probe, what, timeout_s=PATIENCE_S, every_s=0.2)
 
 
 def takes(replica: Controller, method: str, zones: dict[str, float] | None = None) -> bool | None:
@@ -83,19 +72,19 @@ def takes(replica: Controller, method: str, zones: dict[str, float] | None = Non
 
 
 def wait_factor(bed: KubeBed, factor: float) -> None:
-    until(lambda: factors(bed)[0][0] == factor or None, f"factor {factor} at the agent")
+    poll(lambda: factors(bed)[0][0] == factor, f"factor {factor} at the agent")
 
 
 def test_what_others_measure_is_what_new_containers_get(
     bed: KubeBed, installed: Client, way: Path
 ) -> None:
     """Half, nothing, and everything again; then the same by the operator's own key."""
-    until(lambda: annotation(installed, "numa-ids"), "the NUMA nodes of the Node")
+    poll(lambda: annotation(installed, "numa-ids"), "the NUMA nodes of the Node")
     whole = factors(bed)[0][1]
     running = installed.run(pod("capacity-before", annotations=asks(policy="single-numa-node")))
     had = bed.node.cpus(running)
     with Controller(bed, 9893) as replica:
-        until(lambda: takes(replica, "PUT", {"0": 0.5}), "a PUT that is taken")
+        poll(lambda: takes(replica, "PUT", {"0": 0.5}), "a PUT that is taken")
         wait_factor(bed, 0.5)
         assert factors(bed)[0] == (0.5, whole // 2)
         text = annotation(installed, "offline-capacity")
@@ -106,19 +95,15 @@ def test_what_others_measure_is_what_new_containers_get(
             (NODE.replace("bed", "nobody"), {"0": 1}, "there is no Node"),
         ):
             body = {"zones": zones}
-            until(lambda p=path, b=body, w=wrong: w in replica.ask("PUT", p, b)[1] or None, wrong)
+            poll(lambda p=path, b=body, w=wrong: w in replica.ask("PUT", p, b)[1], wrong)
 
-        until(lambda: takes(replica, "PUT", {"0": 0}), "another PUT")
+        poll(lambda: takes(replica, "PUT", {"0": 0}), "another PUT")
         wait_factor(bed, 0)
         installed.apply(pod("capacity-later", annotations=asks(policy="single-numa-node")))
-        installed.wait_pod(
-            "capacity-later",
-            lambda it: waiting_reason(it)[0] == "CreateContainerError",
-            "refused on a drained NUMA node",
-        )
+        installed.wait_refused("capacity-later")
         assert bed.node.cpus(running) == had, "nothing that runs moves"
-        until(lambda: takes(replica, "DELETE"), "a DELETE")
-        until(lambda: annotation(installed, "offline-capacity") is None or None, "no annotation")
+        poll(lambda: takes(replica, "DELETE"), "a DELETE")
+        poll(lambda: annotation(installed, "offline-capacity") is None, "no annotation")
         installed.wait_ready("capacity-later")
 
     installed.kubectl("annotate", "node", "bed", f"{PREFIX}/drained=0")
@@ -131,18 +116,18 @@ def test_two_replicas_have_one_leader(bed: KubeBed, installed: Client) -> None:
     """The other one takes over, and lets stand what is written."""
     try:
         with Controller(bed, 9893) as first:
-            until(lambda: takes(first, "PUT", {"0": 0.25}), "a PUT that is taken")
+            poll(lambda: takes(first, "PUT", {"0": 0.25}), "a PUT that is taken")
             with Controller(bed, 9894) as second:
-                until(lambda: second.ask("GET", "/readyz")[0] == 503 or None, "one that waits")
+                poll(lambda: second.ask("GET", "/readyz")[0] == 503, "one that waits")
                 status, said = second.ask("PUT", NODE, {"zones": {"0": 1}})
                 assert (status, "does not lead" in said) == (503, True)
-                written = until(lambda: annotation(installed, "offline-capacity"), "it written")
+                written = poll(lambda: annotation(installed, "offline-capacity"), "it written")
                 first.end(number=signal.SIGKILL)
-                until(lambda: second.ask("GET", "/readyz")[0] == 200 or None, "another leader")
+                poll(lambda: second.ask("GET", "/readyz")[0] == 200, "another leader")
                 assert annotation(installed, "offline-capacity") == written
-                until(lambda: takes(second, "PUT", {"0": 0.75}), "a PUT at the other one")
-                until(
-                    lambda: '"0":0.75' in (annotation(installed, "offline-capacity") or "") or None,
+                poll(lambda: takes(second, "PUT", {"0": 0.75}), "a PUT at the other one")
+                poll(
+                    lambda: '"0":0.75' in (annotation(installed, "offline-capacity") or ""),
                     "what it was told",
                 )
     finally:
@@ -156,8 +141,8 @@ def test_its_token_writes_one_annotation(bed: KubeBed, installed: Client) -> Non
     thief = Thief(bed, stolen.strip())
     node = "/api/v1/nodes/bed?dryRun=All"
     others = {"annotations": {f"{PREFIX}/drained": "0"}}
-    until(
-        lambda: "may only write the annotation" in thief.patches(node, **others) or None,
+    poll(
+        lambda: "may only write the annotation" in thief.patches(node, **others),
         "the policy in force",
     )
     assert thief.patches(node, annotations={f"{PREFIX}/offline-capacity": "{}"}) == ""
@@ -202,7 +187,7 @@ def test_a_drained_numa_node_is_emptied_as_budgets_allow(
         found = installed.pods("app=capacity-moved")
         return next((p for p in found if is_ready(p) and p["metadata"]["name"] != but), None)
 
-    first = until(moved, "a pod of the Deployment")["metadata"]["name"]
+    first = poll(moved, "a pod of the Deployment")["metadata"]["name"]
 
     def told() -> bool | None:
         metadata = (installed.pod(first) or {}).get("metadata", {})
@@ -210,26 +195,22 @@ def test_a_drained_numa_node_is_emptied_as_budgets_allow(
 
     drain = {"evict": True, "after": "1s", "perMinute": 600}
     try:
-        until(told, "its pins on the pod")
+        poll(told, "its pins on the pod")
         with Controller(bed, 9893, drain=drain) as replica:
             installed.kubectl("annotate", "node", "bed", f"{PREFIX}/drained=0")
-            until(
-                lambda: (
-                    'result="blocked",verb="create"' in replica.ask("GET", "/metrics")[1] or None
-                ),
+            poll(
+                lambda: 'result="blocked",verb="create"' in replica.ask("GET", "/metrics")[1],
                 "an eviction that the budget forbids",
             )
             assert installed.pod(first) is not None
             wait_factor(bed, 0)  # or the successor might land in the same place, and go too
             installed.kubectl("delete", "poddisruptionbudget", "keep-moved")
             # The pod is gone at once, the Event is told after that: who ends it waits for both.
-            until(
-                lambda: True if installed.pod(first) is None else None, "the end of the first pod"
-            )
-            until(lambda: drained(installed) or None, "an Event about it")
+            poll(lambda: installed.pod(first) is None, "the end of the first pod")
+            poll(lambda: drained(installed), "an Event about it")
         # Its successor was refused here; it starts where there is room again.
         installed.kubectl("annotate", "node", "bed", f"{PREFIX}/drained-")
-        until(lambda: moved(but=first), "a successor")
+        poll(lambda: moved(but=first), "a successor")
     finally:
         installed.kubectl("delete", "poddisruptionbudget", "keep-moved", "--ignore-not-found")
     again = installed.pod("capacity-alone")

@@ -7,21 +7,18 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.beds.cri import poll
 from tests.beds.kube.bed import KubeBed
-from tests.beds.kube.client import PATIENCE_S, Client, JsonObject, waiting_reason
+from tests.beds.kube.client import Client, JsonObject, unscheduled
 from tests.beds.kube.device_plugin import RESOURCE, DevicePluginDaemon
-from tests.beds.kube.manifests import EXCLUSIVE, asks, container, pod, template, workload
+from tests.beds.kube.manifests import EXCLUSIVE, asks, container, pod
 from tests.beds.kube.node import Node
 from tests.beds.kube.publisher import Publisher, install, token
 from tests.beds.plugin_process import plugin_environment
-from tests.kube.test_publish import Thief
 from tests.machines.cpus import MACHINE
 
 pytestmark = pytest.mark.kube
@@ -36,12 +33,10 @@ MOST = len(MACHINE) - max(1, len(MACHINE) // 20)
 @pytest.fixture
 def plugin(client: Client, node: Node) -> Iterator[DevicePluginDaemon]:
     """A device plugin whose resource is on the node; afterwards it is gone again."""
-    before = rss(node.plugin.pid)
     daemon = DevicePluginDaemon(node)
     daemon.start()
     try:
         wait_allocatable(client, node, MOST, daemon)
-        print(f"\nmemory: agent without it {before} MiB")
         yield daemon
     finally:
         daemon.end()
@@ -66,7 +61,7 @@ def wait_allocatable(
             daemon.check()
         return True if allocatable(client, node, resource) == count else None
 
-    poll(ask, f"{count} {resource} on the node", timeout_s=PATIENCE_S, every_s=0.2)
+    poll(ask, f"{count} {resource} on the node")
 
 
 def counted(count: int, cpus: str = "", resource: str = RESOURCE, **more: object) -> JsonObject:
@@ -75,14 +70,6 @@ def counted(count: int, cpus: str = "", resource: str = RESOURCE, **more: object
     for amounts in ("requests", "limits"):
         made["resources"][amounts] = {**made["resources"][amounts], resource: str(count)}
     return made
-
-
-def unschedulable(it: JsonObject) -> str:
-    """Why the scheduler finds no node; empty where it has found one, or not tried yet."""
-    for one in it["status"].get("conditions", []):
-        if one["type"] == "PodScheduled" and one["status"] == "False":
-            return str(one.get("message", ""))
-    return ""
 
 
 def refusals(node: Node) -> list[JsonObject]:
@@ -96,16 +83,6 @@ def assignment(node: Node, name: str) -> JsonObject:
     document = json.loads(node.plugin.get(f"/v1/assignments?pod={name}")[1])
     (found,) = document["containers"]
     return dict(found)
-
-
-def refused_on_node(node: Node) -> int:
-    """How many containers the agent refused since it started."""
-    lines = node.plugin.get("/metrics")[1].splitlines()
-    return sum(
-        int(float(line.rpartition(" ")[2]))
-        for line in lines
-        if line.startswith("nri_numa_decisions_total{") and 'outcome="refused"' in line
-    )
 
 
 def test_the_scheduler_keeps_who_would_be_refused(
@@ -122,9 +99,9 @@ def test_the_scheduler_keeps_who_would_be_refused(
 
     # A name of its own: the agent remembers refusals of other tests' pods.
     client.apply(pod("kept-back", counted(1)))
-    pending = client.wait_pod("kept-back", lambda it: RESOURCE in unschedulable(it), "kept back")
+    pending = client.wait_pod("kept-back", lambda it: RESOURCE in unscheduled(it), "kept back")
     assert "nodeName" not in pending["spec"]
-    assert f"Insufficient {RESOURCE}" in unschedulable(pending)
+    assert f"Insufficient {RESOURCE}" in unscheduled(pending)
     assert [one for one in refusals(node) if one["pod"] == "kept-back"] == []
     assert node.cpus(first) == own
     client.kubectl("delete", "pod", "first")
@@ -135,7 +112,7 @@ def test_a_kubelet_that_restarts(client: Client, node: Node, plugin: DevicePlugi
     running = client.run(pod("running", counted(1)))
     own, pid, times = node.cpus(running), node.pid(running), plugin.registrations()
     node.restart_kubelet()
-    poll(lambda: plugin.registrations() > times or None, "registered again", timeout_s=PATIENCE_S)
+    poll(lambda: plugin.registrations() > times, "registered again")
     wait_allocatable(client, node, MOST, plugin)
     assert (node.cpus(running), node.pid(running)) == (own, pid)
     after = client.wait_ready("running")
@@ -215,10 +192,8 @@ def test_what_makes_no_sense_is_refused(
     words: str,
 ) -> None:
     client.apply(pod("wrong", made, annotations=annotations))
-    refused = client.wait_pod(
-        "wrong", lambda it: waiting_reason(it)[0] == "CreateContainerError", "refused"
-    )
-    assert words in waiting_reason(refused)[1]
+    refused = client.wait_refused("wrong")
+    assert words in refused
 
 
 def explained(node: Node, name: str) -> str:
@@ -272,18 +247,11 @@ def test_numa_nodes_that_are_announced_bind(client: Client, node: Node) -> None:
 def test_a_second_plugin_gives_up(client: Client, node: Node, plugin: DevicePluginDaemon) -> None:
     other = DevicePluginDaemon(node, "second-device-plugin")
     other.start()
-    poll(lambda: not other.running or None, "end of the second one", timeout_s=PATIENCE_S)
+    poll(lambda: not other.running, "end of the second one")
     assert "another nri-numa device-plugin serves this node" in other.log()
     other.end()
     assert plugin.running
     assert allocatable(client, node) == MOST
-
-
-def rss(pid: int) -> str:
-    """Resident memory of a process in MiB."""
-    status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
-    (kib,) = (line.split()[1] for line in status.splitlines() if line.startswith("VmRSS:"))
-    return f"{int(kib) / 1024:.1f}"
 
 
 @pytest.fixture
@@ -297,7 +265,7 @@ def published(bed: KubeBed, client: Client, node: Node) -> Iterator[Publisher]:
     finally:
         status_path = f"/api/v1/nodes/{node.name}/status"
         body = {"status": {"capacity": {WRITTEN: None}}}
-        client.ask("PATCH", status_path, body, content_type="application/merge-patch+json")
+        client.ask("PATCH", status_path, body)
         wait_allocatable(client, node, 0, resource=WRITTEN)
 
 
@@ -309,7 +277,7 @@ def test_the_status_of_the_node_counts_without_a_device_plugin(
     assert len(node.cpus(first)) == MOST
     assert assignment(node, "first")["slots"] == ""
     client.apply(pod("second", counted(1, resource=WRITTEN), annotations=EXCLUSIVE))
-    pending = client.wait_pod("second", lambda it: WRITTEN in unschedulable(it), "kept back")
+    pending = client.wait_pod("second", lambda it: WRITTEN in unscheduled(it), "kept back")
     assert "nodeName" not in pending["spec"]
     assert allocatable(client, node, WRITTEN) == MOST
     client.kubectl("delete", "pod", "first")
@@ -318,48 +286,5 @@ def test_the_status_of_the_node_counts_without_a_device_plugin(
     for value in ("0", None, "99"):
         body = {"status": {"capacity": {WRITTEN: value}}}
         path = f"/api/v1/nodes/{node.name}/status"
-        client.ask("PATCH", path, body, content_type="application/merge-patch+json")
+        client.ask("PATCH", path, body)
         wait_allocatable(client, node, MOST, resource=WRITTEN)
-
-
-def test_the_right_to_write_it_is_worth_nothing_else(
-    bed: KubeBed, client: Client, node: Node, published: Publisher
-) -> None:
-    thief = Thief(bed, token(client, node.name))
-    path = f"/api/v1/nodes/{node.name}/status"
-    assert thief.does("PATCH", path, {"status": {"capacity": {WRITTEN: "1"}}}) == ""
-    said = thief.does("PATCH", path, {"status": {"capacity": {"example.com/gpu": "8"}}})
-    assert "only write the capacity of its extended resource" in said
-    said = thief.does("PATCH", path, {"status": {"allocatable": {"cpu": "1000"}}})
-    assert "nothing of a Node's status but capacity" in said
-    said = thief.does("PATCH", path, {"status": {"conditions": []}})
-    assert "nothing of a Node's status but capacity" in said
-
-
-def stream(client: Client, name: str, made: JsonObject, annotations: dict[str, str]) -> float:
-    """Run a Job of many pods, all at once as far as they fit; seconds until the last is done."""
-    pods = template(made, annotations=annotations, restartPolicy="Never")
-    begin = time.monotonic()
-    client.apply(workload("Job", name, pods, completions=8, parallelism=8))
-    client.kubectl(
-        "wait", f"job/{name}", "--for=condition=complete", "--timeout=280s", timeout_s=290
-    )
-    return time.monotonic() - begin
-
-
-def test_a_stream_of_pods_with_and_without(
-    client: Client, node: Node, plugin: DevicePluginDaemon
-) -> None:
-    """Without the resource the scheduler sees CPUs where no exclusive ones are left."""
-    command = ("sh", "-c", "sleep 4")
-    before = refused_on_node(node)
-    with_s = stream(client, "with", counted(1, command=command), {})
-    between = refused_on_node(node)
-    without_s = stream(client, "without", container(cpus="1", command=command), EXCLUSIVE)
-    after = refused_on_node(node)
-    # For docs/counting.md; seen with -s.
-    print(f"\nwith the resource: {between - before} refused on the node, {with_s:.1f} s")
-    print(f"without it: {after - between} refused on the node, {without_s:.1f} s")
-    print(f"memory: agent {rss(node.plugin.pid)}, device plugin {rss(plugin.pid)} MiB")
-    assert between == before
-    assert after > between

@@ -11,7 +11,7 @@ import pytest
 
 from tests.beds.cri import poll
 from tests.beds.kube.bed import KubeBed
-from tests.beds.kube.client import PATIENCE_S, Client, JsonObject, waiting_reason
+from tests.beds.kube.client import Client, JsonObject, unscheduled, waiting_reason
 from tests.beds.kube.dra import (
     CLAIMS,
     CLASS,
@@ -50,9 +50,8 @@ def no_claims(publisher: Publisher, bed: KubeBed) -> Iterator[None]:
     records = bed.node.plugin.directory / "state" / "claims"
     cdi = bed.node.containerd.cdi_directory
     poll(
-        lambda: not (list(records.glob("*.json")) or list(cdi.glob("*.json"))) or None,
+        lambda: not (list(records.glob("*.json")) or list(cdi.glob("*.json"))),
         "end of every prepared claim",
-        timeout_s=PATIENCE_S,
     )
 
 
@@ -84,11 +83,7 @@ def test_a_claim_is_counted_and_met(client: Client, node: Node, publisher: Publi
     client.apply(template("dra-one", 1, cel=here))
     client.apply(claiming("dra-second", "dra-one", 1))
 
-    def kept_back(it: JsonObject) -> bool:
-        conditions = it["status"].get("conditions", [])
-        return any(one["type"] == "PodScheduled" and one["status"] == "False" for one in conditions)
-
-    client.wait_pod("dra-second", kept_back, "kept back")
+    client.wait_pod("dra-second", lambda it: bool(unscheduled(it)), "kept back")
     client.kubectl("delete", "pod", "dra-first")
     assert len(node.cpus(client.wait_ready("dra-second"))) == 1
 
@@ -166,7 +161,7 @@ def test_what_cannot_be_met_is_said(client: Client) -> None:
         notes = events(client, "dra-unknown", "FailedPrepareDynamicResources")
         return True if any(words in note for note in notes) else None
 
-    poll(said, "the kubelet's Event", timeout_s=PATIENCE_S, every_s=0.2)
+    poll(said, "the kubelet's Event")
     client.kubectl("delete", "pod", "dra-unknown")
 
     client.apply(template("dra-other-size", 1))

@@ -9,7 +9,7 @@ import pytest
 
 from nri_numa.model.cpuset import CPUSet
 from tests.beds.cri import poll
-from tests.beds.kube.client import PATIENCE_S, Client, JsonObject, is_ready
+from tests.beds.kube.client import Client, JsonObject, is_ready
 from tests.beds.kube.manifests import EXCLUSIVE, container, pod, template, workload
 from tests.beds.kube.node import Node
 from tests.machines.cpus import MACHINE
@@ -38,17 +38,13 @@ def owner_of(client: Client, but: str = "") -> JsonObject:
         pods = [each for each in client.pods("app=owner") if each["metadata"]["name"] != but]
         return next((each for each in pods if is_ready(each)), None)
 
-    return poll(ask, "a Ready pod of owner", timeout_s=PATIENCE_S, every_s=0.1)
+    return poll(ask, "a Ready pod of owner")
 
 
 def settles(node: Node, placed: JsonObject, cpus: CPUSet) -> None:
     """Wait until a pod may use exactly these CPUs."""
     name = placed["metadata"]["name"]
-    poll(
-        lambda: True if node.cpus(placed) == cpus else None,
-        f"{name} on {cpus}",
-        timeout_s=PATIENCE_S,
-    )
+    poll(lambda: node.cpus(placed) == cpus, f"{name} on {cpus}")
 
 
 def test_who_replaces_an_evicted_owner_owns(client: Client, node: Node) -> None:

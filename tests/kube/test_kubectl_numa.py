@@ -102,7 +102,7 @@ def observer(bed: KubeBed, client: Client, tmp_path: Path) -> Iterator[JsonObjec
 
     try:
         try:
-            running = poll(ready, "the agent's pod is Ready", timeout_s=180, every_s=0.2)
+            running = poll(ready, "the agent's pod is Ready")
         except TimeoutError:
             print(client.kubectl("describe", "pod", name, f"--namespace={space}"))
             print(client.kubectl("logs", name, f"--namespace={space}"))
@@ -151,7 +151,6 @@ def test_what_has_no_node_and_what_was_refused(
     done = poll(
         lambda: told if "UnknownCPU" in (told := numa("explain", "refused")).stdout else None,
         "the refusal",
-        timeout_s=180,
     )
     assert done.returncode == 1
     for name, words in (("refused", "UnknownCPU"), ("hungry", "Insufficient cpu")):
@@ -160,6 +159,5 @@ def test_what_has_no_node_and_what_was_refused(
                 told if words in (told := numa("why", name)).stdout else None
             ),
             f"why {name}",
-            timeout_s=180,
         )
         assert done.returncode == 1, done.stderr

@@ -15,7 +15,7 @@ import pytest
 
 from nri_numa.model.cpuset import CPUSet
 from tests.beds.cri import poll
-from tests.beds.kube.client import PATIENCE_S, Client, JsonObject, waiting_reason
+from tests.beds.kube.client import Client, JsonObject
 from tests.beds.kube.manifests import EXCLUSIVE, asks, container, pod
 from tests.beds.kube.node import Node
 from tests.machines.cpus import FIRST, LAST, MACHINE
@@ -60,11 +60,8 @@ def configure(node: Node, plugin: dict[str, Any]) -> None:
     begin = len(node.plugin.records())
     node.plugin.reload(plugin)
     poll(
-        lambda: (
-            [r for r in node.plugin.records()[begin:] if "reloaded" in r.get("msg", "")] or None
-        ),
+        lambda: [r for r in node.plugin.records()[begin:] if "reloaded" in r.get("msg", "")],
         "reloaded",
-        timeout_s=PATIENCE_S,
     )
 
 
@@ -90,9 +87,8 @@ def kind(node: Node, name: str) -> str:
 def adopted(node: Node, words: str) -> None:
     """Wait until something of the kubelet's configuration is nri-numa's too."""
     poll(
-        lambda: any(words in one for one in node.plugin.json("/v1/kubelet")["adopted"]) or None,
+        lambda: any(words in one for one in node.plugin.json("/v1/kubelet")["adopted"]),
         f"{words} taken over",
-        timeout_s=180,
     )
 
 
@@ -121,10 +117,8 @@ def test_what_the_kubelet_grants_is_its_own_and_nobody_elses(
     configure(static_node, MAY_OWN)
     wants = asks(numacpu=str(own), cpus="exclusive")
     client.apply(pod("ours", container(cpus="300m"), annotations=wants))
-    refused = client.wait_pod(
-        "ours", lambda it: waiting_reason(it)[0] == "CreateContainerError", "refused"
-    )
-    assert "default/owner/main (by the kubelet)" in waiting_reason(refused)[1]
+    refused = client.wait_refused("ours")
+    assert "default/owner/main (by the kubelet)" in refused
     client.kubectl("delete", "pod", "owner")
     # The kubelet tries again; it fits as soon as the kubelet took the grant back.
     ours = client.wait_ready("ours")
@@ -133,11 +127,7 @@ def test_what_the_kubelet_grants_is_its_own_and_nobody_elses(
         assert static_node.cpus(each) == MACHINE - own
     client.kubectl("delete", "pod", "ours")
     for each in (before, after):
-        poll(
-            lambda p=each: static_node.cpus(p) == MACHINE or None,
-            "CPUs given back",
-            timeout_s=PATIENCE_S,
-        )  # type: ignore[misc]  # bound per turn
+        poll(lambda p=each: static_node.cpus(p) == MACHINE, "CPUs given back")  # type: ignore[misc]  # bound per turn
 
 
 def test_a_list_against_a_grant_is_refused_unless_overriding_is_allowed(
@@ -146,11 +136,9 @@ def test_a_list_against_a_grant_is_refused_unless_overriding_is_allowed(
     configure(static_node, MAY_LIST)
     document = pod("listed", container(cpus="1"), annotations=asks(numacpu=FIRST))
     client.apply(document)
-    refused = client.wait_pod(
-        "listed", lambda it: waiting_reason(it)[0] == "CreateContainerError", "refused"
-    )
+    refused = client.wait_refused("listed")
     for word in ("numacpu", "kubelet granted it CPU", "kubelet.override is never"):
-        assert word in waiting_reason(refused)[1]
+        assert word in refused
     configure(static_node, {**MAY_LIST, "kubelet": {"override": "annotated"}})
     listed = client.wait_ready("listed")
     assert granted(static_node, listed) == CPUSet.parse(LAST)
@@ -163,7 +151,7 @@ def test_a_list_against_a_grant_is_refused_unless_overriding_is_allowed(
         found = static_node.plugin.json("/v1/kubelet")["contests"]
         return found[0] if found else None
 
-    contest = poll(contested, "both write", timeout_s=PATIENCE_S)
+    contest = poll(contested, "both write")
     assert (contest["pod"], contest["yieldsTo"]) == ("listed", "nri-numa")
     assert (contest["asked"], contest["kept"]) == (LAST, FIRST)
     assert static_node.cpus(listed) == CPUSet.parse(FIRST)
@@ -213,18 +201,16 @@ def test_both_ways_of_the_migration_with_containers_that_stay(client: Client, no
     assert kind(node, "owner") == "exclusive"
     node.restart_kubelet(STATIC)
     try:
-        grant = poll(
-            lambda: granted(node, owner) or None, "a grant to what runs", timeout_s=PATIENCE_S
-        )
+        grant = poll(lambda: granted(node, owner), "a grant to what runs")
         # The kubelet's side is the configured one: it takes its container, and we say so once.
-        poll(lambda: kind(node, "owner") == "kubelet" or None, "taken over", timeout_s=PATIENCE_S)
+        poll(lambda: kind(node, "owner") == "kubelet", "taken over")
         assert node.cpus(owner) == grant
         (contest,) = node.plugin.json("/v1/kubelet")["contests"] if grant != own else ({},)
         assert contest.get("yieldsTo", "kubelet") == "kubelet"
     finally:
         client.delete_pods()
         node.restart_kubelet(NONE)
-    poll(lambda: not node.plugin.json("/v1/kubelet")["grantedCPUs"] or None, "no grants any more")
+    poll(lambda: not node.plugin.json("/v1/kubelet")["grantedCPUs"], "no grants any more")
     again = client.run(pod("again", container(cpus="1"), annotations=EXCLUSIVE))
     assert kind(node, "again") == "exclusive"
     assert len(node.cpus(again)) == 1

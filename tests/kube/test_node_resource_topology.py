@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from nri_numa.publisher.topology import EXCLUSIVE as METHOD
 from nri_numa.publisher.topology import fingerprint
 from tests.beds.cri import poll
 from tests.beds.kube.bed import KubeBed
-from tests.beds.kube.client import PATIENCE_S, Client, JsonObject, is_ready
+from tests.beds.kube.client import Client, JsonObject, is_ready
 from tests.beds.kube.device_plugin import DevicePluginDaemon
 from tests.beds.kube.manifests import EXCLUSIVE, PREFIX, container, pod
 from tests.beds.kube.publisher import MANIFESTS, Publisher, install, token
@@ -49,10 +48,7 @@ def allowed(client: Client) -> Iterator[Client]:
 def defined(allowed: Client) -> Client:
     """With the definition, and it is served."""
     allowed.kubectl("apply", f"--filename={DIRECTORY / 'crd.yaml'}")
-    poll(
-        lambda: True if allowed.request("GET", API)[0] == 200 else None,
-        "the definition to be served", timeout_s=PATIENCE_S, every_s=0.1,
-    )  # fmt: skip
+    poll(lambda: allowed.request("GET", API)[0] == 200, "the definition to be served")
     return allowed
 
 
@@ -67,7 +63,7 @@ def wait_object(
         return found if status == 200 and right(found) else None
 
     try:
-        return poll(ask, what, timeout_s=PATIENCE_S, every_s=0.02)
+        return poll(ask, what)
     except TimeoutError as error:
         raise TimeoutError(f"{error}\n{publisher.log()[-3000:]}") from None
 
@@ -153,10 +149,7 @@ def test_it_follows_what_pods_take_and_give_back(bed: KubeBed, defined: Client) 
             lambda it: int(it["metadata"]["annotations"][f"{PREFIX}/freed"]) > freed,
             "another change, for who looked too early",
         )  # fmt: skip
-        poll(
-            lambda: True if defined.pod("nrt-exclusive") is None else None,
-            "its end for the API server too", timeout_s=PATIENCE_S, every_s=0.1,
-        )  # fmt: skip
+        poll(lambda: defined.pod("nrt-exclusive") is None, "its end for the API server too")
         assert attributes(again)["nodeTopologyPodsFingerprint"] == fingerprint(running(defined))
 
 
@@ -164,17 +157,11 @@ def test_a_pod_whose_image_is_not_there_yet_is_named_and_not_charged(
     bed: KubeBed, defined: Client
 ) -> None:
     """The scheduler's plugin counts no Pending pod: it keeps what it set aside for this one."""
-    plugin = bed.node.plugin
-    before = plugin.config_file.read_text()
     with (
-        contextlib.ExitStack() as last,
+        # As the chart has it: agent and publisher read one file.
+        bed.node.configured(publish=ON),
         Publisher(bed, token(defined, "bed"), config=ON) as process,
     ):
-        last.callback(plugin.restart)
-        last.callback(plugin.write_config, json.loads(before))
-        # As the chart has it: agent and publisher read one file.
-        plugin.write_config({**json.loads(before), "publish": ON})
-        plugin.restart()
         first = wait_object(
             defined, process,
             lambda it: attributes(it)["nodeTopologyPodsFingerprint"]
@@ -215,10 +202,7 @@ def test_a_token_is_worth_nothing_for_another_node(bed: KubeBed, defined: Client
     uid = defined.ask("GET", "/api/v1/nodes/bed")["metadata"]["uid"]
     owner = {"apiVersion": "v1", "kind": "Node", "name": "bed", "uid": uid}
     # The API server compiles new policies in a moment of its own.
-    poll(
-        lambda: True if "token names" in thief.does("POST", API, object_of("other")) else None,
-        "the policy", timeout_s=PATIENCE_S, every_s=0.3,
-    )  # fmt: skip
+    poll(lambda: "token names" in thief.does("POST", API, object_of("other")), "the policy")
     said = thief.does("POST", API, object_of("bed", finalizers=["example.com/stay"]))
     assert "finalizers nothing" in said
     said = thief.does("POST", API, object_of("bed", ownerReferences=[{**owner, "name": "other"}]))
@@ -241,10 +225,7 @@ def test_it_goes_with_its_node(bed: KubeBed, defined: Client) -> None:
             wait_object(defined, process, lambda it: it["zones"], "the object", "nrt-gone")
     finally:
         defined.kubectl("delete", "node", "nrt-gone")
-    poll(
-        lambda: True if defined.get(f"{API}/nrt-gone") is None else None,
-        "the garbage collector", timeout_s=PATIENCE_S, every_s=0.5,
-    )  # fmt: skip
+    poll(lambda: defined.get(f"{API}/nrt-gone") is None, "the garbage collector")
 
 
 def test_another_publisher_is_named_and_not_fought(bed: KubeBed, defined: Client) -> None:
@@ -261,9 +242,8 @@ def test_another_publisher_is_named_and_not_fought(bed: KubeBed, defined: Client
     credentials = token(defined, "bed")
     with Publisher(bed, credentials, config=ON) as process:
         (line,) = poll(
-            lambda: process.records("the NodeResourceTopology is not written") or None,
-            "its complaint", timeout_s=PATIENCE_S, every_s=0.2,
-        )  # fmt: skip
+            lambda: process.records("the NodeResourceTopology is not written"), "its complaint"
+        )
         assert "belong to nfd-topology-updater" in line["problem"]
         assert defined.ask("GET", f"{API}/bed") == before
     force = {**ON, "nodeResourceTopologyForce": True}
@@ -279,9 +259,8 @@ def zone_names(found: JsonObject) -> list[str]:
 def test_a_missing_definition_is_said_once_with_the_remedy(bed: KubeBed, allowed: Client) -> None:
     with Publisher(bed, token(allowed, "bed"), config=ON) as process:
         (line,) = poll(
-            lambda: process.records("the NodeResourceTopology is not written") or None,
-            "its complaint", timeout_s=PATIENCE_S, every_s=0.2,
-        )  # fmt: skip
+            lambda: process.records("the NodeResourceTopology is not written"), "its complaint"
+        )
         assert "publish-topology/crd.yaml" in line["problem"]
 
 
@@ -300,9 +279,9 @@ def test_what_somebody_wrote_through_the_old_version_is_cured(
     credentials = token(defined, "bed")
     with Publisher(bed, credentials, config=ON) as process:
         wait_object(defined, process, lambda it: it["zones"], "the object")
-    defined.ask("PATCH", path, versions, content_type="application/merge-patch+json")
+    defined.ask("PATCH", path, versions)
     former = f"{API.replace('v1alpha2', 'v1alpha1')}/bed"
-    found = poll(lambda: defined.get(former), "the old version", timeout_s=PATIENCE_S, every_s=0.1)
+    found = poll(lambda: defined.get(former), "the old version")
     found["zones"][0]["type"] = "Other"
     status, said = defined.request("PUT", f"{former}?fieldManager=koordlet", found)
     assert status == 200, said
@@ -316,17 +295,11 @@ def test_what_somebody_wrote_through_the_old_version_is_cured(
 @pytest.fixture
 def counting(bed: KubeBed, defined: Client) -> Iterator[DevicePluginDaemon]:
     """The agent counts devices, and somebody offers some whose NUMA node is known."""
-    plugin = bed.node.plugin
-    before = json.loads(plugin.config_file.read_text())
-    plugin.write_config({**before, "devices": {"count": True}})
-    with contextlib.ExitStack() as stack:
-        stack.callback(plugin.restart)
-        stack.callback(plugin.write_config, before)
-        plugin.restart()
+    with (
+        bed.node.configured(devices={"count": True}),
         # It asks where the agent listens now, which is another port after each start.
-        devices = DevicePluginDaemon(bed.node, "counted-devices", environment=COUNTED)
-        stack.callback(devices.end)
-        devices.start()
+        DevicePluginDaemon(bed.node, "counted-devices", environment=COUNTED) as devices,
+    ):
         yield devices
 
 
@@ -368,6 +341,32 @@ def test_devices_are_counted_as_the_kubelet_counts_them(
 
 # --- Volcano ------------------------------------------------------------------------------------
 
+
+def _of(**properties: JsonObject) -> JsonObject:
+    return {"type": "object", "properties": properties}
+
+
+def _many(one: JsonObject) -> JsonObject:
+    return {"type": "object", "additionalProperties": one}
+
+
+TEXT, NUMBER = {"type": "string"}, {"type": "integer"}
+SPEC = _of(
+    policies=_many(TEXT),
+    resReserved=_many(TEXT),
+    numares=_many(_of(allocatable=TEXT, capacity=NUMBER)),
+    cpuDetail=_many(_of(numa=NUMBER, socket=NUMBER, core=NUMBER)),
+    podAllocations={
+        "type": "array",
+        "items": {"type": "object", "x-kubernetes-preserve-unknown-fields": True},
+    },
+)
+VERSION = {
+    "name": "v1alpha1",
+    "served": True,
+    "storage": True,
+    "schema": {"openAPIV3Schema": _of(spec=SPEC)},
+}
 NUMATOPOLOGY: JsonObject = {
     "apiVersion": "apiextensions.k8s.io/v1",
     "kind": "CustomResourceDefinition",
@@ -375,65 +374,10 @@ NUMATOPOLOGY: JsonObject = {
     "spec": {
         "group": "nodeinfo.volcano.sh",
         "scope": "Cluster",
-        "names": {
-            "kind": "Numatopology", "listKind": "NumatopologyList",
-            "plural": "numatopologies", "singular": "numatopology",
-        },
-        "versions": [
-            {
-                "name": "v1alpha1", "served": True, "storage": True,
-                "schema": {
-                    "openAPIV3Schema": {
-                        "type": "object",
-                        "properties": {
-                            "spec": {
-                                "type": "object",
-                                "properties": {
-                                    "policies": {
-                                        "type": "object",
-                                        "additionalProperties": {"type": "string"},
-                                    },
-                                    "resReserved": {
-                                        "type": "object",
-                                        "additionalProperties": {"type": "string"},
-                                    },
-                                    "numares": {
-                                        "type": "object",
-                                        "additionalProperties": {
-                                            "type": "object",
-                                            "properties": {
-                                                "allocatable": {"type": "string"},
-                                                "capacity": {"type": "integer"},
-                                            },
-                                        },
-                                    },
-                                    "cpuDetail": {
-                                        "type": "object",
-                                        "additionalProperties": {
-                                            "type": "object",
-                                            "properties": {
-                                                "numa": {"type": "integer"},
-                                                "socket": {"type": "integer"},
-                                                "core": {"type": "integer"},
-                                            },
-                                        },
-                                    },
-                                    "podAllocations": {
-                                        "type": "array",
-                                        "items": {
-                                            "type": "object",
-                                            "x-kubernetes-preserve-unknown-fields": True,
-                                        },
-                                    },
-                                },
-                            },
-                        },
-                    },
-                },
-            },
-        ],
+        "names": {"kind": "Numatopology", "plural": "numatopologies"},
+        "versions": [VERSION],
     },
-}  # fmt: skip
+}
 """Our own, of the fields that Volcano's API has."""
 
 
@@ -448,10 +392,7 @@ def test_volcanos_object_has_the_same_cpus(bed: KubeBed, client: Client) -> None
     config = {"numatopology": True, "events": False}
     try:
         client.apply(NUMATOPOLOGY)
-        poll(
-            lambda: True if client.request("GET", api)[0] == 200 else None,
-            "the definition to be served", timeout_s=PATIENCE_S, every_s=0.1,
-        )  # fmt: skip
+        poll(lambda: client.request("GET", api)[0] == 200, "the definition to be served")
         with Publisher(bed, token(client, "bed"), config=config) as process:
 
             def spec(right: Any) -> JsonObject:
@@ -460,7 +401,7 @@ def test_volcanos_object_has_the_same_cpus(bed: KubeBed, client: Client) -> None
                     status, found = client.request("GET", f"{api}/bed")
                     return found["spec"] if status == 200 and right(found["spec"]) else None
 
-                return poll(ask, "the object", timeout_s=PATIENCE_S, every_s=0.1)
+                return poll(ask, "the object")
 
             before = spec(lambda it: it["numares"]["cpu"]["allocatable"])
             assert before["policies"]["CPUManagerPolicy"] == "static"

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tests.beds.cri import Seen, poll
-from tests.beds.kube.client import PATIENCE_S, Client, waiting_reason
+from tests.beds.kube.client import PATIENCE_S, Client
 from tests.beds.kube.manifests import EXCLUSIVE, asks, container, pod
 from tests.beds.kube.node import Node
 from tests.machines.cpus import LAST, MACHINE, NO_CPU
@@ -45,12 +45,10 @@ def test_exclusive_cpus_are_taken_from_others_and_given_back(client: Client, nod
 
 def test_a_refusal_is_told_by_kubectl_describe(client: Client, node: Node) -> None:
     client.apply(pod("refused", annotations=asks(numacpu=NO_CPU)))
-    refused = client.wait_pod(
-        "refused", lambda it: waiting_reason(it)[0] == "CreateContainerError", "refused"
-    )
+    refused = client.wait_refused("refused")
     words = ("default/refused", "main", "numacpu", f"'{NO_CPU}'", "does not exist")
     for word in words:
-        assert word in waiting_reason(refused)[1]
+        assert word in refused
     described = client.kubectl("describe", "pod", "refused")
     waiting, _, events = described.partition("\nEvents:")
     assert "Reason:       CreateContainerError" in waiting
@@ -64,10 +62,8 @@ def test_a_refused_owner_starts_when_there_is_room(client: Client, node: Node) -
     client.apply(
         pod("second", container(cpus="900m"), annotations=asks(numacpu=str(node.cpus(first))))
     )
-    refused = client.wait_pod(
-        "second", lambda it: waiting_reason(it)[0] == "CreateContainerError", "refused"
-    )
-    assert "default/first/main" in waiting_reason(refused)[1]
+    refused = client.wait_refused("second")
+    assert "default/first/main" in refused
     own = node.cpus(first)
     client.kubectl("delete", "pod", "first")
     assert node.cpus(client.wait_ready("second")) == own

@@ -15,7 +15,7 @@ import pytest
 
 from tests.beds.cri import poll
 from tests.beds.kube.bed import KubeBed
-from tests.beds.kube.client import PATIENCE_S, Client, JsonObject, KubeError
+from tests.beds.kube.client import Client, JsonObject, KubeError
 from tests.beds.kube.manifests import EXCLUSIVE, PREFIX, asks, container, pod
 from tests.beds.kube.namespaces import ADDRESS
 from tests.beds.kube.publisher import MANIFESTS, Publisher, install, token
@@ -60,7 +60,7 @@ def wait_event(client: Client, publisher: Publisher, name: str, reason: str) -> 
         return found[0] if found else None
 
     try:
-        return poll(ask, f"Event {reason} of {name}", timeout_s=PATIENCE_S, every_s=0.2)
+        return poll(ask, f"Event {reason} of {name}")
     except TimeoutError as error:
         raise TimeoutError(f"{error}\n{publisher.log()[-3000:]}") from None
 
@@ -86,10 +86,16 @@ def test_a_refused_pod_says_so_where_people_look(
     bed.node.plugin.restart(kill=True)
     publisher.start()
     again = poll(
-        lambda: next((e for e in events(installed, "publish-once", "PlacementRefused")
-                      if count(e) > count(event)), None),
-        "a higher count", timeout_s=PATIENCE_S, every_s=0.5,
-    )  # fmt: skip
+        lambda: next(
+            (
+                e
+                for e in events(installed, "publish-once", "PlacementRefused")
+                if count(e) > count(event)
+            ),
+            None,
+        ),
+        "a higher count",
+    )
     assert again["metadata"]["uid"] == event["metadata"]["uid"]
     assert len(events(installed, "publish-once", "PlacementRefused")) == 1
 
@@ -103,7 +109,7 @@ def test_a_static_pod_says_so_too(bed: KubeBed, installed: Client, publisher: Pu
         assert "PlacementRefused" in installed.kubectl("describe", "pod", "fixed-bed")
     finally:
         manifest.unlink()
-        poll(lambda: True if installed.pod("fixed-bed") is None else None, "its end", timeout_s=180)
+        poll(lambda: installed.pod("fixed-bed") is None, "its end")
 
 
 def test_two_publishers_write_what_one_does(
@@ -113,18 +119,13 @@ def test_two_publishers_write_what_one_does(
         installed.apply(refused("publish-twice"))
         wait_event(installed, publisher, "publish-twice", "PlacementRefused")
         poll(
-            lambda: (
-                [
-                    line
-                    for process in (publisher, other)
-                    for line in process.records("request")
-                    if line["result"] == "exists"
-                ]
-                or None
-            ),
+            lambda: [
+                line
+                for process in (publisher, other)
+                for line in process.records("request")
+                if line["result"] == "exists"
+            ],
             "the second one to come",
-            timeout_s=PATIENCE_S,
-            every_s=0.2,
         )
     assert len(events(installed, "publish-twice", "PlacementRefused")) == 1
 
@@ -154,10 +155,10 @@ def test_the_node_announces_its_numa_nodes(
         )
         return same or None
 
-    poll(right, "annotations of the Node", timeout_s=PATIENCE_S, every_s=0.2)
+    poll(right, "annotations of the Node")
     installed.kubectl("annotate", "node", "bed", f"{PREFIX}/numacpu-")
     installed.kubectl("label", "node", "bed", f"{PREFIX}/sockets-")
-    poll(announced, "annotations put back", timeout_s=PATIENCE_S, every_s=0.2)
+    poll(announced, "annotations put back")
 
 
 def test_a_pod_says_what_it_has(installed: Client, publisher: Publisher) -> None:
@@ -169,37 +170,32 @@ def test_a_pod_says_what_it_has(installed: Client, publisher: Publisher) -> None
         text = installed.pod("exclusive")["metadata"]["annotations"].get(f"{PREFIX}/assigned")  # type: ignore[index]
         return json.loads(text) if text else None
 
-    assert poll(assigned, "the annotation", timeout_s=PATIENCE_S, every_s=0.2)["main"]["cpus"]
+    assert poll(assigned, "the annotation")["main"]["cpus"]
     installed.kubectl("annotate", "pod", "exclusive", f"{PREFIX}/assigned-")
-    poll(assigned, "the annotation put back", timeout_s=PATIENCE_S, every_s=0.2)
+    poll(assigned, "the annotation put back")
 
 
 def test_it_waits_for_the_api_server(bed: KubeBed, installed: Client) -> None:
     """What happened while the API server was away is told when it is back; said once."""
     installed.apply(refused("publish-away"))
-    poll(
-        lambda: bed.node.plugin.json("/v1/notices")["notices"] or None,
-        "a notice",
-        timeout_s=PATIENCE_S,
-    )
+    poll(lambda: bed.node.plugin.json("/v1/notices")["notices"], "a notice")
     credentials = token(installed, "bed")
     server = bed.control.daemons["kube-apiserver"]
     server.end(signal.SIGTERM)
     try:
         with Publisher(bed, credentials) as process:
             poll(
-                lambda: process.records("the API server cannot be used for now") or None,
-                "that it says so", timeout_s=PATIENCE_S, every_s=0.2,
-            )  # fmt: skip
+                lambda: process.records("the API server cannot be used for now"), "that it says so"
+            )
             server.start()
-            poll(lambda: _ready(installed), "API server", timeout_s=PATIENCE_S, every_s=0.5)
+            poll(lambda: _ready(installed), "API server")
             wait_event(installed, process, "publish-away", "PlacementRefused")
             assert len(process.records("the API server cannot be used for now")) == 1
             assert process.records("the API server answers again")
     finally:
         if not server.running:
             server.start()
-        poll(lambda: _ready(installed), "API server", timeout_s=PATIENCE_S, every_s=0.5)
+        poll(lambda: _ready(installed), "API server")
 
 
 def _ready(client: Client) -> bool | None:
@@ -219,9 +215,8 @@ def test_a_wrong_certificate_authority_is_named(
     wrong = (tmp_path / "ca").read_bytes()
     with Publisher(bed, token(installed, "bed"), certificate=wrong) as process:
         (line,) = poll(
-            lambda: process.records("the API server cannot be used for now") or None,
-            "its complaint", timeout_s=PATIENCE_S, every_s=0.2,
-        )  # fmt: skip
+            lambda: process.records("the API server cannot be used for now"), "its complaint"
+        )
         assert "certificate is not accepted" in line["problem"]
         assert "ca.crt" in line["problem"]
 
@@ -229,9 +224,8 @@ def test_a_wrong_certificate_authority_is_named(
 def test_a_refused_token_is_named(bed: KubeBed, installed: Client) -> None:
     with Publisher(bed, "nobody-knows-this") as process:
         (line,) = poll(
-            lambda: process.records("the API server cannot be used for now") or None,
-            "its complaint", timeout_s=PATIENCE_S, every_s=0.2,
-        )  # fmt: skip
+            lambda: process.records("the API server cannot be used for now"), "its complaint"
+        )
         assert "401" in line["problem"]
         assert "token is expired" in line["problem"]
 
@@ -240,10 +234,7 @@ def test_a_missing_right_is_named(bed: KubeBed, installed: Client) -> None:
     installed.kubectl("delete", "clusterrolebinding", "nri-numa-publish")
     try:
         with Publisher(bed, token(installed, "bed")) as process:
-            lines = poll(
-                lambda: process.records("not written") or None,
-                "its complaint", timeout_s=PATIENCE_S, every_s=0.2,
-            )  # fmt: skip
+            lines = poll(lambda: process.records("not written"), "its complaint")
             assert any("resources [nodes], verbs [get]" in line["problem"] for line in lines)
     finally:
         install(installed)
@@ -390,22 +381,6 @@ def test_others_are_none_of_the_policies_business(bed: KubeBed, installed: Clien
     installed.run(pod("ordinary"))
 
 
-def test_the_manifests_are_accepted(installed: Client, tmp_path: Path) -> None:
-    """All of the overlay, with the second container, as the API server sees it."""
-    components = ("publish", "publish-pods", "publish-topology")
-    (tmp_path / "kustomization.yaml").write_text(
-        "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\n"
-        f"resources: [{_relative(tmp_path, 'base')}]\n"
-        f"components: [{', '.join(_relative(tmp_path, name) for name in components)}]\n"
-    )
-    done = installed.kubectl("apply", f"--kustomize={tmp_path}", "--dry-run=server")
-    assert "daemonset.apps/nri-numa created" in done
-
-
-def _relative(start: Path, name: str) -> str:
-    return str(Path(*[".."] * (len(start.resolve().parts) - 1)) / str(MANIFESTS / name).lstrip("/"))
-
-
 # --- the policies for tenants -----------------------------------------------------------------
 
 
@@ -424,9 +399,9 @@ def tenants(installed: Client) -> Iterator[Client]:
     try:
         # The API server compiles them in a moment of its own.
         poll(
-            lambda: "numacpu=allowed" in tries(installed, "plain", asks(numacpu="0")) or None,
-            "the policies", timeout_s=PATIENCE_S, every_s=0.3,
-        )  # fmt: skip
+            lambda: "numacpu=allowed" in tries(installed, "plain", asks(numacpu="0")),
+            "the policies",
+        )
         yield installed
     finally:
         installed.kubectl("delete", f"--kustomize={MANIFESTS / 'admission'}")
@@ -473,8 +448,7 @@ def test_the_policies_for_tenants_let_updates_of_something_else_pass(tenants: Cl
     document = pod("before", annotations=asks(numacpu="0"))
     tenants.kubectl("create", "--namespace=free", "--filename=-", documents=[document])
     tenants.kubectl("label", "namespace", "free", f"{PREFIX}/numacpu-")
-    poll(lambda: tries(tenants, "free", asks(numacpu="0")) or None, "the label to be gone",
-         timeout_s=PATIENCE_S, every_s=0.3)  # fmt: skip
+    poll(lambda: tries(tenants, "free", asks(numacpu="0")), "the label to be gone")
     tenants.kubectl("label", "--namespace=free", "pod", "before", "a=b")
     with pytest.raises(KubeError, match="numacpu=allowed"):
         tenants.kubectl(

@@ -5,17 +5,15 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from tests.beds.cri import poll
 from tests.beds.kube.bed import KubeBed
-from tests.beds.kube.client import PATIENCE_S, Client, JsonObject
+from tests.beds.kube.client import PATIENCE_S, Client, JsonObject, unscheduled
 from tests.beds.kube.controller import Controller
 from tests.beds.kube.controller import install as install_controller
 from tests.beds.kube.extender import ACCOUNT, SCHEDULER, Extender, install, make_certificate
@@ -23,7 +21,6 @@ from tests.beds.kube.manifests import PREFIX, asks, container, pod
 from tests.beds.kube.service import MANIFESTS, NAMESPACE
 from tests.kube.conftest import Numa
 from tests.kube.test_publish import Thief
-from tests.shipped.test_install_manifests import helm
 
 pytestmark = pytest.mark.kube
 
@@ -65,22 +62,7 @@ def publish(client: Client, node: str, *free: int) -> None:
     if client.get(f"{NRT}/{node}") is None:
         client.ask("POST", NRT, body)
     else:
-        client.ask(
-            "PATCH", f"{NRT}/{node}", {"zones": body["zones"]},
-            content_type="application/merge-patch+json",
-        )  # fmt: skip
-
-
-def add_node(client: Client, name: str) -> None:
-    """A Node without a kubelet; what tests put there tolerates that it never reports."""
-    room = {"cpu": "32", "memory": "64Gi", "pods": "110"}
-    metadata = {"name": name, "labels": {"kubernetes.io/hostname": name, "numa-fake": "yes"}}
-    client.ask("POST", "/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": metadata})
-    client.ask(
-        "PATCH", f"/api/v1/nodes/{name}/status",
-        {"status": {"capacity": room, "allocatable": room}},
-        content_type="application/merge-patch+json",
-    )  # fmt: skip
+        client.ask("PATCH", f"{NRT}/{node}", {"zones": body["zones"]})
 
 
 def wanting(name: str, cpus: int, *, scheduler: str = SCHEDULER, **keys: Any) -> JsonObject:
@@ -100,13 +82,10 @@ def fleet(session_bed: KubeBed) -> Iterator[Client]:
     client = session_bed.client
     install(client)
     client.kubectl("apply", f"--filename={CRD}")
-    poll(
-        lambda: client.request("GET", NRT)[0] == 200 or None,
-        "the kind", timeout_s=PATIENCE_S, every_s=0.2,
-    )  # fmt: skip
+    poll(lambda: client.request("GET", NRT)[0] == 200, "the kind")
     try:
         for name in NODES:
-            add_node(client, name)
+            client.add_node(name, labels={"numa-fake": "yes"})
             publish(client, name, 4, 4)
         yield client
     finally:
@@ -143,18 +122,11 @@ def wait_room(extender: Extender, cpus: int, *nodes: str) -> None:
             return json.loads(extender.get("/filter", question))["NodeNames"] == list(nodes) or None
         return None
 
-    poll(ask, f"{cpus} CPUs on {nodes}", timeout_s=PATIENCE_S, every_s=0.1)
+    poll(ask, f"{cpus} CPUs on {nodes}")
 
 
 def bound(it: JsonObject) -> bool:
     return bool(it["spec"].get("nodeName"))
-
-
-def refusal(it: JsonObject) -> str:
-    for one in it["status"].get("conditions", []):
-        if one["type"] == "PodScheduled" and one["status"] == "False":
-            return str(one.get("message", ""))
-    return ""
 
 
 def placed(it: JsonObject) -> Any:
@@ -176,7 +148,7 @@ def test_a_pod_goes_to_the_only_node_with_room_on_one_numa_node(
 def test_a_refused_pod_says_why_and_is_woken(there: Client, extender: Extender) -> None:
     there.apply(wanting("extender-waits", 12, annotations=SINGLE))
     why = "needs 12 exclusive CPUs on one NUMA node; most free: 4"
-    there.wait_pod("extender-waits", lambda it: why in refusal(it), "refused")
+    there.wait_pod("extender-waits", lambda it: why in unscheduled(it), "refused")
     # A change of the object wakes nobody; our touch of the Node does.
     publish(there, NODES[0], 12, 4)
     found = there.wait_pod("extender-waits", bound, "bound")
@@ -190,10 +162,10 @@ def test_what_is_promised_is_not_promised_again(there: Client, extender: Extende
 
     def done() -> list[JsonObject] | None:
         found = [it for name in names if (it := there.pod(name)) is not None]
-        settled = [it for it in found if bound(it) or refusal(it)]
+        settled = [it for it in found if bound(it) or unscheduled(it)]
         return found if len(settled) == len(names) and sum(map(bound, found)) == 4 else None
 
-    found = poll(done, "four bound and two refused", timeout_s=PATIENCE_S, every_s=0.3)
+    found = poll(done, "four bound and two refused")
     where = [(it["spec"]["nodeName"], placed(it)["main"]) for it in found if bound(it)]
     assert sorted(where) == sorted((node, i) for node in NODES for i in "01")
 
@@ -207,7 +179,7 @@ def test_a_restarted_extender_remembers_its_promises(there: Client, extender: Ex
     extender.wait_ready()
     there.apply(wanting("extender-after", 3, annotations=SINGLE))
     why = "needs 3 exclusive CPUs on one NUMA node; most free: 1"
-    found = there.wait_pod("extender-after", lambda it: why in refusal(it), "refused")
+    found = there.wait_pod("extender-after", lambda it: why in unscheduled(it), "refused")
     assert not bound(found)
 
 
@@ -220,10 +192,7 @@ def test_who_started_before_the_extender_did_is_not_overlooked(there: Client, be
             there.apply(wanting(name, 3, scheduler="nobody", annotations=marks))
             path = f"/api/v1/namespaces/default/pods/{name}"
             # In this order, so that no extender sees them on their way.
-            there.ask(
-                "PATCH", f"{path}/status", {"status": {"phase": "Running"}},
-                content_type="application/merge-patch+json",
-            )  # fmt: skip
+            there.ask("PATCH", f"{path}/status", {"status": {"phase": "Running"}})
             target = {"apiVersion": "v1", "kind": "Node", "name": node}
             there.ask(
                 "POST", f"{path}/binding",
@@ -235,7 +204,7 @@ def test_who_started_before_the_extender_did_is_not_overlooked(there: Client, be
     with Extender(bed, config=patient, port=19898, scheduler_port=10273, name=mine):
         there.apply(wanting("unseen-next", 3, scheduler=mine, annotations=SINGLE))
         why = "needs 3 exclusive CPUs on one NUMA node; most free: 1"
-        found = there.wait_pod("unseen-next", lambda it: why in refusal(it), "refused")
+        found = there.wait_pod("unseen-next", lambda it: why in unscheduled(it), "refused")
         assert not bound(found)
 
 
@@ -248,7 +217,7 @@ def test_without_the_extender_ordinary_pods_go_on(there: Client, extender: Exten
             wanting("extender-ordinary", 2, scheduler="default-scheduler"),
         )
         there.wait_pod("extender-ordinary", bound, "bound")
-        waits = there.wait_pod("extender-ours", lambda it: bool(refusal(it)), "waiting")
+        waits = there.wait_pod("extender-ours", lambda it: bool(unscheduled(it)), "waiting")
         assert not bound(waits)
     finally:
         with contextlib.suppress(AssertionError):
@@ -259,14 +228,6 @@ def test_without_the_extender_ordinary_pods_go_on(there: Client, extender: Exten
 
 
 # --- a node with an agent -----------------------------------------------------------------------
-
-
-def explained(bed: KubeBed, name: str) -> str:
-    """Everything the agent says about a pod."""
-    url = f"http://{bed.node.plugin.address}/v1/explain/default/{name}"
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(url, timeout=60) as answer:
-        return str(answer.read().decode())
 
 
 def test_a_real_node_starts_what_was_held_for_it(
@@ -282,7 +243,7 @@ def test_a_real_node_starts_what_was_held_for_it(
         found = there.run(document)
         assert placed(found) == {"main": "0"}
         assert len(bed.node.cpus(found)) == 1
-        said = explained(bed, "extender-held")
+        said = bed.node.plugin.get("/v1/explain/default/extender-held")[1]
         assert "policy single-numa-node" in said
         assert "no longer suits best" not in said
     finally:
@@ -299,9 +260,9 @@ def test_its_token_writes_two_annotations(there: Client, bed: KubeBed) -> None:
     node = f"/api/v1/nodes/{NODES[0]}?dryRun=All"
     others = {"annotations": {f"{PREFIX}/drained": "0"}}
     poll(
-        lambda: "may only write the annotation" in thief.patches(node, **others) or None,
-        "the policy in force", timeout_s=PATIENCE_S, every_s=0.3,
-    )  # fmt: skip
+        lambda: "may only write the annotation" in thief.patches(node, **others),
+        "the policy in force",
+    )
     assert thief.patches(node, annotations={f"{PREFIX}/room": "1"}) == ""
     for metadata in ({"labels": {"a": "b"}}, {"finalizers": ["example.com/stay"]}):
         assert "nothing of a Node but its annotation" in thief.patches(node, **metadata)
@@ -321,9 +282,9 @@ def test_its_token_writes_two_annotations(there: Client, bed: KubeBed) -> None:
         return thief.does("POST", path, {**body, "metadata": metadata})
 
     poll(
-        lambda: "may only bind pods" in binds(**{f"{PREFIX}/numacpu": "0"}) or None,
-        "the other policy in force", timeout_s=PATIENCE_S, every_s=0.3,
-    )  # fmt: skip
+        lambda: "may only bind pods" in binds(**{f"{PREFIX}/numacpu": "0"}),
+        "the other policy in force",
+    )
     assert binds(**{PLACED: '{"main":"0"}'}) == ""
     assert "no labels" in binds({"app": "other"}, **{PLACED: '{"main":"0"}'})
     zone = {"topology.kubernetes.io/zone": "a"}  # the API server writes it into bindings
@@ -332,23 +293,6 @@ def test_its_token_writes_two_annotations(there: Client, bed: KubeBed) -> None:
     for method, where in (("PATCH", "/api/v1/namespaces/default/pods/extender-stolen"),
                           ("DELETE", f"/api/v1/nodes/{NODES[0]}")):  # fmt: skip
         assert "forbidden" in thief.does(method, f"{where}?dryRun=All", {"metadata": {}})
-
-
-def test_the_charts_scheduler_is_accepted(there: Client) -> None:
-    """Both forms of it, as the API server sees them."""
-    served = (
-        "scheduler.kubeScheduler.enabled=false",
-        "config.scheduler.address=:9894",
-        "config.scheduler.lease=nri-numa-scheduler",
-    )
-    for more in ((), served):
-        made = helm("--set", "scheduler.enabled=true", *(w for one in more for w in ("--set", one)))
-        assert made.returncode == 0, made.stderr
-        documents = [d for d in yaml.safe_load_all(made.stdout) if d]
-        done = there.kubectl("apply", "--dry-run=server", "--filename=-", documents=documents)
-        assert "deployment.apps/nri-numa-scheduler" in done
-        assert "validatingadmissionpolicy.admissionregistration.k8s.io/nri-numa-scheduler" in done
-        assert ("service/nri-numa-scheduler" in done) == bool(more)
 
 
 # --- two replicas -------------------------------------------------------------------------------
@@ -394,13 +338,13 @@ def test_a_leader_that_dies_in_the_middle_of_a_bind(
                 return str(json.loads(one.get("/bind", {**asked, "Node": node}))["Error"])
             return None
 
-        leader = poll(lambda: leads(first, second), "a leader", timeout_s=PATIENCE_S, every_s=0.3)
+        leader = poll(lambda: leads(first, second), "a leader")
         other = second if leader is first else first
         poll(  # it may not listen yet
             lambda: "another replica leads" in (binds(other, NODES[0]) or "") or None,
             "what the other one says", timeout_s=PATIENCE_S, every_s=0.3,
         )  # fmt: skip
-        poll(lambda: fits(leader), "nodes", timeout_s=PATIENCE_S, every_s=0.3)
+        poll(lambda: fits(leader), "nodes")
         call = leader.asking("/bind", asked)
         try:
             written = there.wait_pod("extender-dies", bound, "bound")
@@ -408,23 +352,14 @@ def test_a_leader_that_dies_in_the_middle_of_a_bind(
         finally:
             call.kill()
             call.wait()
-        poll(lambda: leads(other), "the other one to lead", timeout_s=PATIENCE_S, every_s=0.3)
-        poll(
-            lambda: binds(other, NODES[0]) == "" or None, "the second call of bind",
-            timeout_s=PATIENCE_S, every_s=0.5,
-        )  # fmt: skip
-        poll(
-            lambda: binds(other, NODES[1]) or None, "a refusal: it is on another node",
-            timeout_s=PATIENCE_S, every_s=0.3,
-        )  # fmt: skip
+        poll(lambda: leads(other), "the other one to lead")
+        poll(lambda: binds(other, NODES[0]) == "", "the second call of bind")
+        poll(lambda: binds(other, NODES[1]), "a refusal: it is on another node")
         found = there.pod("extender-dies")
         assert found is not None
         assert found["spec"]["nodeName"] == NODES[0]
         assert placed(found) == placed(written)
-        poll(
-            lambda: "nri_numa_scheduler_held_pods 1.0" in other.get("/metrics") or None,
-            "what is held", timeout_s=PATIENCE_S, every_s=0.3,
-        )  # fmt: skip
+        poll(lambda: "nri_numa_scheduler_held_pods 1.0" in other.get("/metrics"), "what is held")
     there.request("DELETE", lease)
 
 
@@ -450,16 +385,13 @@ def test_two_schedulers_race_over_two_replicas(there: Client, bed: KubeBed) -> N
             found = [it for name in names if (it := there.pod(name)) is not None]
             return found if len(found) == len(names) and right(found) else None
 
-        return poll(ask, what, timeout_s=PATIENCE_S, every_s=0.3)
+        return poll(ask, what)
 
     with (
         replica(19898, 10273, standby=False) as first,
         replica(19899, 10274, standby=True) as second,
     ):
-        poll(
-            lambda: "another replica leads" in second.get("/readyz") or None,
-            "the second replica", timeout_s=PATIENCE_S, every_s=0.3,
-        )  # fmt: skip
+        poll(lambda: "another replica leads" in second.get("/readyz"), "the second replica")
         wait_room(first, 4, *NODES)
         wide = [f"race-wide-{n}" for n in range(6)]
         there.apply(*(wanting(name, 3, scheduler=race, annotations=SINGLE) for name in wide))
@@ -506,10 +438,7 @@ def test_the_cluster_as_the_controllers_page_shows_it(there: Client, bed: KubeBe
             return [one["name"] for one in json.loads(text)["nodes"]] if status == 200 else None
 
         def wait(nodes: list[str]) -> None:
-            poll(
-                lambda: fitting() == nodes or None, f"{nodes} on the page",
-                timeout_s=PATIENCE_S, every_s=0.3,
-            )  # fmt: skip
+            poll(lambda: fitting() == nodes, f"{nodes} on the page")
 
         wait([])
         publish(there, NODES[1], 2, 6)

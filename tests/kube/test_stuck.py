@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 from tests.beds.cri import poll
 from tests.beds.kube import controller as controllers
 from tests.beds.kube.bed import KubeBed
-from tests.beds.kube.client import PATIENCE_S, Client, JsonObject, waiting_reason
+from tests.beds.kube.client import Client, JsonObject, waiting_reason
 from tests.beds.kube.controller import Controller
 from tests.beds.kube.manifests import PREFIX, asks, container, template, workload
 from tests.beds.kube.node import NOBODY
@@ -29,40 +27,33 @@ FILES = [
 ]
 
 
-def until(probe: Any, what: str) -> Any:
-    return poll(probe, what, timeout_s=PATIENCE_S, every_s=0.2)
-
-
 @pytest.fixture
 def full(bed: KubeBed, client: Client) -> Iterator[Client]:
     """A node without any room for new containers, which says so; afterwards it is as before."""
     install(client)
     controllers.install(client)
     client.kubectl("apply", *FILES)
-    until(lambda: client.request("GET", API)[0] == 200 or None, "the kind")
+    poll(lambda: client.request("GET", API)[0] == 200, "the kind")
     directory = bed.directory / "capacity-stuck"
     directory.mkdir(exist_ok=True)
     os.chown(directory, NOBODY, NOBODY)
     section = {"offlineCapacity": {"file": str(directory / "capacity.json"), "interval": "1s"}}
-    plugin = bed.node.plugin
-    before = plugin.config_file.read_text()
-    plugin.write_config({**json.loads(before), **section})
-    plugin.restart()
     published = {"nodeResourceTopology": True}
     try:
-        with Publisher(bed, token(client, "bed"), config=published, more=section):
+        with (
+            bed.node.configured(**section),
+            Publisher(bed, token(client, "bed"), config=published, more=section),
+        ):
             client.kubectl("annotate", "node", "bed", f"{PREFIX}/drained=0")
-            until(lambda: factor(client) == "0" or None, "a NodeResourceTopology that says so")
+            poll(lambda: factor(client) == "0", "a NodeResourceTopology that says so")
             yield client
+            client.delete_pods()
     finally:
-        client.delete_pods()
         for path in (f"/api/v1/nodes/{OTHER}", f"{API}/{OTHER}"):
             client.request("DELETE", path)
         for key in ("drained", "numa-ids"):
             client.kubectl("annotate", "node", "bed", f"{PREFIX}/{key}-")
         client.kubectl("delete", "--ignore-not-found", *FILES)
-        plugin.write_config(json.loads(before))
-        plugin.restart()
 
 
 def factor(client: Client) -> str:
@@ -75,14 +66,7 @@ def factor(client: Client) -> str:
 
 def add_other(client: Client) -> None:
     """A Node without a kubelet, and what it publishes: all of it is free."""
-    room = {"cpu": "8", "memory": "16Gi", "pods": "110"}
-    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": OTHER}}
-    client.ask("POST", "/api/v1/nodes", node)
-    client.ask(
-        "PATCH", f"/api/v1/nodes/{OTHER}/status",
-        {"status": {"capacity": room, "allocatable": room}},
-        content_type="application/merge-patch+json",
-    )  # fmt: skip
+    client.add_node(OTHER)
     resources = [
         {"name": name, "capacity": n, "allocatable": n, "available": n}
         for name, n in (("cpu", "8"), ("memory", "16Gi"))
@@ -132,8 +116,8 @@ def ended(client: Client, name: str) -> JsonObject | None:
 def gone(client: Client, pod: JsonObject) -> JsonObject:
     """Waits until a pod went; the Event about it."""
     name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
-    until(lambda: True if client.pod(name) is None else None, f"the eviction of {name}")
-    (event,) = until(lambda: told(client, uid) or None, f"an Event about {name}")
+    poll(lambda: client.pod(name) is None, f"the eviction of {name}")
+    (event,) = poll(lambda: told(client, uid), f"an Event about {name}")
     return event
 
 
@@ -148,7 +132,7 @@ def test_who_is_refused_for_ever_goes_where_there_is_room(bed: KubeBed, full: Cl
             tolerations=[{"operator": "Exists"}],  # the other Node never reports
         )
         full.apply(workload("Deployment", name, pods))
-    found = [until(lambda n=n: refused(full, n), f"a refused pod of {n}") for n in names]
+    found = [poll(lambda n=n: refused(full, n), f"a refused pod of {n}") for n in names]
     assert [one["status"]["phase"] for one in found] == ["Pending", "Pending"]
     stuck = {"evict": True, "after": "1s", "perMinute": 600, "perWorkload": 1}
     with Controller(bed, 9893, stuck=stuck) as replica:
@@ -157,7 +141,7 @@ def test_who_is_refused_for_ever_goes_where_there_is_room(bed: KubeBed, full: Cl
             text = replica.ask("GET", "/metrics")[1]
             return "nri_numa_controller_stuck_pods 2.0" in text or None
 
-        until(counts, "a controller that sees them")
+        poll(counts, "a controller that sees them")
         # Nobody else had room so far.
         for one in (each["metadata"] for each in found):
             there = full.pod(one["name"])
@@ -165,31 +149,31 @@ def test_who_is_refused_for_ever_goes_where_there_is_room(bed: KubeBed, full: Cl
             assert there["metadata"]["uid"] == one["uid"]
         add_other(full)
         for one in (each["metadata"] for each in found):
-            until(lambda n=one["name"]: True if full.pod(n) is None else None, "its eviction")
-            (event,) = until(lambda uid=one["uid"]: told(full, uid) or None, "an Event about it")
+            poll(lambda n=one["name"]: full.pod(n) is None, "its eviction")
+            (event,) = poll(lambda uid=one["uid"]: told(full, uid), "an Event about it")
             assert f"{OTHER} has room" in event["note"]
     for name in names:
-        assert until(lambda n=name: full.pods(f"app={n}") or None, "a successor")
+        assert poll(lambda n=name: full.pods(f"app={n}"), "a successor")
 
 
 def test_who_runs_in_part_goes_only_where_that_is_switched_on(bed: KubeBed, full: Client) -> None:
     """The kubelet's own phase, Events and pauses: a container ended, and its CPUs are no more."""
     full.kubectl("annotate", "node", "bed", f"{PREFIX}/drained-")
-    until(lambda: factor(full) == "" or None, "room on the node")  # it tells none of 1
+    poll(lambda: factor(full) == "", "room on the node")  # it tells none of 1
     tolerations = [{"operator": "Exists"}]  # the other Node never reports
     asking = asks(policy__main="single-numa-node")
     parts = (container("helper"), container())
     half = template(*parts, annotations=asking, tolerations=tolerations)
     full.apply(workload("Deployment", "stuck-ended", half))
-    run = until(lambda: ready(full, "stuck-ended"), "a pod that runs")
+    run = poll(lambda: ready(full, "stuck-ended"), "a pod that runs")
     full.kubectl("annotate", "node", "bed", f"{PREFIX}/drained=0")
-    until(lambda: factor(full) == "0" or None, "a NodeResourceTopology that says so")
+    poll(lambda: factor(full) == "0", "a NodeResourceTopology that says so")
     os.kill(bed.node.pid(run, "main"), signal.SIGKILL)
-    found = until(lambda: ended(full, "stuck-ended"), "a container that is refused")
+    found = poll(lambda: ended(full, "stuck-ended"), "a container that is refused")
     assert found["metadata"]["uid"] == run["metadata"]["uid"]
     pending = template(annotations=asking, tolerations=tolerations)
     full.apply(workload("Deployment", "stuck-never", pending))
-    other = until(lambda: refused(full, "stuck-never"), "a pod that never ran")
+    other = poll(lambda: refused(full, "stuck-never"), "a pod that never ran")
     add_other(full)
     stuck = {"evict": True, "after": "1s", "perMinute": 600, "perWorkload": 1}
     with Controller(bed, 9893, stuck=stuck):

@@ -18,7 +18,7 @@ from nri_numa.model.cpuset import CPUSet
 from tests.beds.cri import poll
 from tests.beds.images import FIRST_LINE_SCRIPT
 from tests.beds.kube.build import find_programs
-from tests.beds.kube.client import Client, JsonObject, is_ready
+from tests.beds.kube.client import Client, JsonObject, is_ready, unscheduled
 from tests.beds.kube.control_plane import ControlPlane
 from tests.beds.kube.dra import (
     CLAIMS,
@@ -153,7 +153,7 @@ def own_words(client: Client, name: str) -> list[tuple[str, str]]:
         found = re.findall(r"^cpus=(\S*) mems=(\S*) ", client.kubectl("logs", name), re.MULTILINE)
         return found if len(found) == 2 else None
 
-    return poll(ask, f"two lines of {name}", timeout_s=LIMIT_S, every_s=1)
+    return poll(ask, f"two lines of {name}", timeout_s=LIMIT_S)
 
 
 def insist(client: Client, node: VirtualNode) -> dict[str, Look]:
@@ -219,7 +219,7 @@ def test_each_claim_has_the_cpus_and_the_memory_of_its_numa_node(
 
     claims.apply(_in_the_bed(claiming("late", "claim-more", 1)))
     # The Node has a CPU for it, and its NUMA node has none.
-    claims.wait_pod("late", lambda it: "cannot allocate all claims" in kept_back(it), "kept back")
+    claims.wait_pod("late", lambda it: "cannot allocate all claims" in unscheduled(it), "kept back")
 
     node.kill_agent()
     assert {name: claimed(claims, node, name, count) for name, count in pods.items()} == first
@@ -228,16 +228,6 @@ def test_each_claim_has_the_cpus_and_the_memory_of_its_numa_node(
     late = claimed(claims, node, "late", 1)
     assert late.mems == str(large)
     assert claimed(claims, node, "single", 1) == first["single"]
-
-
-def kept_back(pod: JsonObject) -> str:
-    """Why the scheduler does not place a pod; empty where it did, or did not try."""
-    conditions = pod["status"].get("conditions", [])
-    return "".join(
-        str(each.get("message", ""))
-        for each in conditions
-        if each["type"] == "PodScheduled" and each["status"] == "False"
-    )
 
 
 def claimed(client: Client, node: VirtualNode, name: str, count: int) -> Look:
@@ -254,7 +244,7 @@ def claimed(client: Client, node: VirtualNode, name: str, count: int) -> Look:
     assert cpus <= NODES[numa]
     assert look.mems == str(numa)
     # Of itself, at its first instruction.
-    said = poll(lambda: client.kubectl("logs", name) or None, f"words of {name}", timeout_s=LIMIT_S)
+    said = poll(lambda: client.kubectl("logs", name), f"words of {name}", timeout_s=LIMIT_S)
     assert said.startswith(f"cpus={look.cpus} mems={look.mems} ")
     return look
 
@@ -270,7 +260,7 @@ def test_after_a_reboot_all_are_placed_again(client: Client, node: VirtualNode) 
         new = [each for each in pods if is_ready(each) and _is_new(each, before)]
         return pods if len(new) == len(PODS) else None
 
-    poll(back, "all pods again", timeout_s=LIMIT_S, every_s=1)
+    poll(back, "all pods again", timeout_s=LIMIT_S)
     insist(client, node)
     assert "is of another machine or boot" in node.log()[records_before:]
 

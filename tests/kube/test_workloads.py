@@ -11,7 +11,7 @@ import pytest
 from nri_numa.model.cpuset import CPUSet
 from tests.beds.cri import Seen, poll
 from tests.beds.images import FIRST_LINE_SCRIPT, IMAGE
-from tests.beds.kube.client import PATIENCE_S, Client, JsonObject, is_ready
+from tests.beds.kube.client import Client, JsonObject, is_ready
 from tests.beds.kube.manifests import EXCLUSIVE, asks, container, pod, template, workload
 from tests.beds.kube.node import Node
 from tests.machines.cpus import FIRST, LAST, MACHINE
@@ -36,7 +36,7 @@ def ready_pods(
         ]
         return pods if len(fit) == len(pods) == number else None
 
-    return poll(ask, f"{number} pods of {app}", timeout_s=PATIENCE_S, every_s=0.1)
+    return poll(ask, f"{number} pods of {app}")
 
 
 def test_deployment_and_its_rollout(client: Client, node: Node) -> None:
@@ -121,12 +121,7 @@ def test_static_pod(client: Client, node: Node) -> None:
         assert node.allowed(client.wait_ready(f"static-{node.name}")).cpus == LAST
     finally:
         file.unlink()
-    poll(
-        lambda: True if client.pod(f"static-{node.name}") is None else None,
-        "end of the static pod",
-        timeout_s=PATIENCE_S,
-        every_s=0.1,
-    )
+    poll(lambda: client.pod(f"static-{node.name}") is None, "end of the static pod")
 
 
 def resize(client: Client, name: str, cpu: str) -> None:
@@ -147,7 +142,7 @@ def test_resize_in_place_leaves_a_list_as_it_is(client: Client, node: Node) -> N
     before = node.pid(placed)
     assert quota(node, placed) == 5_000
     resize(client, "resized", "100m")
-    poll(lambda: quota(node, placed) == 10_000 or None, "resized quota", timeout_s=PATIENCE_S)
+    poll(lambda: quota(node, placed) == 10_000, "resized quota")
     assert node.pid(client.wait_ready("resized")) == before
     assert node.cpus(placed) == CPUSet.parse(LAST)
 
@@ -183,7 +178,7 @@ def test_forced_deletion_gives_back(client: Client, node: Node) -> None:
     shared = client.run(pod("shared"))
     assert node.cpus(shared) == MACHINE - node.cpus(owner)
     client.kubectl("delete", "pod", "owner", "--grace-period=0", "--force")
-    poll(lambda: node.cpus(shared) == MACHINE or None, "CPUs given back", timeout_s=PATIENCE_S)
+    poll(lambda: node.cpus(shared) == MACHINE, "CPUs given back")
 
 
 def test_resources_of_the_pod_pay_for_its_container(client: Client, node: Node) -> None:
@@ -209,13 +204,3 @@ def test_owner_that_is_killed_owns_again(client: Client, node: Node) -> None:
     )
     assert len(node.cpus(again)) == 1
     assert node.cpus(shared) == MACHINE - node.cpus(again)
-
-
-def test_drained_node_is_free_again(client: Client, node: Node) -> None:
-    """Eviction goes through another door of the API server than deletion."""
-    client.run(pod("owner", container(cpus="1"), annotations=EXCLUSIVE))
-    client.kubectl("drain", node.name, "--force", "--ignore-daemonsets")
-    client.kubectl("uncordon", node.name)
-    assert client.pods() == []
-    next_one = client.run(pod("next", container(cpus="1"), annotations=EXCLUSIVE))
-    assert len(node.cpus(next_one)) == 1

@@ -91,7 +91,7 @@ def run(bed: KubeBed) -> Iterator[tuple[str, str, list[str]]]:
                 cells.setdefault((size, asked), []).append(outcome(bed, name, document))
                 print(name, size, asked, cells[size, asked][-1], file=sys.stderr, flush=True)
                 bed.client.delete_pods()
-                poll(lambda: _empty(bed) or None, "an empty node", timeout_s=180)
+                poll(lambda: _empty(bed), "an empty node")
     for (size, asked), row in cells.items():
         yield size, asked, row
 

@@ -15,11 +15,11 @@ import pytest
 import yaml
 
 from nri_numa.engine.request.annotations import KEYS
+from tests.shipped.test_install_manifests import charted, in_the_chart
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 STATIC = REPOSITORY / "config/kubernetes/admission/policies.yaml"
 CHART = REPOSITORY / "config/helm/nri-numa"
-TEMPLATE = CHART / "templates/admission.yaml"
 
 
 def policies() -> dict[str, dict[str, dict[str, Any]]]:
@@ -78,29 +78,13 @@ def test_a_policy_asks_for_a_label_of_the_namespace(name: str, label: str, keys:
     }
 
 
-def rendered(prefix: str) -> list[Any]:
-    """The chart's template with its few expressions put in; Helm itself is not needed."""
-    text = TEMPLATE.read_text()
-    conditions = re.findall(r"^\{\{- if (.*?) \}\}$", text, re.MULTILINE)
-    assert conditions == [".Values.admission.lists", ".Values.admission.exclusive"]
-    assert text.count("{{- end }}") == len(conditions)
-    text = re.sub(r"^\{\{-.*\}\}$", "", text, flags=re.MULTILINE)
-    for expression, value in {
-        "$prefix": prefix,
-        'include "nri-numa.fullname" .': "nri-numa",
-        ".Values.admission.failurePolicy": "Fail",
-        'join ", " .Values.admission.actions': "Deny",
-    }.items():
-        text = text.replace("{{ " + expression + " }}", value)
-    labels = '{{- include "nri-numa.labels" . | nindent 4 }}'
-    text = text.replace(labels, "{app.kubernetes.io/name: nri-numa}")
-    assert "{{" not in text
-    return [document for document in yaml.safe_load_all(text) if document]
-
-
 def test_the_chart_says_the_same_as_kustomize() -> None:
-    assert rendered("numa.kubernetes.io") == list(yaml.safe_load_all(STATIC.read_text()))
-    assert "numa.kubernetes.io" not in json.dumps(rendered("example.com"))
+    on = ("--set", "admission.lists=true,admission.exclusive=true")
+    in_the_chart(charted(*on), "admission/policies.yaml")
+    other = charted(*on, "--set", "config.annotationPrefix=example.com")
+    made = [one for (kind, _), one in other.items() if kind.startswith("ValidatingAdmission")]
+    assert len(made) == 4
+    assert "numa.kubernetes.io" not in json.dumps([one["spec"] for one in made])
 
 
 def test_the_chart_leaves_them_off_and_checks_its_values() -> None:

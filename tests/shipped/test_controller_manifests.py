@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from nri_numa import config as configuration
 from nri_numa.config.sections import camel_case
 from nri_numa.controller.service import LEASE, ControllerMetrics
 from nri_numa.model.offline_capacity import OFFLINE_CAPACITY
-from tests.shipped.test_install_manifests import BASE, CHART, helm, kustomized
+from tests.shipped.test_install_manifests import (
+    BASE,
+    CHART,
+    charted,
+    documents,
+    helm,
+    in_the_chart,
+    kustomized,
+)
 
-DIRECTORY = BASE.parent / "controller"
-DRAIN = BASE.parent / "controller-drain"
 PAGE = BASE.parents[2] / "docs/controller.md"
 ON = ("--set", "publish.enabled=true", "--set", "controller.enabled=true")
 
 
-def documents(*files: str) -> list[dict[str, Any]]:
-    return [d for f in files for d in yaml.safe_load_all((DIRECTORY / f).read_text()) if d]
-
-
 def test_it_has_no_rights_on_the_node_and_few_in_the_cluster() -> None:
-    (deployment,) = documents("deployment.yaml")
+    (deployment,) = documents("controller/deployment.yaml")
     pod = deployment["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     assert container["securityContext"]["runAsNonRoot"] is True
@@ -34,7 +36,7 @@ def test_it_has_no_rights_on_the_node_and_few_in_the_cluster() -> None:
     assert not [volume for volume in pod["volumes"] if "hostPath" in volume]
     rules = {
         (rule["resources"][0], *rule["verbs"])
-        for one in documents("role.yaml")
+        for one in documents("controller/role.yaml")
         for rule in one.get("rules", ())
     }
     assert rules == {
@@ -48,17 +50,22 @@ def test_it_has_no_rights_on_the_node_and_few_in_the_cluster() -> None:
 
 
 def test_where_it_looks_is_where_things_are() -> None:
-    (deployment,) = documents("deployment.yaml")
+    (deployment,) = documents("controller/deployment.yaml")
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     mounts = {m["name"]: m["mountPath"] for m in container["volumeMounts"]}
     config = configuration.AgentConfig().controller
     assert mounts["token"] == config.credentials
-    leases = [r for d in documents("role.yaml") for r in d.get("rules", ()) if "resourceNames" in r]
+    leases = [
+        r
+        for d in documents("controller/role.yaml")
+        for r in d.get("rules", ())
+        if "resourceNames" in r
+    ]
     assert leases[0]["resourceNames"] == [LEASE]
 
 
 def test_the_policy_names_the_one_annotation() -> None:
-    policy, binding, evictions, of_evictions = documents("policies.yaml")
+    policy, binding, evictions, of_evictions = documents("controller/policies.yaml")
     assert of_evictions["spec"]["policyName"] == evictions["metadata"]["name"]
     assert of_evictions["spec"]["validationActions"] == ["Deny"]
     assert "'kube-system'" in evictions["spec"]["matchConditions"][0]["expression"]
@@ -82,23 +89,10 @@ def test_the_agent_reads_what_the_publisher_writes() -> None:
     assert found == {"nri-numa": True, "publish": False}
 
 
-def by_name(text: str) -> dict[tuple[str, str], Any]:
-    return {(d["kind"], d["metadata"]["name"]): d for d in yaml.safe_load_all(text) if d}
-
-
 def test_the_chart_says_the_same_as_kustomize() -> None:
-    done = helm(*ON)
-    assert done.returncode == 0, done.stderr
-    ours = by_name(done.stdout)
-    for theirs in documents("serviceaccount.yaml", "role.yaml", "policies.yaml", "deployment.yaml"):
-        one = ours[theirs["kind"], theirs["metadata"]["name"]]
-        for each in (one, theirs):
-            each["metadata"].pop("labels")
-        if theirs["kind"] == "Deployment":
-            template = one["spec"]["template"]
-            assert "checksum/config" in template["metadata"].pop("annotations")
-            template["spec"]["containers"][0]["image"] = "localhost/nri-numa"
-        assert one == theirs
+    ours = charted(*ON)
+    parts = ("serviceaccount", "role", "policies", "deployment")
+    in_the_chart(ours, *(f"controller/{one}.yaml" for one in parts))
     pods = ours["DaemonSet", "nri-numa"]["spec"]["template"]["spec"]
     want = kustomized("base", "publish", "controller")["DaemonSet"]["spec"]["template"]["spec"]
     volumes = [{v["name"]: v for v in pod["volumes"]}["capacity"] for pod in (pods, want)]
@@ -108,63 +102,19 @@ def test_the_chart_says_the_same_as_kustomize() -> None:
         assert paths[0] == paths[1], one["name"]
 
 
-def test_evicting_is_a_right_of_its_own() -> None:
-    role, _ = (theirs := list(yaml.safe_load_all((DRAIN / "role.yaml").read_text())))
-    rules = [(r["resources"][0], ", ".join(r["verbs"])) for r in role["rules"]]
-    assert rules == [("pods", "list"), ("pods/eviction", "create"), ("events", "create")]
-    page = PAGE.read_text()
-    assert all(f"| {resource} | {verbs} |" in page for resource, verbs in rules)
-    done = helm(*ON, "--set", "config.controller.drain.evict=true")
-    assert done.returncode == 0, done.stderr
-    ours = by_name(done.stdout)
-    for one in theirs:
-        made = ours[one["kind"], one["metadata"]["name"]]
-        for each in (one, made):
-            each["metadata"].pop("labels")
-        assert one == made
-    assert "controller-drain" not in helm(*ON).stdout
-    (patch,) = yaml.safe_load_all((DRAIN / "container.yaml").read_text())
-    (container,) = patch["spec"]["template"]["spec"]["containers"]
-    environment = {one["name"]: one["value"] for one in container["env"]}
-    assert configuration.load(None, environment).controller.drain.evict
-
-
-def test_the_page_is_a_right_of_its_own() -> None:
-    directory = BASE.parent / "controller-page"
-    role, _ = (theirs := list(yaml.safe_load_all((directory / "role.yaml").read_text())))
-    (rule,) = role["rules"]
-    assert (rule["resources"], rule["verbs"]) == (["noderesourcetopologies"], ["list", "watch"])
-    assert "| noderesourcetopologies | list, watch |" in PAGE.read_text()
-    done = helm(*ON, "--set", "config.controller.page.enabled=true")
-    assert done.returncode == 0, done.stderr
-    ours = by_name(done.stdout)
-    for one in theirs:
-        made = ours[one["kind"], one["metadata"]["name"]]
-        for each in (one, made):
-            each["metadata"].pop("labels")
-        assert one == made
-    assert "controller-page" not in helm(*ON).stdout
-    (patch,) = yaml.safe_load_all((directory / "container.yaml").read_text())
-    (container,) = patch["spec"]["template"]["spec"]["containers"]
-    environment = {one["name"]: one["value"] for one in container["env"]}
-    assert configuration.load(None, environment).controller.page.enabled
-
-
 def test_the_controllers_pods_are_not_the_daemonsets() -> None:
-    done = helm(*ON)
-    ours = by_name(done.stdout)
+    ours = charted(*ON)
     selector = ours["DaemonSet", "nri-numa"]["spec"]["selector"]["matchLabels"]
     labels = ours["Deployment", "nri-numa-controller"]["spec"]["template"]["metadata"]["labels"]
     assert not selector.items() <= labels.items()
-    (deployment,) = documents("deployment.yaml")
+    (deployment,) = documents("controller/deployment.yaml")
     base = yaml.safe_load((BASE / "daemonset.yaml").read_text())["spec"]["selector"]["matchLabels"]
     assert not base.items() <= deployment["spec"]["template"]["metadata"]["labels"].items()
 
 
 def test_it_is_off_by_default() -> None:
-    done = helm()
-    assert "controller" not in "".join(name for _, name in by_name(done.stdout))
-    assert "capacity" not in done.stdout
+    assert "controller" not in "".join(name for _, name in charted())
+    assert "capacity" not in helm().stdout
     assert not yaml.safe_load((CHART / "values.yaml").read_text())["controller"]["enabled"]
 
 
@@ -177,65 +127,75 @@ def test_the_page_has_every_metric() -> None:
         assert f"| `{family.name}{suffix}` |" in page
 
 
-def same_right(
-    component: str, *keys: str, on: Sequence[str] = (), below: Sequence[str] = ()
-) -> list[tuple[str, str]]:
-    """The rules of a right of its own: the same by Helm, documented, and only where it is on.
+@pytest.mark.parametrize(
+    ("component", "keys", "rules", "below"),
+    [
+        (
+            "controller-drain",
+            ("drain", "evict"),
+            [("pods", "list"), ("pods/eviction", "create"), ("events", "create")],
+            "",
+        ),
+        (
+            "controller-page",
+            ("page", "enabled"),
+            [("noderesourcetopologies", "list, watch")],
+            "",
+        ),
+        (
+            "controller-stuck",
+            ("stuck", "evict"),
+            [
+                ("noderesourcetopologies", "list, watch"),
+                ("pods", "list, watch"),
+                ("pods/eviction", "create"),
+                ("events", "create"),
+            ],
+            "",
+        ),
+        (
+            "controller-stuck-partly",
+            ("stuck", "partly_running"),
+            [("events", "list, watch")],
+            "controller-stuck",
+        ),
+        (
+            "controller-steal",
+            ("steal", "evict"),
+            [
+                ("noderesourcetopologies", "list, watch"),
+                ("pods", "list"),
+                ("pods/eviction", "create"),
+                ("events", "create"),
+            ],
+            "",
+        ),
+    ],
+    ids=lambda one: one if isinstance(one, str) else "",
+)
+def test_each_more_is_a_right_of_its_own(
+    component: str, keys: tuple[str, str], rules: list[tuple[str, str]], below: str
+) -> None:
+    """The same by Helm, documented, and there only where its key of the configuration is set.
 
-    `keys`: of the configuration, below `controller`, that switch it on; in Python's spelling.
-    `on`: more options of Helm, without which the keys mean nothing.
+    `below`: the component without which it means nothing.
     """
-    directory = BASE.parent / component
-    theirs = list(yaml.safe_load_all((directory / "role.yaml").read_text()))
-    rules = [(r["resources"][0], ", ".join(r["verbs"])) for r in theirs[0]["rules"]]
+    role, _ = documents(f"{component}/role.yaml")
+    assert [(r["resources"][0], ", ".join(r["verbs"])) for r in role["rules"]] == rules
     page = PAGE.read_text()
     assert all(f"| {resource} | {verbs} |" in page for resource, verbs in rules)
-    done = helm(*ON, *on, "--set", f"config.controller.{'.'.join(map(camel_case, keys))}=true")
-    assert done.returncode == 0, done.stderr
-    ours = by_name(done.stdout)
-    for one in theirs:
-        made = ours[one["kind"], one["metadata"]["name"]]
-        for each in (one, made):
-            each["metadata"].pop("labels")
-        assert one == made
-    assert component not in helm(*ON, *on).stdout
-    (patch,) = yaml.safe_load_all((directory / "container.yaml").read_text())
+    on = (*ON, *(("--set", "config.controller.stuck.evict=true") if below else ()))
+    key = ".".join(map(camel_case, keys))
+    in_the_chart(charted(*on, "--set", f"config.controller.{key}=true"), f"{component}/role.yaml")
+    assert component not in helm(*on).stdout
+    (patch,) = documents(f"{component}/container.yaml")
     (container,) = patch["spec"]["template"]["spec"]["containers"]
     environment = {one["name"]: one["value"] for one in container["env"]}
     value: Any = configuration.load(None, environment).controller
-    for key in keys:
-        value = getattr(value, key)
+    for name in keys:
+        value = getattr(value, name)
     assert value is True
-    assert kustomized("base", "publish", "controller", *below, component)
-    return rules
-
-
-def test_moving_stuck_pods_is_a_right_of_its_own() -> None:
-    assert same_right("controller-stuck", "stuck", "evict") == [
-        ("noderesourcetopologies", "list, watch"),
-        ("pods", "list, watch"),
-        ("pods/eviction", "create"),
-        ("events", "create"),
-    ]
-
-
-def test_following_events_for_pods_that_run_in_part_is_a_right_of_its_own() -> None:
-    rules = same_right(
-        "controller-stuck-partly",
-        *("stuck", "partly_running"),
-        on=("--set", "config.controller.stuck.evict=true"),
-        below=("controller-stuck",),
-    )
-    assert rules == [("events", "list, watch")]
-
-
-def test_evicting_for_steal_is_a_right_of_its_own() -> None:
-    assert same_right("controller-steal", "steal", "evict") == [
-        ("noderesourcetopologies", "list, watch"),
-        ("pods", "list"),
-        ("pods/eviction", "create"),
-        ("events", "create"),
-    ]
+    assert kustomized("base", "publish", "controller", *filter(None, [below]), component)
 
 
 def test_who_listens_has_probes_and_a_service() -> None:
@@ -247,9 +207,7 @@ def test_who_listens_has_probes_and_a_service() -> None:
         "tlsCert": f"{secret}/tls.crt", "tlsKey": f"{secret}/tls.key",
     }  # fmt: skip
     arguments = [f"--set=config.controller.{key}={text}" for key, text in settings.items()]
-    done = helm(*ON, *arguments, "--set=controller.secretName=nri-numa-controller")
-    assert done.returncode == 0, done.stderr
-    ours = by_name(done.stdout)
+    ours = charted(*ON, *arguments, "--set=controller.secretName=nri-numa-controller")
     pods = [
         one["spec"]["template"]["spec"]
         for one in (found["Deployment"], ours["Deployment", "nri-numa-controller"])
@@ -272,7 +230,7 @@ def test_who_listens_has_probes_and_a_service() -> None:
         settings["address"],
         settings["tokenFile"],
     )
-    quiet = by_name(helm(*ON).stdout)
+    quiet = charted(*ON)
     (container,) = quiet["Deployment", "nri-numa-controller"]["spec"]["template"]["spec"][
         "containers"
     ]

@@ -102,6 +102,32 @@ def helmed(*arguments: str) -> dict[str, Any]:
     return by_kind(done.stdout)
 
 
+def charted(*arguments: str) -> dict[tuple[str, str], Any]:
+    """What the chart makes with these options, by kind and name."""
+    done = helm(*arguments)
+    assert done.returncode == 0, done.stderr
+    return {(d["kind"], d["metadata"]["name"]): d for d in yaml.safe_load_all(done.stdout) if d}
+
+
+def documents(*files: str) -> list[dict[str, Any]]:
+    """All documents of some files below config/kubernetes."""
+    texts = [(BASE.parent / file).read_text() for file in files]
+    return [one for text in texts for one in yaml.safe_load_all(text) if one]
+
+
+def in_the_chart(ours: dict[tuple[str, str], Any], *files: str) -> None:
+    """Insist that the chart made the documents of these files, but for labels and the image."""
+    for theirs in documents(*files):
+        one = ours[theirs["kind"], theirs["metadata"]["name"]]
+        for each in (one, theirs):
+            each["metadata"].pop("labels", None)
+        if theirs["kind"] == "Deployment":
+            template = one["spec"]["template"]
+            assert "checksum/config" in template["metadata"].pop("annotations")
+            template["spec"]["containers"][0]["image"] = "localhost/nri-numa"
+        assert one == theirs
+
+
 # --- the DaemonSet ----------------------------------------------------------------------------
 
 
@@ -271,46 +297,36 @@ def test_the_chart_and_kustomize_are_equal_in_effect(directories: list[str], val
 
 
 def test_the_chart_narrows_the_nodes_capacity_as_kustomize_does() -> None:
-    done = helm(
-        *("--set", "publish.enabled=true"),
-        *("--set", "config.publish.capacity=true"),
-        *("--show-only", "templates/publish-capacity.yaml"),
+    ours = charted("--set", "publish.enabled=true,config.publish.capacity=true")
+    in_the_chart(ours, "publish-capacity/role.yaml", "publish-capacity/policies.yaml")
+
+
+def test_the_chart_gives_no_right_that_kustomize_does_not() -> None:
+    ours = charted(
+        "--set=publish.enabled=true,controller.enabled=true,scheduler.enabled=true",
+        "--set=config.dra.enabled=true,config.controller.page.enabled=true",
+        *(f"--set=config.publish.{key}=true" for key in ("podAnnotation", "numatopology")),
+        "--set=config.publish.nodeResourceTopology=true",
+        *(f"--set=config.controller.{key}.evict=true" for key in ("drain", "stuck", "steal")),
     )
-    assert done.returncode == 0, done.stderr
-    files = [BASE.parent / "publish-capacity" / name for name in ("role.yaml", "policies.yaml")]
-    theirs = [d for file in files for d in yaml.safe_load_all(file.read_text())]
-    ours = list(yaml.safe_load_all(done.stdout))
-    assert len(ours) == len(theirs) == 4
-    for one in (*ours, *theirs):
-        del one["metadata"]["labels"]
-    assert ours == theirs
+    files = [file.relative_to(BASE.parent) for file in BASE.parent.glob("*/role.yaml")]
+    known = {(one["kind"], one["metadata"]["name"]) for one in documents(*map(str, files))}
+    rights = {key for key in ours if "Role" in key[0]}
+    assert len(rights) > 20
+    assert rights <= known
 
 
 def test_the_chart_has_the_dra_driver_as_kustomize_does() -> None:
-    on = ("--set", "publish.enabled=true", "--set", "config.dra.enabled=true")
-    done = helm(*on, "--show-only", "templates/publish-dra.yaml")
-    assert done.returncode == 0, done.stderr
-    names = ("role.yaml", "policies.yaml", "deviceclass.yaml")
-    files = [BASE.parent / "publish-dra" / name for name in names]
-    theirs = [d for file in files for d in yaml.safe_load_all(file.read_text())]
-    ours = list(yaml.safe_load_all(done.stdout))
-    assert len(ours) == len(theirs) == 5
-    for one in (*ours, *theirs):
-        del one["metadata"]["labels"]
-    # Helm puts them in an order of its own.
-    assert sorted(ours, key=str) == sorted(theirs, key=str)
-
-    done = helm(*on, "--show-only", "templates/daemonset.yaml")
-    assert done.returncode == 0, done.stderr
-    (ours_pod,) = (d["spec"]["template"]["spec"] for d in yaml.safe_load_all(done.stdout))
-    patch = yaml.safe_load((BASE.parent / "publish-dra/container.yaml").read_text())
+    ours = charted("--set", "publish.enabled=true,config.dra.enabled=true")
+    names = ("role", "policies", "deviceclass")
+    in_the_chart(ours, *(f"publish-dra/{name}.yaml" for name in names))
+    ours_pod = ours["DaemonSet", "nri-numa"]["spec"]["template"]["spec"]
+    (patch,) = documents("publish-dra/container.yaml")
     theirs_pod = patch["spec"]["template"]["spec"]
-    for volume in theirs_pod["volumes"]:
-        assert volume in ours_pod["volumes"]
+    assert all(volume in ours_pod["volumes"] for volume in theirs_pod["volumes"])
     for theirs_one in theirs_pod["containers"]:
         (one,) = (c for c in ours_pod["containers"] if c["name"] == theirs_one["name"])
-        for mount in theirs_one["volumeMounts"]:
-            assert mount in one["volumeMounts"]
+        assert all(mount in one["volumeMounts"] for mount in theirs_one["volumeMounts"])
     off = helm("--set", "publish.enabled=true")
     assert "claims" not in off.stdout
     assert "publish-dra" not in off.stdout

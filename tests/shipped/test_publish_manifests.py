@@ -17,17 +17,11 @@ from nri_numa.config.layers import environment_names
 from nri_numa.publisher import topology, wanted
 from nri_numa.publisher.publisher import PublishMetrics
 from tests.beds.http_view import FakeView
+from tests.shipped.test_install_manifests import charted, documents, helm, in_the_chart
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-KUSTOMIZE = REPOSITORY / "config/kubernetes"
 CHART = REPOSITORY / "config/helm/nri-numa"
 PAGE = REPOSITORY / "docs/kubernetes-objects.md"
-
-
-def documents(*files: str) -> list[dict[str, Any]]:
-    """All documents of some files below config/kubernetes."""
-    texts = [(KUSTOMIZE / file).read_text() for file in files]
-    return [one for text in texts for one in yaml.safe_load_all(text)]
 
 
 def pod(directory: str = "publish") -> dict[str, Any]:
@@ -194,63 +188,33 @@ def test_the_policy_names_what_is_written_to_a_node() -> None:
     assert named == set(wanted.NODE_ANNOTATIONS)
 
 
-def rendered(name: str, *, prefix: str = "numa.kubernetes.io") -> str:
-    """A template of the chart with its few expressions put in; Helm itself is not needed."""
-    text = (CHART / "templates" / name).read_text()
-    for expression, value in {
-        '- include "nri-numa.labels" . | nindent 4 ': " {app.kubernetes.io/name: nri-numa}",
-        ' include "nri-numa.namespace" . ': "nri-numa",
-        ' include "nri-numa.image" . ': "localhost/nri-numa",
-        " .Values.image.pullPolicy ": "IfNotPresent",
-        ' include "nri-numa.fullname" . ': "nri-numa",
-        " $prefix ": prefix,
-        "- toYaml .Values.publish.resources | nindent 4 ": (
-            " {requests: {cpu: 10m, memory: 64Mi}, limits: {memory: 128Mi}}"
-        ),
-        ' regexReplaceAll ":[0-9]+$" $address "" | trimPrefix "[" | trimSuffix "]" | quote ': (
-            "127.0.0.1"
-        ),
-        ' regexFind "[0-9]+$" $address ': "9892",
-    }.items():
-        text = text.replace("{{" + expression + "}}", value)
-    # What comes with the controller is compared in test_controller_manifests.py, with the DRA
-    # driver in test_install_manifests.py.
-    on = r"(?:.Values.controller|\(.Values.config.dra \| default dict\)).enabled"
-    block = rf"^ *\{{\{{- if {on} \}}\}}\n.*?^ *\{{\{{- end \}}\}}\n"
-    text = re.sub(block, "", text, flags=re.MULTILINE | re.DOTALL)
-    text = re.sub(r"^    seLinuxOptions:.*\n", "", text, flags=re.MULTILINE)
-    text = re.sub(r"^ *\{\{-? .*\}\}\n", "", text, flags=re.MULTILINE)
-    assert "{{" not in text, text
-    return text
+ON = ("--set", "publish.enabled=true")
+MORE = (*ON, "--set", "config.publish.nodeResourceTopology=true,config.publish.numatopology=true")
 
 
 def test_the_chart_says_the_same_as_kustomize() -> None:
-    assert list(yaml.safe_load_all(rendered("publish.yaml"))) == documents(
-        "publish/serviceaccount.yaml", "publish/role.yaml", "publish-pods/role.yaml"
+    ours = charted(*MORE, "--set", "config.publish.podAnnotation=true")
+    definition = "CustomResourceDefinition", "noderesourcetopologies.topology.node.k8s.io"
+    del ours[definition]["metadata"]["annotations"]["helm.sh/resource-policy"]
+    in_the_chart(
+        ours,
+        *(f"publish/{name}.yaml" for name in ("serviceaccount", "role", "policies")),
+        *(f"publish-topology/{name}.yaml" for name in ("role", "policies", "crd")),
+        *("publish-pods/role.yaml", "publish-volcano/role.yaml", "publish-volcano/policies.yaml"),
     )
-    policies = list(yaml.safe_load_all(rendered("publish-policies.yaml")))
-    assert policies == documents("publish/policies.yaml")
-    assert "numa.kubernetes.io/" not in rendered("publish-policies.yaml", prefix="x.io")
-    topology = list(yaml.safe_load_all(rendered("publish-topology.yaml")))
-    del topology[-1]["metadata"]["annotations"]["helm.sh/resource-policy"]
-    assert topology == documents(
-        *(f"publish-topology/{name}.yaml" for name in ("role", "policies", "crd"))
-    )
-    volcano = list(yaml.safe_load_all(rendered("publish-volcano.yaml")))
-    assert volcano == documents("publish-volcano/role.yaml", "publish-volcano/policies.yaml")
-    parts = list(yaml.safe_load(rendered("_publisher.tpl")))
-    assert parts == [container("publish"), *pod()["volumes"]]
+    made = ours["DaemonSet", "nri-numa"]["spec"]["template"]["spec"]
+    (one,) = (each for each in made["containers"] if each["name"] == "publish")
+    assert {**one, "image": "localhost/nri-numa"} == container("publish")
+    assert all(volume in made["volumes"] for volume in pod()["volumes"])
+    other = charted(*MORE, "--set", "config.annotationPrefix=x.io")
+    policies = [each["spec"] for (kind, _), each in other.items() if "AdmissionPolicy" in kind]
+    assert "numa.kubernetes.io/" not in str(policies)
 
 
 def test_the_chart_leaves_it_off() -> None:
     assert not yaml.safe_load((CHART / "values.yaml").read_text())["publish"]["enabled"]
-    for name in ("publish.yaml", "publish-policies.yaml"):
-        text = (CHART / "templates" / name).read_text()
-        assert "{{- if .Values.publish.enabled }}" in text
-    text = (CHART / "templates/publish-topology.yaml").read_text()
-    assert "{{- if and .Values.publish.enabled $publish.nodeResourceTopology }}" in text
-    text = (CHART / "templates/publish-volcano.yaml").read_text()
-    assert "{{- if and .Values.publish.enabled $publish.numatopology }}" in text
+    assert "publish" not in helm().stdout
+    assert not re.search("topology.node|volcano", helm(*ON).stdout)
 
 
 def test_the_definition_is_of_the_version_that_keeps_attributes() -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import yaml
 
 from nri_numa import config as configuration
 from nri_numa.engine.request.annotations import PLACED
 from nri_numa.scheduler.watcher import ROOM
-from tests.shipped.test_install_manifests import BASE, CHART, helm
+from tests.shipped.test_install_manifests import CHART, charted, documents, helm, in_the_chart
 
-DIRECTORY = BASE.parent / "scheduler"
+PARTS = ("serviceaccount", "role", "policies", "deployment")
 ON = ("--set", "scheduler.enabled=true")
 SERVED = (
     *ON,
@@ -28,29 +26,10 @@ TLS = (
 )
 
 
-def documents(*files: str) -> list[dict[str, Any]]:
-    return [d for f in files for d in yaml.safe_load_all((DIRECTORY / f).read_text()) if d]
-
-
-def charted(*arguments: str) -> dict[tuple[str, str], Any]:
-    done = helm(*arguments)
-    assert done.returncode == 0, done.stderr
-    return {(d["kind"], d["metadata"]["name"]): d for d in yaml.safe_load_all(done.stdout) if d}
-
-
 def test_the_chart_says_the_same_as_kustomize() -> None:
     ours = charted(*ON)
-    theirs = documents("serviceaccount.yaml", "role.yaml", "policies.yaml", "deployment.yaml")
-    for their in theirs:
-        one = ours[their["kind"], their["metadata"]["name"]]
-        for each in (one, their):
-            each["metadata"].pop("labels", None)
-        if their["kind"] == "Deployment":
-            template = one["spec"]["template"]
-            assert "checksum/config" in template["metadata"].pop("annotations")
-            template["spec"]["containers"][0]["image"] = "localhost/nri-numa"
-        assert one == their
-    (scheduler,) = documents("scheduler.yaml")
+    in_the_chart(ours, *(f"scheduler/{one}.yaml" for one in PARTS))
+    (scheduler,) = documents("scheduler/scheduler.yaml")
     text = ours["ConfigMap", "nri-numa-scheduler"]["data"]["scheduler.yaml"]
     assert yaml.safe_load(text) == scheduler
     assert ("Service", "nri-numa-scheduler") not in ours
@@ -102,7 +81,7 @@ def test_what_does_not_go_together_is_said() -> None:
 
 
 def test_its_container_has_no_rights_and_few_in_the_cluster() -> None:
-    (deployment,) = documents("deployment.yaml")
+    (deployment,) = documents("scheduler/deployment.yaml")
     pod = deployment["spec"]["template"]["spec"]
     assert pod["securityContext"]["runAsNonRoot"] is True
     for container in pod["containers"]:
@@ -111,7 +90,7 @@ def test_its_container_has_no_rights_and_few_in_the_cluster() -> None:
     assert not [volume for volume in pod["volumes"] if "hostPath" in volume]
     rules = {
         (rule["resources"][0], *rule["verbs"])
-        for one in documents("role.yaml")
+        for one in documents("scheduler/role.yaml")
         for rule in one.get("rules", ())
     }
     assert rules == {
@@ -125,14 +104,16 @@ def test_its_container_has_no_rights_and_few_in_the_cluster() -> None:
 
 
 def test_the_policies_name_the_two_annotations() -> None:
-    policies = [d for d in documents("policies.yaml") if d["kind"] == "ValidatingAdmissionPolicy"]
+    policies = [
+        d for d in documents("scheduler/policies.yaml") if d["kind"] == "ValidatingAdmissionPolicy"
+    ]
     nodes, bindings = (policy["spec"] for policy in policies)
     assert f"numa.kubernetes.io/{ROOM}'" in nodes["validations"][1]["expression"]
     # It applies to wrong bindings, and refuses each of them (docs/adr/0059).
     ((wrong,), (refused,)) = bindings["matchConditions"], bindings["validations"]
     assert f"numa.kubernetes.io/{PLACED}'" in wrong["expression"]
     assert refused["expression"] == "false"
-    for one in documents("policies.yaml"):
+    for one in documents("scheduler/policies.yaml"):
         spec = one["spec"]
         assert spec.get("failurePolicy", "Fail") == "Fail"
         assert spec.get("validationActions", ["Deny"]) == ["Deny"]
@@ -143,10 +124,10 @@ def test_the_policies_name_the_two_annotations() -> None:
 
 
 def test_the_lease_of_the_role_is_that_of_the_schedulers() -> None:
-    (scheduler,) = documents("scheduler.yaml")
+    (scheduler,) = documents("scheduler/scheduler.yaml")
     (names,) = (
         rule["resourceNames"]
-        for one in documents("role.yaml")
+        for one in documents("scheduler/role.yaml")
         for rule in one.get("rules", ())
         if "resourceNames" in rule
     )

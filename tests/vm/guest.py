@@ -53,12 +53,12 @@ _MIB = 1024 * 1024
 class GuestContainerd(Containerd):
     """A containerd that bears emulation."""
 
-    def _environment(self) -> dict[str, str]:
+    def program_environment(self) -> dict[str, str]:
         # The Go scheduler spins on idle processors, which emulated ones have to pay for in full.
         # The library of an OCI runtime that is not installed lies beside it.
         library = str(self.binaries.runc.parent)
         # Garbage of programs that live for seconds is not worth collecting before there is much.
-        return super()._environment() | {
+        return super().program_environment() | {
             "GOMAXPROCS": "2",
             "GOGC": "off",
             "GOMEMLIMIT": "128MiB",
@@ -345,7 +345,7 @@ class Guest:
         scratch.write_bytes(msgspec.json.encode(Ask(execute=command, arguments=dict(arguments))))
         scratch.replace(self.shared / f"ask-{name}")
         file = self.shared / f"answer-{name}"
-        poll(lambda: file.exists() or None, f"answer of the host to {command}", timeout_s=60)
+        poll(lambda: file.exists(), f"answer of the host to {command}", timeout_s=60)
         answer = msgspec.json.decode(file.read_bytes(), type=Answer)
         if answer.error:
             raise RuntimeError(f"QEMU refused {command}: {answer.error}")
@@ -365,7 +365,7 @@ class Guest:
 
         before = count()
         self.plugin.reload(config)
-        poll(lambda: count() > before or None, "the configuration reloaded", timeout_s=60)
+        poll(lambda: count() > before, "the configuration reloaded", timeout_s=60)
 
     # -- running ---------------------------------------------------------------------------
 

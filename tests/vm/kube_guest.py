@@ -22,7 +22,6 @@ import msgspec
 
 from tests.beds.containerd import find_binaries
 from tests.beds.cri import CRIError
-from tests.beds.kube.daemon import Daemon
 from tests.beds.kube.namespaces import ADDRESS
 from tests.beds.kube.node import NETWORK, kubelet_configuration
 from tests.beds.kube.virtual_node import (
@@ -38,6 +37,7 @@ from tests.beds.kube.virtual_node import (
     Wanted,
 )
 from tests.beds.plugin_process import plugin_environment
+from tests.beds.processes import Daemon
 from tests.machines.vm_machine import format_list, parse_list
 from tests.vm import words
 from tests.vm.guest import GuestContainerd

@@ -72,7 +72,7 @@ class NurseryPlugin(GuestPlugin):
         super().__init__(directory, nri_socket, log)
         self._nursery: subprocess.Popen[bytes] | None = None
 
-    def _spawn(self, environment: Mapping[str, str]) -> Any:
+    def _spawn(self) -> Any:
         if self._nursery is None:
             self._nursery = subprocess.Popen(
                 [sys.executable, "-m", "tests.vm.nursery"],
@@ -84,7 +84,7 @@ class NurseryPlugin(GuestPlugin):
         assert self._nursery.stdout is not None
         order = {
             "arguments": self.command[3:],
-            "environment": dict(environment),
+            "environment": self.environment,
             "directory": str(self.directory),
             "log": str(self.log_file),
         }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import signal
 import subprocess
@@ -31,13 +30,7 @@ class GuestPlugin(PluginProcess):
     ) -> None:
         super().__init__(directory, nri_socket, config=config)
         self.log_file = log
-        self.offset = 0
         self._limit_s = START_LIMIT_S
-
-    def start(self, *, wait: bool = True, timeout_s: float = START_LIMIT_S) -> None:
-        """Start it; what it logs from now on is what `fresh_records` has."""
-        self.offset = len(self.log().encode())
-        super().start(wait=wait, timeout_s=timeout_s)
 
     def ensure_ready(self) -> None:
         """Start it unless it runs, and wait until it is connected."""
@@ -46,29 +39,6 @@ class GuestPlugin(PluginProcess):
         limit, self._limit_s = self._limit_s, AGAIN_LIMIT_S
         self.wait_ready(timeout_s=limit)
         self._limit_s = START_LIMIT_S
-
-    def ready(self) -> bool:
-        """Whether its last word on its link to the runtime is that it is in use."""
-        states = [r.get("state") for r in self.fresh_records() if r.get("msg") == "link"]
-        return bool(states) and states[-1] == "active"
-
-    def fresh_records(self) -> list[dict[str, Any]]:
-        """Log records since the last start."""
-        try:
-            with self.log_file.open("rb") as file:
-                file.seek(self.offset)
-                lines = file.read().splitlines()
-        except FileNotFoundError:
-            return []
-        found = []
-        for line in lines:
-            try:
-                record = json.loads(line)
-            except ValueError:
-                continue  # half written, or a traceback
-            if isinstance(record, dict):
-                found.append(record)
-        return found
 
 
 UNIT = Path("/etc/systemd/system/nri-numa.service")
@@ -104,7 +74,7 @@ class UnitPlugin(GuestPlugin):
 
     def start(self, *, wait: bool = True, timeout_s: float = START_LIMIT_S) -> None:
         """``systemctl start``."""
-        self.offset = len(self.log().encode())
+        self.log_start = len(self.log().encode())
         self.directory.mkdir(parents=True, exist_ok=True)
         self.write_config()
         if not self._installed:
@@ -130,10 +100,10 @@ class UnitPlugin(GuestPlugin):
 
     def kill(self) -> int:
         """SIGKILL; systemd starts another one after a second."""
-        self.offset = len(self.log().encode())
+        self.log_start = len(self.log().encode())
         before = self.pid
         systemctl("kill", f"--signal={signal.SIGKILL.name}", "nri-numa")
-        poll(lambda: self.pid != before or None, "another process")
+        poll(lambda: self.pid != before, "another process")
         return -signal.SIGKILL
 
     def uninstall(self) -> None:

@@ -26,7 +26,6 @@ MODULES = (
     "lifecycle",
     "devices",
     "hotplug",
-    "systemd_unit",
     "everyday",
     "churn",
 )

@@ -1,13 +1,12 @@
-"""Which machines a test run boots, and what their cases prove for tests that cannot run here."""
+"""Which machines a test run boots."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from tests.machines.vm_machine import Machine, load_machines
-from tests.vm.registry import all_cases
 
 MACHINES = load_machines(Path(__file__).parent / "machines")
 
@@ -33,22 +32,3 @@ def booted(environment: Mapping[str, str] = os.environ) -> list[Machine]:
     if not asked and environment.get("NRI_NUMA_REQUIRE_VM") != "1":
         return []
     return [MACHINES[name] for name in chosen(asked)]
-
-
-def unproven(proven_by: str | Iterable[str], machines: Iterable[Machine]) -> str:
-    """Why cases do not prove what a test would; empty when each runs on one of the machines.
-
-    `proven_by`: names of cases; one, or several that together say the same.
-    """
-    names = [proven_by] if isinstance(proven_by, str) else list(proven_by)
-    if not names:
-        return "no case is named that proves the same"
-    there = list(machines)
-    for name in names:
-        found = all_cases().get(name)
-        if found is None:
-            return f"there is no case {name!r}; see python -m tests.vm list"
-        if not any(found.applies(machine) for machine in there):
-            booted_names = ", ".join(machine.name for machine in there) or "none"
-            return f"case {name} runs on no machine that is booted ({booted_names})"
-    return ""

@@ -69,9 +69,9 @@ class Client:
         path: str,
         body: object = None,
         *,
-        content_type: str = "application/json",
+        content_type: str = "",
     ) -> tuple[int, JsonObject]:
-        """One HTTP request; status and document.
+        """One HTTP request; status and document. A PATCH merges unless its type says otherwise.
 
         Raises:
             OSError: nobody listens.
@@ -82,7 +82,8 @@ class Client:
             connection.sock.settimeout(60)
             connection.sock.connect(str(self._proxy_socket))
             data = None if body is None else json.dumps(body).encode()
-            connection.request(method, path, data, {"Content-Type": content_type})
+            kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
+            connection.request(method, path, data, {"Content-Type": content_type or kind})
             answer = connection.getresponse()
             text = answer.read()
         finally:
@@ -103,6 +104,33 @@ class Client:
         if not 200 <= status < 300:
             raise KubeError(f"{method} {path}: {status}: {document.get('message', document)}")
         return document
+
+    def add_node(
+        self,
+        name: str,
+        *,
+        cpus: int = 32,
+        memory: str = "64Gi",
+        labels: Mapping[str, str] | None = None,
+        ready: bool = False,
+    ) -> None:
+        """A Node that is an object only.
+
+        `ready`: Ready and without taints, where nothing minds that it never reports; else what is
+        put there tolerates that.
+        """
+        metadata = {"name": name, "labels": {"kubernetes.io/hostname": name, **(labels or {})}}
+        node = {"apiVersion": "v1", "kind": "Node", "metadata": metadata}
+        self.ask("POST", "/api/v1/nodes", node)
+        room = {"cpu": str(cpus), "memory": memory, "pods": "110"}
+        status: JsonObject = {"capacity": room, "allocatable": room}
+        if ready:
+            status["conditions"] = [
+                {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "a test's"}
+            ]
+        self.ask("PATCH", f"/api/v1/nodes/{name}/status", {"status": status})
+        if ready:  # admission tainted it as not ready, and nobody takes that back
+            self.ask("PATCH", f"/api/v1/nodes/{name}", {"spec": {"taints": None}})
 
     def get(self, path: str) -> JsonObject | None:
         """The object, or None where there is none."""
@@ -131,11 +159,7 @@ class Client:
 
     def said(self, name: str, *arguments: str) -> str:
         """What a pod's container printed; its first line may come after it is Ready."""
-        return poll(
-            lambda: self.kubectl("logs", name, *arguments) or None,
-            f"a line of {name}",
-            timeout_s=PATIENCE_S,
-        )
+        return poll(lambda: self.kubectl("logs", name, *arguments), f"a line of {name}")
 
     def wait_ready(self, name: str, *, timeout_s: float = PATIENCE_S) -> JsonObject:
         return self.wait_pod(name, is_ready, "Ready", timeout_s=timeout_s)
@@ -157,16 +181,23 @@ class Client:
             return pod if pod is not None and probe(pod) else None
 
         try:
-            return poll(ask, f"pod {name} {what}", timeout_s=timeout_s, every_s=0.1)
+            return poll(ask, f"pod {name} {what}", timeout_s=timeout_s)
         except TimeoutError as error:
             status = json.dumps(last.get("status"), indent=1)
             raise TimeoutError(f"{error}; its status: {status}") from None
+
+    def wait_refused(self, name: str) -> str:
+        """Wait until the node refuses a pod's container; what the kubelet says of that."""
+        refused = self.wait_pod(
+            name, lambda it: waiting_reason(it)[0] == "CreateContainerError", "refused"
+        )
+        return waiting_reason(refused)[1]
 
     def delete_pods(self) -> None:
         """Remove every workload of the namespace ``default`` and wait until its pods are gone."""
         kinds = "deployments,daemonsets,statefulsets,jobs,pods"
         self.kubectl("delete", kinds, "--all", "--grace-period=0", "--force", "--wait=false")
-        poll(lambda: not self.pods() or None, "end of all pods", timeout_s=PATIENCE_S, every_s=0.1)
+        poll(lambda: not self.pods(), "end of all pods")
 
 
 def is_ready(pod: JsonObject) -> bool:
@@ -181,6 +212,14 @@ def waiting_reason(pod: JsonObject) -> tuple[str, str]:
         if (waiting := container["state"].get("waiting")) is not None:
             return str(waiting.get("reason", "")), str(waiting.get("message", ""))
     return "", ""
+
+
+def unscheduled(pod: JsonObject) -> str:
+    """Why the scheduler finds no node; empty where it has found one, or did not try yet."""
+    for one in pod["status"].get("conditions", []):
+        if one["type"] == "PodScheduled" and one["status"] == "False":
+            return str(one.get("message", ""))
+    return ""
 
 
 def client_environment(directory: Path, kubeconfig: Path) -> dict[str, str]:

@@ -1,10 +1,10 @@
 """etcd, API server, controller manager and scheduler, for real, in a bed's namespaces.
 
     with Namespaces(directory) as namespaces, ControlPlane(find_programs(), namespaces) as control:
-        control.add_node("big", cpus=64)
+        control.client.add_node("big", cpus=64, ready=True)
         print(control.client.kubectl("get", "nodes"))
 
-Nodes made by `add_node` are objects only: pods are bound to them and never start.
+Nodes made by `Client.add_node` are objects only: pods are bound to them and never start.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.beds.kube.client import Client, KubeError, client_environment
-from tests.beds.kube.daemon import Daemon, wait_for
 from tests.beds.kube.namespaces import ADDRESS, Namespaces
-from tests.beds.processes import Bed
+from tests.beds.processes import Bed, Daemon, wait_for
 from tests.beds.testbed import TestbedUnavailable
 
 _SERVER = f"https://{ADDRESS}:6443"
@@ -213,49 +212,6 @@ class ControlPlane(Bed):
         target = self.directory / "scheduler.json"
         target.write_text(json.dumps(document, indent=1), encoding="utf-8")
         return target
-
-    # -- nodes without a kubelet -----------------------------------------------------------
-
-    def add_node(
-        self,
-        name: str,
-        *,
-        cpus: int = 4,
-        memory: str = "8Gi",
-        resources: Mapping[str, str] | None = None,
-        labels: Mapping[str, str] | None = None,
-        annotations: Mapping[str, str] | None = None,
-    ) -> None:
-        """A node that is an object only, Ready and without taints."""
-        assert not self._heartbeats, "a node that never reports would be tainted"
-        self.client.ask(
-            "POST",
-            "/api/v1/nodes",
-            {
-                "apiVersion": "v1",
-                "kind": "Node",
-                "metadata": {
-                    "name": name,
-                    "labels": {"kubernetes.io/hostname": name, **(labels or {})},
-                    "annotations": dict(annotations or {}),
-                },
-            },
-        )
-        room = {"cpu": str(cpus), "memory": memory, "pods": "110", **(resources or {})}
-        ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "a test's"}
-        self.client.ask(
-            "PATCH",
-            f"/api/v1/nodes/{name}/status",
-            {"status": {"capacity": room, "allocatable": room, "conditions": [ready]}},
-            content_type="application/merge-patch+json",
-        )
-        # Admission tainted it as not ready, and nobody here takes that back.
-        self.client.ask(
-            "PATCH",
-            f"/api/v1/nodes/{name}",
-            {"spec": {"taints": None}},
-            content_type="application/merge-patch+json",
-        )
 
 
 def _etcd(data: Path) -> list[str]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 
-from tests.beds.kube.daemon import Daemon
 from tests.beds.kube.node import Node
 from tests.beds.plugin_process import plugin_environment
+from tests.beds.processes import Daemon
 
 RESOURCE = "offered.example.com/exclusive-cpu"
 """Not the default, which the publisher writes in other tests: the kubelet keeps the count of a

@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.beds.cri import poll
 from tests.beds.kube.bed import KubeBed
-from tests.beds.kube.client import PATIENCE_S, Client, JsonObject
+from tests.beds.kube.client import Client, JsonObject
 from tests.beds.kube.control_plane import ControlPlane
 from tests.beds.kube.manifests import container, pod
 from tests.beds.kube.publisher import MANIFESTS, Publisher, install, token
@@ -73,24 +73,20 @@ def driver(bed: KubeBed) -> Iterator[Publisher]:
     client, node = bed.client, bed.node
     install_driver(client)
     both = configuration(bed)
-    before = json.loads(node.plugin.config_file.read_text())
-    node.plugin.terminate()
-    node.plugin.write_config({**before, "nodeName": node.name, "dra": both})
     try:
-        node.plugin.start(timeout_s=PATIENCE_S)
-        with Publisher(
-            bed,
-            token(client, node.name),
-            # Nothing is found out by looking: the kubelet's word must be enough.
-            config={"address": "off", "resync": "1h"},
-            more={"dra": both},
-        ) as publisher:
+        with (
+            node.configured(nodeName=node.name, dra=both),
+            Publisher(
+                bed,
+                token(client, node.name),
+                # Nothing is found out by looking: the kubelet's word must be enough.
+                config={"address": "off", "resync": "1h"},
+                more={"dra": both},
+            ) as publisher,
+        ):
             wait_slice(client, publisher)
             yield publisher
     finally:
-        node.plugin.terminate()
-        node.plugin.write_config(before)
-        node.plugin.start(timeout_s=PATIENCE_S)
         for one in slices(client):
             client.request("DELETE", f"{SLICES}/{one['metadata']['name']}")
 
@@ -123,7 +119,7 @@ def wait_slice(client: Client, publisher: Publisher, *, other_than: str = "") ->
         return None
 
     try:
-        return poll(ask, "a ResourceSlice", timeout_s=PATIENCE_S, every_s=0.2)
+        return poll(ask, "a ResourceSlice")
     except TimeoutError as error:
         raise TimeoutError(f"{error}; the publisher: {publisher.log()[-3000:]}") from None
 
@@ -131,12 +127,7 @@ def wait_slice(client: Client, publisher: Publisher, *, other_than: str = "") ->
 def delete_claims(client: Client) -> None:
     """Remove every claim of the namespace and wait until all are gone."""
     client.kubectl("delete", "resourceclaims,resourceclaimtemplates", "--all", "--wait=false")
-    poll(
-        lambda: not client.ask("GET", CLAIMS)["items"] or None,
-        "end of all claims",
-        timeout_s=PATIENCE_S,
-        every_s=0.1,
-    )
+    poll(lambda: not client.ask("GET", CLAIMS)["items"], "end of all claims")
 
 
 def template(

@@ -11,10 +11,9 @@ from typing import Any, Final
 
 from tests.beds.cri import poll
 from tests.beds.kube.bed import KubeBed
-from tests.beds.kube.client import PATIENCE_S, Client
-from tests.beds.kube.daemon import Daemon
+from tests.beds.kube.client import Client
 from tests.beds.kube.service import MANIFESTS, NAMESPACE, Service
-from tests.beds.processes import Bed
+from tests.beds.processes import Bed, Daemon
 
 ACCOUNT: Final = "nri-numa-scheduler"
 SCHEDULER: Final = "numa-scheduler"
@@ -136,7 +135,7 @@ class Extender(Bed):
             return True if self.get("/readyz") == "ok" else None
 
         try:
-            poll(ask, "extender", timeout_s=PATIENCE_S, every_s=0.3)
+            poll(ask, "extender")
         except TimeoutError as error:
             raise TimeoutError(f"{error}\n{self.log()[-3000:]}") from None
 

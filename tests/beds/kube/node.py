@@ -6,8 +6,7 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,9 @@ from tests.beds.cri import Seen, allowed
 from tests.beds.debs import CNI_PLUGINS, DebCache
 from tests.beds.kube.client import PATIENCE_S, JsonObject, is_ready
 from tests.beds.kube.control_plane import ControlPlane
-from tests.beds.kube.daemon import Daemon, wait_for
 from tests.beds.kube.namespaces import ADDRESS, Namespaces
 from tests.beds.plugin_process import PluginProcess
-from tests.beds.processes import Bed, spawn
+from tests.beds.processes import Bed, Daemon, wait_for
 
 NOBODY = 65534
 """User and group of whoever needs no rights."""
@@ -175,6 +173,18 @@ class Node(Bed):
             timeout_s=PATIENCE_S,
         )
 
+    @contextlib.contextmanager
+    def configured(self, **sections: object) -> Iterator[None]:
+        """nri-numa with these sections, which takes a start; afterwards it is as it was."""
+        before = json.loads(self.plugin.config_file.read_text())
+        try:
+            self.plugin.write_config({**before, **sections})
+            self.plugin.restart()
+            yield
+        finally:
+            self.plugin.write_config(before)
+            self.plugin.restart()
+
     def _object(self) -> JsonObject:
         return self.control.client.get(f"/api/v1/nodes/{self.name}") or {"status": {}, "spec": {}}
 
@@ -259,11 +269,10 @@ class _PluginInside(PluginProcess):
         # Whatever a test configures: others of the bed ask there, after a restart too.
         self._always = {"http": {"socket": str(api_socket)}}
         super().__init__(directory, nri_socket, config={**self._always, **(config or {})})
-        self._namespaces = namespaces
+        self._namespaces, self.folder = namespaces, None
 
     def write_config(self, config: Mapping[str, Any] | None = None) -> None:
         super().write_config(None if config is None else {**self._always, **config})
 
-    def _spawn(self, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        command = [*self._namespaces.enter(network=False), *self.command]
-        return spawn(command, self.log_file, environment)
+    def words(self) -> list[str]:
+        return [*self._namespaces.enter(network=False), *super().words()]

@@ -16,10 +16,9 @@ import yaml
 
 from tests.beds.kube.bed import KubeBed
 from tests.beds.kube.client import PATIENCE_S, KubeError
-from tests.beds.kube.daemon import Daemon
 from tests.beds.kube.service import Service
 from tests.beds.plugin_process import REPOSITORY
-from tests.beds.processes import Bed
+from tests.beds.processes import Bed, Daemon
 from tests.shipped.test_install_manifests import program
 
 CHART: Final = REPOSITORY / "config/helm/nri-numa"

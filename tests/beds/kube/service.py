@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.beds.kube.bed import KubeBed
-from tests.beds.kube.daemon import Daemon
 from tests.beds.kube.namespaces import ADDRESS
 from tests.beds.kube.node import NOBODY
 from tests.beds.plugin_process import REPOSITORY, plugin_environment
+from tests.beds.processes import Daemon
 
 MANIFESTS = REPOSITORY / "config/kubernetes"
 NAMESPACE = "nri-numa"
@@ -101,7 +101,7 @@ class Service(Daemon):
         }
         self.give("agent.yaml", json.dumps(document).encode())
 
-    def records(self, message: str = "") -> list[dict[str, Any]]:
+    def records(self, message: str = "", *, since: int = 0) -> list[dict[str, Any]]:
         """As of every daemon; it must not have ended."""
         self.check()
-        return super().records(message)
+        return super().records(message, since=since)

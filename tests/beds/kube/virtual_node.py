@@ -159,7 +159,7 @@ class VirtualNode(Bed):
             self._insist_on_running()
             return True if self._boot_id() != before and self._takes_pods() else None
 
-        poll(ready, f"node {self.name} Ready", timeout_s=_READY_LIMIT_S, every_s=0.5)
+        poll(ready, f"node {self.name} Ready", timeout_s=_READY_LIMIT_S)
 
     def reboot(self) -> float:
         """End its programs in order, switch it off and on again; returns the seconds it took."""
@@ -232,7 +232,7 @@ class VirtualNode(Bed):
                 self._insist_on_running()
             return file.exists() or None
 
-        poll(answered, f"answer of the guest to {what}", timeout_s=_ANSWER_LIMIT_S, every_s=0.1)
+        poll(answered, f"answer of the guest to {what}", timeout_s=_ANSWER_LIMIT_S)
         answer = msgspec.json.decode(file.read_bytes(), type=Answer)
         if answer.error:
             raise RuntimeError(f"the guest failed to {what}: {answer.error}")

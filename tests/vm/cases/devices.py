@@ -72,7 +72,7 @@ def _disk(numa_node: int) -> str:
         (_PCI / "drivers_probe").write_text(address, encoding="ascii")
     group = os.path.basename(os.path.realpath(device / "iommu_group"))
     file = Path(f"/dev/vfio/{group}")
-    poll(lambda: file.exists() or None, f"{file} for {address}", timeout_s=60)
+    poll(lambda: file.exists(), f"{file} for {address}", timeout_s=60)
     return str(file)
 
 

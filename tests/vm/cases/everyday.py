@@ -7,7 +7,9 @@ was set (`tests.vm.scopes`).
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 import textwrap
 import time
@@ -63,12 +65,11 @@ def _drifts(guest: Guest, drift: Callable[[Path, str], object]) -> None:
     before = guest.plugin.metric("nri_numa_drift_repaired_total")
     began = time.monotonic()
     drift(words.cgroup(pid), format_list(guest.online))
-    poll(lambda: words.allowed(pid).cpus == guest.online or None, "the drift")
+    poll(lambda: words.allowed(pid).cpus == guest.online, "the drift")
     guest.settles(neighbour, cpus=guest.online - own, timeout_s=120)
     guest.notes.append(f"right again {time.monotonic() - began:.1f} s after the drift began")
     poll(
-        lambda: guest.plugin.metric("nri_numa_drift_repaired_total") > before or None,
-        "the repair counted",
+        lambda: guest.plugin.metric("nri_numa_drift_repaired_total") > before, "the repair counted"
     )
     guest.reconfigure({})
 
@@ -98,7 +99,7 @@ def killed_and_started_by_systemd(guest: Guest) -> None:
     guest.plugin.kill()
     second = guest.pod("second", {"cpus": "exclusive"}, cpus=1)
     guest.plugin.wait_ready(timeout_s=150)
-    poll(lambda: len(words.allowed(guest.pid(second)).cpus) == 1 or None, "a CPU for the second")
+    poll(lambda: len(words.allowed(guest.pid(second)).cpus) == 1, "a CPU for the second")
     other = words.allowed(guest.pid(second)).cpus
     assert not other & own
     guest.settles(neighbour, cpus=guest.online - own - other)
@@ -143,6 +144,31 @@ def displaced_and_back(guest: Guest) -> None:
         words.set_online(2, online=True)
     guest.settles(owner, cpus=frozenset({2}))
     guest.settles(neighbour, cpus=guest.online - own - {2})
+
+
+@case(applies=_everyday, system=True, plugin=False, limit_s=800)  # three minutes of them hung
+def reloaded_hung_and_stopped(guest: Guest) -> None:
+    """The service has no capability; it outlives a reload, a hang ends it, a stop moves nobody."""
+    guest.plugin.ensure_ready()
+    first = guest.plugin.pid
+    status = Path(f"/proc/{first}/status").read_text()
+    assert re.search(r"^CapEff:\s+0+$", status, re.MULTILINE), status
+    owner = guest.pod("owner", {"cpus": "exclusive"}, cpus=1)
+    own = guest.pinned(owner).cpus
+    assert len(own) == 1
+    systemctl("reload", "nri-numa")
+    assert guest.plugin.pid == first
+    guest.plugin.log_start = len(guest.plugin.log().encode())  # what is said from now on counts
+    os.kill(first, signal.SIGSTOP)
+    poll(lambda: guest.plugin.pid not in (0, first), "another process", timeout_s=600, every_s=2)
+    guest.plugin.wait_ready(timeout_s=150)
+    assert words.allowed(guest.pid(owner)).cpus == own
+    other = guest.pinned(guest.pod("second", {"cpus": "exclusive"}, cpus=1)).cpus
+    assert len(other) == 1
+    assert not other & own, "the checkpoint outlived the process"
+    guest.plugin.terminate()
+    assert (guest.plugin.state_directory / "checkpoint").exists()
+    assert words.allowed(guest.pid(owner)).cpus == own
 
 
 @case(applies=_everyday, system=True, plugin=False)
@@ -248,7 +274,7 @@ def installed_by_the_page(guest: Guest) -> None:
     type_in(_NODE)
     plugin.slow_down()
     archive = build_image(guest.containerd.binaries.busybox, Path("/run/page.tar"))
-    poll(lambda: subprocess.run(["ctr", "version"], check=False).returncode == 0 or None, "ctr")
+    poll(lambda: subprocess.run(["ctr", "version"], check=False).returncode == 0, "ctr")
     type_in(f"ctr -n k8s.io images import --local {archive}")
     # The first of them says that NRI is off, with an exit code of 1.
     said = type_in(_commands("NRI in the runtime", "sudo nri-numa check"), works=False)

@@ -119,7 +119,7 @@ def cpu_plugged(guest: Guest) -> None:
         id=f"cpu{cpu}",
         **{"socket-id": socket, "core-id": core, "thread-id": thread},
     )
-    poll(lambda: cpu in words.present_cpus() or None, f"CPU {cpu} present", timeout_s=60)
+    poll(lambda: cpu in words.present_cpus(), f"CPU {cpu} present", timeout_s=60)
     words.set_online(cpu, online=True)
     assert cpu in guest.online
     _admitted(guest, "new", cpu)

@@ -146,7 +146,7 @@ def memory_limit_is_the_node(guest: Guest) -> None:
         command=("/bin/dd", "if=/dev/zero", "of=/dev/null", f"bs={wanted}M", "count=1"),
     )
     poll(
-        lambda: None if guest.containerd.cri.running(container) else True,
+        lambda: not guest.containerd.cri.running(container),
         "end of the glutton",
         timeout_s=120,
         every_s=0.5,
@@ -161,7 +161,7 @@ def memory_limit_is_the_node(guest: Guest) -> None:
         command=("/bin/dd", "if=/dev/zero", "of=/dev/null", f"bs={wanted}M", "count=1"),
     )
     poll(
-        lambda: None if guest.containerd.cri.running(free) else True,
+        lambda: not guest.containerd.cri.running(free),
         "end of the unpinned program",
         timeout_s=120,
         every_s=0.5,

@@ -28,7 +28,8 @@ COUNTS = (0, 6, 25, 100, 300)
 ROUNDS = 4
 EXCLUSIVE = {f"{PREFIX}policy": "best-effort"}
 
-P, T = ParamSpec("P"), TypeVar("T")
+P = ParamSpec("P")
+T = TypeVar("T")
 Samples = dict[tuple[str, str], list[float]]
 """Seconds, by plugin and by what was done."""
 

@@ -189,9 +189,7 @@ class Refused(Evictor[RefusedPod]):
         return None
 
     def _listed(self, request: Request, outcome: Outcome, now: float, jitter: float) -> None:
-        key = request.key
-        assert isinstance(key, tuple)  # noqa: S101  # as `_list` made it
-        one = self._suspects[key]
+        one = self._suspects[request.key]
         one.due_at = now + INTERVAL
         if outcome.result is not Result.DONE:
             return
@@ -205,7 +203,7 @@ class Refused(Evictor[RefusedPod]):
             one.until = now + KEPT
             self.pod(document, now)
         elif not uid or one.until <= now:
-            del self._suspects[key]
+            del self._suspects[request.key]
 
     # --- what is done -----------------------------------------------------------------------------
 

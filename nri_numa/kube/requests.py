@@ -117,8 +117,8 @@ class Request:
     form: Form = Form.MERGE
     force: bool = False
     field_selector: Mapping[str, str] = field(default_factory=dict)
-    key: object = None
-    version: object = None
+    key: Any = None
+    version: Any = None
 
     @property
     def target(self) -> str:

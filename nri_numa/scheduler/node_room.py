@@ -7,10 +7,11 @@ order of `NodeRoom.ids`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Self
 
 from msgspec import Struct
-from msgspec.structs import force_setattr, replace
+from msgspec.structs import replace
 
 from nri_numa.model.cpuset import NO_NUMA_NODES, NUMASet
 from nri_numa.model.workload import SMT, Policy, Scope
@@ -91,7 +92,7 @@ class Free(Struct, frozen=True, gc=False):
         return Charge(exclusive, milli, others) if others or any(exclusive) or any(milli) else None
 
 
-class NodeRoom(Struct, frozen=True, eq=False, kw_only=True):
+class NodeRoom(Struct, frozen=True, kw_only=True, dict=True, cache_hash=True):
     """The NUMA nodes of one node. Nodes with equal rooms share verdicts, so rooms are keys.
 
     Attributes:
@@ -108,12 +109,7 @@ class NodeRoom(Struct, frozen=True, eq=False, kw_only=True):
         silent: its agent does not place containers now.
         together: whole CPUs that can be exclusive in all, where a floor or a quota makes that less
             than the sum; None where nothing says it.
-        charged: `nri_numa.model.charged.marks` of the containers that the numbers count; no part of
-            equality.
-        start: what is free, as containers are placed from it; this and what follows is computed.
-        capacity: of ``others``, by name.
-        key: what equal rooms share.
-        hashed: of it.
+        charged: `nri_numa.model.charged.marks` of the containers that the numbers count.
     """
 
     ids: tuple[int, ...]
@@ -130,31 +126,18 @@ class NodeRoom(Struct, frozen=True, eq=False, kw_only=True):
     silent: bool = False
     together: int | None = None
     charged: str = ""
-    start: Free = Free((), (), {})
-    capacity: Mapping[str, Column] = {}
-    key: tuple[object, ...] = ()
-    hashed: int = 0
 
-    def __post_init__(self) -> None:
-        """Work out once what every question needs, and the hash."""
+    @cached_property
+    def start(self) -> Free:
+        """What is free, as containers are placed from it."""
         free = zip(self.exclusive.free, self.cpu.free, strict=True)
         whole = tuple([min(n, m // 1000) for n, m in free])
-        others = {one.name: one.free for one in self.others}
-        force_setattr(self, "start", Free(whole, self.cpu.free, others))
-        force_setattr(self, "capacity", {one.name: one.capacity for one in self.others})
-        key = (
-            *(self.ids, self.distances, self.cpu, self.exclusive, self.others, self.factor),
-            *(self.threads, self.policy, self.scope, self.aligns_cpus, self.aligns_memory),
-            *(self.silent, self.together),
-        )
-        force_setattr(self, "key", key)
-        force_setattr(self, "hashed", hash(key))
+        return Free(whole, self.cpu.free, {one.name: one.free for one in self.others})
 
-    def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, NodeRoom) and self.key == other.key)
-
-    def __hash__(self) -> int:
-        return self.hashed
+    @cached_property
+    def capacity(self) -> Mapping[str, Column]:
+        """Of `others`, by name."""
+        return {one.name: one.capacity for one in self.others}
 
     def distance(self, one: int, other: int) -> int:
         """Distance between two NUMA nodes, of the firmware's table."""
@@ -215,20 +198,13 @@ class NodeRoom(Struct, frozen=True, eq=False, kw_only=True):
                     free = [n + sign * amount for n, amount in zip(free, column, strict=True)]
             return replace(resource, free=tuple(map(limit, resource.capacity, free)))
 
+        others = [dict(one.others) for one in charges]
         return replace(
             self,
             cpu=changed(self.cpu, (one.milli for one in charges)),
             exclusive=changed(self.exclusive, (one.exclusive for one in charges)),
             others=tuple(
-                changed(
-                    stock,
-                    (
-                        column
-                        for one in charges
-                        for name, column in one.others
-                        if name == stock.name
-                    ),
-                )
+                changed(stock, (one[stock.name] for one in others if stock.name in one))
                 for stock in self.others
             ),
         )

@@ -138,7 +138,7 @@ class Nodes:
     def put(self, name: str, known: Known) -> bool:
         """A node publishes something; whether it has more room of something than before."""
         before, was = self.room(name), self._nodes.get(name)
-        if was == known and _charged(was) == _charged(known):
+        if was == known:
             return False
         self._nodes[name] = known
         self._rooms.pop(name, None)
@@ -195,10 +195,6 @@ class Nodes:
         """End every hold whose time is over."""
         over = sorted(uid for uid, hold in self._holds.items() if hold.until <= now)
         return [hold for uid in over if (hold := self.release(uid)) is not None]
-
-
-def _charged(known: Known | None) -> str:
-    return known.charged if isinstance(known, NodeRoom) else ""
 
 
 def _counted(hold: Hold, known: Known | None) -> Hold:

@@ -98,13 +98,13 @@ class ControllerMetrics(WriterMetrics):
 
 
 class _Objects(Watched):
-    """Objects of one kind by name, as several parts of the controller follow them."""
+    """Objects of one kind by their key, as several parts of the controller follow them."""
 
     def __init__(
         self,
         clock: Callable[[], float],
         changed: Iterable[Callable[[str, Mapping[str, Any], float], object]],
-        removed: Iterable[Callable[[str], object]],
+        removed: Iterable[Callable[[str], object]] = (),
     ) -> None:
         self._clock, self._changed, self._removed = clock, tuple(changed), tuple(removed)
 
@@ -117,32 +117,6 @@ class _Objects(Watched):
         """One does not exist any more."""
         for removed in self._removed:
             removed(key)
-
-
-class _PendingPods(Watched):
-    """Pods in the phase Pending."""
-
-    def __init__(self, refused: Refused, clock: Callable[[], float]) -> None:
-        self._refused, self._clock = refused, clock
-
-    def put(self, document: Mapping[str, Any]) -> None:
-        """A pod is Pending, or changed."""
-        self._refused.pod(document, self._clock())
-
-    def removed(self, key: str) -> None:
-        """A pod is not Pending any more."""
-        self._refused.pod_removed(key)
-
-
-class _FailedEvents(Watched):
-    """Events of containers that could not be created."""
-
-    def __init__(self, refused: Refused, clock: Callable[[], float]) -> None:
-        self._refused, self._clock = refused, clock
-
-    def put(self, document: Mapping[str, Any]) -> None:
-        """One exists, or happened again."""
-        self._refused.event(document, self._clock())
 
 
 class Service:
@@ -245,33 +219,33 @@ class Service:
 
     def _followed(self, config: AgentConfig, jitter: Callable[[], float]) -> list[Watch]:
         """Watches of the objects that are needed; what is off is not asked for."""
+        watches: list[Watch] = []
+
+        def follow(path: str, objects: Watched, **more: Any) -> Watch:
+            watches.append(Watch(self._api, path, objects, jitter=jitter, **more))
+            return watches[-1]
+
+        clock = self._clock
         overview = Overview(config) if self._section.page.enabled else None
         shown = [overview] if overview is not None else []
-        listeners = [self.capacity, *self._evictors, *shown]
-        objects = _Objects(
-            self._clock, [one.node for one in listeners], [one.node_removed for one in listeners]
-        )
-        self._nodes = Watch(self._api, NODES, objects, jitter=jitter)
-        watches = [self._nodes]
+        every = [self.capacity, *self._evictors, *shown]
+        nodes = _Objects(clock, [one.node for one in every], [one.node_removed for one in every])
+        self._nodes = follow(NODES, nodes)
         self.page: Page | None = None
-        published = [one for one in (self.stolen, self.refused, overview) if one is not None]
-        if published:
-            objects = _Objects(
-                self._clock,
-                [one.topology for one in published],
-                [one.topology_removed for one in published],
-            )
-            watches.append(Watch(self._api, TOPOLOGIES, objects, jitter=jitter))
+        if published := [one for one in (self.stolen, self.refused, overview) if one is not None]:
+            changed = [one.topology for one in published]
+            removed = [one.topology_removed for one in published]
+            topologies = follow(TOPOLOGIES, _Objects(clock, changed, removed))
             if overview is not None:
-                self.page = Page(config, overview, watches[-1])
+                self.page = Page(config, overview, topologies)
         if (refused := self.refused) is not None:
-            pods, pending = _PendingPods(refused, self._clock), "status.phase=Pending"
-            watches.append(Watch(self._api, PODS, pods, fields=pending, key=uid_of, jitter=jitter))
+            pods = _Objects(
+                clock, [lambda _, pod, now: refused.pod(pod, now)], [refused.pod_removed]
+            )
+            follow(PODS, pods, fields="status.phase=Pending", key=uid_of)
             if self._section.stuck.partly_running:
-                events = _FailedEvents(refused, self._clock)
-                watches.append(
-                    Watch(self._api, EVENTS, events, fields=FIELDS, key=uid_of, jitter=jitter)
-                )
+                events = _Objects(clock, [lambda _, event, now: refused.event(event, now)])
+                follow(EVENTS, events, fields=FIELDS, key=uid_of)
         return watches
 
     async def run(self) -> None:

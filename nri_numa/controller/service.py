@@ -27,7 +27,6 @@ from nri_numa.controller.refused import FIELDS, Refused
 from nri_numa.controller.sources import FileSource, PrometheusSource
 from nri_numa.kube.api import KubeAPI, Watch, Watched, name_of, namespace, uid_of
 from nri_numa.kube.lease import Lease
-from nri_numa.kube.lease import identity as own_identity
 from nri_numa.kube.requests import Outcome, Request, Resource, Result
 from nri_numa.model.offline_capacity import LONGEST_VALIDITY, BadCapacity
 from nri_numa.observe.logs import get_logger
@@ -49,8 +48,6 @@ HYSTERESIS: Final = 0.05
 """A factor is written again when it differs by so much from what is written."""
 LEASE: Final = "nri-numa-controller"
 """Name of the Lease, which the Role of the manifests names too."""
-LEASE_DURATION: Final = 15.0
-"""Seconds after which a silent leader is replaced."""
 TICK: Final = 1.0
 """Seconds between two looks at what should be written."""
 PUT: Final = "put"
@@ -186,8 +183,7 @@ class Service:
             LEASE,
             namespace(section.credentials),
             self._api.do,
-            duration=LEASE_DURATION,
-            identity=identity or own_identity(),
+            identity=identity,
             clock=clock,
             wall=wall,
             jitter=jitter,

@@ -58,7 +58,7 @@ class Replicas:
 
     def _made(self, name: str, api: KubeAPI) -> Lease:
         made = Lease(
-            "l", "ns", api.do, duration=15.0, identity=name,
+            "l", "ns", api.do, identity=name,
             clock=lambda: self.now, wall=lambda: 1_795_000_000.0 + self.now, jitter=lambda: 0.5,
             limit=60.0, changed=lambda: self.said.append((name, made.leads)),
         )  # fmt: skip
@@ -200,7 +200,7 @@ def test_a_server_that_never_answers_is_given_up() -> None:
 
     async def talk() -> None:
         lease = Lease(
-            "l", "ns", never, duration=0.03, identity="one",
+            "l", "ns", never, identity="one", limit=0.01,
             answered=lambda request, outcome: told.append(outcome.result),
         )  # fmt: skip
         await lease.step()

@@ -16,13 +16,14 @@ from msgspec import Struct
 
 from nri_numa.controller.evictor import movable
 from nri_numa.errors import AgentError
+from nri_numa.kube.requests import mapping
 from nri_numa.model.cpuset import ListFormatError, NUMASet
 from nri_numa.model.workload import Strategy
 from nri_numa.scheduler.fit import Fits, Verdict, fit
 from nri_numa.scheduler.node_room import Charge, NodeRoom
 from nri_numa.scheduler.nodes import Hold, Nodes
 from nri_numa.scheduler.pod_reader import PodReader
-from nri_numa.scheduler.pod_request import PodRequest, mapping
+from nri_numa.scheduler.pod_request import PodRequest
 from nri_numa.scheduler.published import read
 
 EXPECTED: Final = "kubectl get noderesourcetopologies,nodes,pods --all-namespaces -o json"

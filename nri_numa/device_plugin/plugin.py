@@ -23,9 +23,10 @@ import grpc.aio
 import msgspec
 
 from nri_numa.device_plugin.pb import deviceplugin_pb2 as pb
-from nri_numa.device_plugin.slots import Counted, Slot, SlotList, parse_counts
+from nri_numa.device_plugin.slots import Slot, SlotList
 from nri_numa.errors import AgentError, DevicePluginBusy, RuntimeUnavailable, UnknownSlots
 from nri_numa.observe.logs import get_logger
+from nri_numa.web.responses import Slots
 
 # --- The gRPC service that the kubelet calls, on one socket ---------------------------------------
 # Nothing waits in a handler: Allocate and GetPreferredAllocation have no deadline in the kubelet,
@@ -298,24 +299,28 @@ class DevicePlugin:
             self._take(await self._fetch())
             await asyncio.sleep(self._pace.ask)
 
-    async def _fetch(self) -> Counted:
+    async def _fetch(self) -> Slots | str:
+        """What it counts, or why that is nothing."""
         try:
-            return parse_counts(await asyncio.to_thread(self._ask))
+            found = msgspec.convert(await asyncio.to_thread(self._ask), Slots)
         except AgentError as error:
-            return Counted(ready=False, reason=str(error))
-        except (ValueError, KeyError, TypeError) as error:
-            return Counted(ready=False, reason=f"/v1/slots cannot be read: {error!r}")
+            return str(error)
+        except msgspec.ValidationError as error:
+            return f"/v1/slots cannot be read: {error}"
+        return found if found.ready else found.reason
 
-    def _take(self, counted: Counted) -> None:
-        now = time.monotonic()
-        if counted.ready:
+    def _take(self, found: Slots | str) -> None:
+        now, reason = time.monotonic(), ""
+        if not isinstance(found, str):
             self._counted_at = now
+            changed = self._slots.count(found, now)
         elif not self._has_count.is_set() or now - self._counted_at < self._pace.silent:
-            self._say(counted.reason, "")
+            self._say(found, "")
             return
-        changed = self._slots.count(counted, now)
+        else:
+            reason, changed = found, self._slots.silent(now)
         self._has_count.set()
-        self._say(counted.reason, "; what is free is unhealthy until it is")
+        self._say(reason, "; what is free is unhealthy until it is")
         if changed:
             healthy = sum(slot.healthy for slot in self._slots.slots)
             log.info(

@@ -27,7 +27,16 @@ import aiohttp
 import msgspec
 
 from nri_numa import __version__
-from nri_numa.kube.requests import Form, KubeError, Outcome, Request, Result, Verb, outcome_of
+from nri_numa.kube.requests import (
+    Form,
+    KubeError,
+    Outcome,
+    Request,
+    Result,
+    Verb,
+    mapping,
+    outcome_of,
+)
 from nri_numa.observe.logs import get_logger
 
 CONNECTIONS: Final = 32
@@ -503,6 +512,5 @@ def uid_of(document: Mapping[str, Any]) -> str:
 
 def text_of(document: Mapping[str, Any], section: str, key: str) -> str:
     """A text in a section; empty where it is none."""
-    found = document.get(section)
-    value = found.get(key) if isinstance(found, Mapping) else None
+    value = mapping(document.get(section)).get(key)
     return value if isinstance(value, str) else ""

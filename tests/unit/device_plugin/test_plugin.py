@@ -52,6 +52,9 @@ class FakeAgent:
             "annotation": "numa.kubernetes.io/slots",
             "numaNodes": [{"id": 0, "held": len(self.held), "free": self.free}],
             "ids": self.held,
+            "serial": 1,
+            "total": self.free + len(self.held),
+            "exclusive": 0,
         }
 
 

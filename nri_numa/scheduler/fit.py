@@ -22,7 +22,7 @@ from nri_numa.engine.place.computed import measures
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.machine import counted
 from nri_numa.model.workload import SMT, OnFailure, Policy, Scope, Strategy
-from nri_numa.scheduler.node_room import Charge, Column, Free, NodeRoom
+from nri_numa.scheduler.node_room import Column, Counts, NodeRoom
 from nri_numa.scheduler.pod_request import ContainerRequest, PodRequest, peak
 
 STRICT: Final = (Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE)
@@ -63,7 +63,7 @@ class Fits(Struct, frozen=True, gc=False):
         return tuple((one.container, both) for one in request.containers)
 
     @property
-    def charge(self) -> Charge | None:
+    def charge(self) -> Counts | None:
         """What the pod takes; None where that is nothing that is counted."""
         return self.room.charge(self.chosen)
 
@@ -189,7 +189,7 @@ def _fit_all(
     return Fits(room, request, tuple(chosen), grade(width, wider, left, factor, strategy))
 
 
-def _asks(room: NodeRoom, free: Free, request: ContainerRequest, kept: int) -> list[Any]:
+def _asks(room: NodeRoom, free: Counts, request: ContainerRequest, kept: int) -> list[Any]:
     """How much is asked of each resource, what is free and what there is: CPUs first."""
     asks: list[tuple[int, Column, Column]]
     if request.exclusive:
@@ -206,7 +206,7 @@ def _asks(room: NodeRoom, free: Free, request: ContainerRequest, kept: int) -> l
 
 
 def _place(
-    room: NodeRoom, free: Free, request: ContainerRequest, strategy: Strategy
+    room: NodeRoom, free: Counts, request: ContainerRequest, strategy: Strategy
 ) -> tuple[Sequence[int], bool] | Short:
     """Positions of the NUMA nodes for one container, the best first; and no wider than ideal."""
     if request.smt is SMT.FULL_CORE and request.exclusive % room.threads:

@@ -28,26 +28,13 @@ class Resource(Struct, frozen=True, gc=False):
     free: Column
 
 
-class Charge(Struct, frozen=True, gc=False):
-    """What a pod takes on one node.
+class Counts(Struct, frozen=True, gc=False):
+    """What is free while containers are placed one after another, or what a pod takes of it.
 
     Attributes:
-        exclusive: CPUs, with siblings that are kept idle.
+        exclusive: CPUs that can be exclusive and have their whole time free; of a pod, with
+            siblings that are kept idle.
         milli: thousandths of a CPU, of exclusive ones too.
-        others: bytes by resource.
-    """
-
-    exclusive: Column
-    milli: Column
-    others: tuple[tuple[str, Column], ...] = ()
-
-
-class Free(Struct, frozen=True, gc=False):
-    """What is free while containers are placed one after another.
-
-    Attributes:
-        exclusive: CPUs that can be exclusive and have their whole time free.
-        milli: thousandths of a CPU.
         others: memory and huge pages in bytes, by name.
     """
 
@@ -55,7 +42,7 @@ class Free(Struct, frozen=True, gc=False):
     milli: Column
     others: Mapping[str, Column]
 
-    def after(self, request: ContainerRequest, kept: int, places: Sequence[int]) -> Free:
+    def after(self, request: ContainerRequest, kept: int, places: Sequence[int]) -> Counts:
         """What is free once a container is there.
 
         Args:
@@ -78,18 +65,18 @@ class Free(Struct, frozen=True, gc=False):
                 column = list(others[name])
                 _take(column, places, amount)
                 others = {**others, name: tuple(column)}
-        return Free(tuple(exclusive), tuple(milli), others)
+        return Counts(tuple(exclusive), tuple(milli), others)
 
-    def charge(self, after: Free) -> Charge | None:
+    def less(self, after: Counts) -> Counts | None:
         """What was taken between this state and a later one; None for nothing that is counted."""
-        others = tuple(
-            (name, _difference(column, after.others[name]))
-            for name, column in self.others.items()
-            if column != after.others[name]
-        )
         exclusive = _difference(self.exclusive, after.exclusive)
         milli = _difference(self.milli, after.milli)
-        return Charge(exclusive, milli, others) if others or any(exclusive) or any(milli) else None
+        others = {
+            name: _difference(column, after.others[name])
+            for name, column in self.others.items()
+            if column != after.others[name]
+        }
+        return Counts(exclusive, milli, others) if others or any(exclusive) or any(milli) else None
 
 
 class NodeRoom(Struct, frozen=True, kw_only=True, dict=True, cache_hash=True):
@@ -128,11 +115,11 @@ class NodeRoom(Struct, frozen=True, kw_only=True, dict=True, cache_hash=True):
     charged: str = ""
 
     @cached_property
-    def start(self) -> Free:
+    def start(self) -> Counts:
         """What is free, as containers are placed from it."""
         free = zip(self.exclusive.free, self.cpu.free, strict=True)
         whole = tuple([min(n, m // 1000) for n, m in free])
-        return Free(whole, self.cpu.free, {one.name: one.free for one in self.others})
+        return Counts(whole, self.cpu.free, {one.name: one.free for one in self.others})
 
     @cached_property
     def capacity(self) -> Mapping[str, Column]:
@@ -152,15 +139,15 @@ class NodeRoom(Struct, frozen=True, kw_only=True, dict=True, cache_hash=True):
         """CPUs that a container keeps to itself, with siblings that stay idle."""
         return request.exclusive * (self.threads if request.smt is SMT.ISOLATE else 1)
 
-    def charge(self, chosen: Iterable[tuple[ContainerRequest, Sequence[int]]]) -> Charge | None:
+    def charge(self, chosen: Iterable[tuple[ContainerRequest, Sequence[int]]]) -> Counts | None:
         """What containers take that are placed one after another; those that end give it back."""
         after = self.start
         for one, places in chosen:
             if places and not one.ends:
                 after = after.after(one, self.kept(one), places)
-        return self.start.charge(after)
+        return self.start.less(after)
 
-    def charge_of(self, request: PodRequest, placed: Mapping[str, NUMASet]) -> Charge | None:
+    def charge_of(self, request: PodRequest, placed: Mapping[str, NUMASet]) -> Counts | None:
         """What a pod takes whose NUMA nodes stand in its annotation, by container."""
         whole = next(iter(placed.values()), NO_NUMA_NODES)
         return self.charge(
@@ -168,7 +155,7 @@ class NodeRoom(Struct, frozen=True, kw_only=True, dict=True, cache_hash=True):
             for one in request.aligned
         )
 
-    def less(self, charges: Iterable[Charge]) -> Self:
+    def less(self, charges: Iterable[Counts]) -> Self:
         """What pods leave of it; nothing goes below zero."""
         if not (charges := list(charges)):
             return self
@@ -180,7 +167,7 @@ class NodeRoom(Struct, frozen=True, kw_only=True, dict=True, cache_hash=True):
         column = tuple([min(count, together) for count in found.exclusive.free])
         return replace(found, together=together, exclusive=replace(found.exclusive, free=column))
 
-    def plus(self, charges: Sequence[Charge]) -> Self:
+    def plus(self, charges: Sequence[Counts]) -> Self:
         """The same with what pods take given back; nothing goes above what there is."""
         found = self._changed(charges, 1, min)
         if self.together is None:
@@ -188,7 +175,7 @@ class NodeRoom(Struct, frozen=True, kw_only=True, dict=True, cache_hash=True):
         return replace(found, together=self.together + _exclusive(charges))
 
     def _changed(
-        self, charges: Sequence[Charge], sign: int, limit: Callable[[int, int], int]
+        self, charges: Sequence[Counts], sign: int, limit: Callable[[int, int], int]
     ) -> Self:
         def changed(resource: Resource, columns: Iterable[Column]) -> Resource:
             free = list(resource.free)
@@ -198,13 +185,14 @@ class NodeRoom(Struct, frozen=True, kw_only=True, dict=True, cache_hash=True):
                     free = [n + sign * amount for n, amount in zip(free, column, strict=True)]
             return replace(resource, free=tuple(map(limit, resource.capacity, free)))
 
-        others = [dict(one.others) for one in charges]
         return replace(
             self,
             cpu=changed(self.cpu, (one.milli for one in charges)),
             exclusive=changed(self.exclusive, (one.exclusive for one in charges)),
             others=tuple(
-                changed(stock, (one[stock.name] for one in others if stock.name in one))
+                changed(
+                    stock, (one.others[stock.name] for one in charges if stock.name in one.others)
+                )
                 for stock in self.others
             ),
         )
@@ -227,7 +215,7 @@ class Unreadable(Struct, frozen=True):
     why: str
 
 
-def _exclusive(charges: Iterable[Charge]) -> int:
+def _exclusive(charges: Iterable[Counts]) -> int:
     return sum(sum(one.exclusive) for one in charges)
 
 

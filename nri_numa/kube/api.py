@@ -28,6 +28,7 @@ import msgspec
 
 from nri_numa import __version__
 from nri_numa.kube.requests import (
+    METHODS,
     Form,
     KubeError,
     Outcome,
@@ -121,7 +122,7 @@ class KubeAPI:
                 documents = await self.objects(path, chosen)
             else:
                 form = request.form if request.verb is Verb.PATCH else Form.WHOLE
-                documents = [await self.ask(request.verb.method, path, request.body, form=form)]
+                documents = [await self.ask(METHODS[request.verb], path, request.body, form=form)]
             if not all(isinstance(one.get("metadata", {}), dict) for one in documents):
                 raise KubeError("cannot read the answer: its metadata is no mapping", 200)
         except KubeError as error:

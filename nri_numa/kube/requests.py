@@ -38,19 +38,14 @@ class Verb(StrEnum):
     PATCH = "patch"
     UPDATE = "update"
 
-    @property
-    def method(self) -> str:
-        """The method of HTTP."""
-        return _METHODS[self]
 
-
-_METHODS: Final = {
+METHODS: Final = {
     Verb.GET: "GET",
-    Verb.LIST: "GET",
     Verb.CREATE: "POST",
     Verb.PATCH: "PATCH",
     Verb.UPDATE: "PUT",
 }
+"""Of HTTP; a list is read in pages."""
 
 
 class Form(StrEnum):

@@ -35,6 +35,7 @@ from nri_numa.publisher.outputs import (
 from nri_numa.publisher.source import AgentSource, AgentUnavailable, Changed
 from nri_numa.publisher.topology import UNLISTED, TopologyOutput
 from nri_numa.publisher.writer import Writer, WriterMetrics
+from nri_numa.web.responses import Assignments, Notices, NUMAInfo, Slots, TopologyDocument, Zones
 from nri_numa.web.server import Site
 
 log = get_logger("publish")
@@ -229,7 +230,8 @@ class Publisher:
         """Read what changed, and want what follows from it."""
         await self._read_zones()
         if self._node is not None and not self._machine_read:
-            info, topology = await self._source.numa_info(), await self._source.topology()
+            info = await self._source.read(NUMAInfo)
+            topology = await self._source.read(TopologyDocument)
             with _as_expected():
                 labels = wanted.node_labels(self._prefix, topology)
             annotations = wanted.node_annotations(self._prefix, info)
@@ -238,22 +240,23 @@ class Publisher:
             self._node.want(annotations, labels)
             self._machine_read = True
         if self._capacity is not None:
-            found = await self._source.slots()
+            found = await self._source.read(Slots)
             free = sum(one.free for one in found.numa_nodes)
             # Nothing new comes to a node that would not pin it; what is there goes on counting.
             self._capacity.want(found.exclusive + (free if found.ready else 0))
         if self._numatopology is not None:
-            topology, listed = await self._source.topology(), await self._source.assignments()
-            zones = await self._source.zones()
+            topology = await self._source.read(TopologyDocument)
+            listed = await self._source.read(Assignments)
+            zones = await self._source.read(Zones)
             if zones.serial == listed.serial:  # else a change came between, and is read next
                 with _as_expected():
                     spec = numatopology.contents(topology, listed.containers, zones)
                 self._numatopology.want(spec)
         if self._slices is not None:
-            zones, slots = await self._source.zones(), await self._source.slots()
+            zones, slots = await self._source.read(Zones), await self._source.read(Slots)
             self._slices.want(slices.devices(zones, slots, self._driver, lists=self._lists))
         if self._pods is not None and changed.serial != self._serial:
-            listed = await self._source.assignments()
+            listed = await self._source.read(Assignments)
             self._pods.want(listed.containers)
             self._serial = listed.serial
         if self._events is not None and not (
@@ -266,7 +269,7 @@ class Publisher:
         if self._topology is None:
             return
         async with self._zones_turn:  # an older answer must not come after a newer one
-            found = await self._source.zones()
+            found = await self._source.read(Zones)
             self._counted = found.devices_problem is not None
             self._topology.want(found)
         self._wake.set()
@@ -284,9 +287,9 @@ class Publisher:
             self._wake.set()
 
     async def _read_notices(self, events: EventOutput) -> None:
-        found = await self._source.notices(self._number)
+        found = await self._source.read(Notices, f"/v1/notices?after={self._number}")
         if found.instance != self._instance and self._number:
-            found = await self._source.notices(0)
+            found = await self._source.read(Notices, "/v1/notices?after=0")
         old = events.old
         events.want(found.notices, self._wall())
         self.metrics.old.inc(events.old - old)

@@ -11,6 +11,7 @@ from nri_numa.config import HTTP
 from nri_numa.observe.metrics import Metrics
 from nri_numa.publisher.source import AgentSource, AgentUnavailable
 from nri_numa.web.api import AgentServer
+from nri_numa.web.responses import Assignments, Notices
 from tests.beds.http_view import FakeView
 from tests.unit.publisher.test_publisher import until
 
@@ -32,7 +33,7 @@ async def test_what_is_no_document_of_the_agent_is_an_agent_that_is_gone(
     source = AgentSource(path)
     async with await asyncio.start_unix_server(answer, path):
         with pytest.raises(AgentUnavailable, match="something else than expected"):
-            await source.notices(0)
+            await source.read(Notices, "/v1/notices?after=0")
         await source.close()
 
 
@@ -49,6 +50,6 @@ async def test_proxies_and_authorities_of_the_environment_are_not_for_the_agents
     await server.start()
     await until(Path(socket).exists)
     source = AgentSource(socket)
-    assert (await source.assignments()).containers
+    assert (await source.read(Assignments)).containers
     await source.close()
     await server.stop()

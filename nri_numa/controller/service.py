@@ -280,16 +280,15 @@ class Service:
 
     # --- what others say --------------------------------------------------------------------------
 
-    def put(self, node: str, document: object) -> str:
-        """Take what a PUT says; a sentence about what may keep it from having an effect."""
+    @contextlib.contextmanager
+    def _counted(self, source: str) -> Iterator[None]:
+        """Count what a source says of one Node."""
         try:
-            measured = from_put(node, document, longest=LONGEST_VALIDITY)
-            warning = self.capacity.report(PUT, measured, self._clock())
+            yield
         except (BadCapacity, UnknownNode):
-            self._metrics.offers.labels(PUT, "refused").inc()
+            self._metrics.offers.labels(source, "refused").inc()
             raise
-        self._metrics.offers.labels(PUT, "accepted").inc()
-        return warning
+        self._metrics.offers.labels(source, "accepted").inc()
 
     def shown(self, node: str) -> dict[str, Any]:
         """What holds for a node."""
@@ -324,8 +323,10 @@ class Service:
         except (ValueError, RecursionError) as error:
             raise APIError(400, "BadRequest", f"the body is no JSON: {str(error)[:100]}") from error
         node = request.segments[2]
-        with _refusals():
-            return _json({"warning": self.put(node, document), **self.shown(node)})
+        with _refusals(), self._counted(PUT):
+            measured = from_put(node, document, longest=LONGEST_VALIDITY)
+            warning = self.capacity.report(PUT, measured, self._clock())
+        return _json({"warning": warning, **self.shown(node)})
 
     def _delete(self, request: HTTPRequest) -> Response:
         node = request.segments[2]
@@ -368,12 +369,10 @@ class Service:
         now = self._clock()
         for one in measurements:
             try:
-                self.capacity.report(source, one, now)
+                with self._counted(source):
+                    self.capacity.report(source, one, now)
             except (BadCapacity, UnknownNode) as error:
-                self._metrics.offers.labels(source, "refused").inc()
                 problems.append(str(error))
-            else:
-                self._metrics.offers.labels(source, "accepted").inc()
         for node in self.capacity.spoken_of() - {one.node for one in measurements}:
             self.capacity.withdraw(source, node)
         return problems

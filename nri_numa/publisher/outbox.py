@@ -188,9 +188,6 @@ class OneObject(Output):
 
     def waiting(self) -> int:
         """1 while the object is not known to be as it should."""
-        return int(self._pending())
-
-    def _pending(self) -> bool:
         raise NotImplementedError
 
     def _read_node(self) -> Request:
@@ -238,8 +235,9 @@ class AppliedObject(OneObject):
         """The whole object."""
         raise NotImplementedError
 
-    def _pending(self) -> bool:
-        return self._wanted is not None and (not self._owner_uid or self._body() != self._sent)
+    def waiting(self) -> int:
+        """1 while it is not known to be there as it should."""
+        return int(self._wanted is not None and (not self._owner_uid or self._body() != self._sent))
 
     def _due(self, now: float) -> Request | None:
         """The Node's UID first, then the object."""

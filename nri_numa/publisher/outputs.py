@@ -45,8 +45,9 @@ class PartOfNode(OneObject):
         """What makes the part that was read into the wanted one; None when it is."""
         raise NotImplementedError
 
-    def _pending(self) -> bool:
-        return self._active and (not self._node_read or self._write() is not None)
+    def waiting(self) -> int:
+        """1 while it is not known to be as it should."""
+        return int(self._active and (not self._node_read or self._write() is not None))
 
     def _due(self, now: float) -> Request | None:
         return self._write() if self._node_read else self._read_node()

@@ -20,9 +20,7 @@ def spec(free: str = "0-3") -> dict[str, Any]:
 
 def world_of() -> tuple[World, NumatopologyOutput, Cluster]:
     output, cluster = NumatopologyOutput("n1"), Cluster()
-    world = World(output)
-    world.server.answer = cluster
-    return world, output, cluster
+    return World(output, answer=cluster), output, cluster
 
 
 def test_it_is_written_when_it_changes_and_belongs_to_the_node() -> None:

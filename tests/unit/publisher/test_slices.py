@@ -19,9 +19,7 @@ DRIVER = "dra.example.com"
 
 def world_of() -> tuple[World, SliceOutput, Cluster]:
     output, cluster = SliceOutput("n1", DRIVER), Cluster()
-    world = World(output)
-    world.server.answer = cluster
-    return world, output, cluster
+    return World(output, answer=cluster), output, cluster
 
 
 def found(cpus: int = 3) -> list[dict[str, Any]]:

@@ -216,9 +216,6 @@ KUBELET_SOCKET: Final = "kubelet.sock"
 OWN_SOCKET: Final = "nri-numa.sock"
 LOCK: Final = "nri-numa.lock"
 
-WAITS: Final = (1.0, 2.0, 5.0, 10.0, 30.0)
-"""Seconds before the next registration, after one that failed or did not last."""
-
 
 class Pace(msgspec.Struct, frozen=True, kw_only=True):
     """Times in seconds.
@@ -232,6 +229,7 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
             end of an old stream for the end of the new one (kubernetes #121994, #127803).
         watched: how long the kubelet may take to watch the list once it has registered us, and how
             long it may be without doing so.
+        waits: before the next registration, after one that failed or did not last.
     """
 
     ask: float = 2.0
@@ -239,6 +237,7 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
     silent: float = 10.0
     settle: float = 1.0
     watched: float = 10.0
+    waits: tuple[float, ...] = (1.0, 2.0, 5.0, 10.0, 30.0)
 
 
 class DevicePlugin:
@@ -261,7 +260,6 @@ class DevicePlugin:
         *,
         allocated: Callable[[], Iterable[str]] = tuple,
         pace: Pace | None = None,
-        waits: tuple[float, ...] = WAITS,
     ) -> None:
         self._directory = directory
         self._kubelet_socket = os.path.join(directory, KUBELET_SOCKET)
@@ -271,7 +269,6 @@ class DevicePlugin:
         self._slots = slots
         self._allocated = allocated
         self._pace = pace or Pace()
-        self._waits = waits
         self._service: Service | None = None
         self._has_count = asyncio.Event()
         self._counted_at = time.monotonic()
@@ -351,16 +348,18 @@ class DevicePlugin:
                     log.info("registered", resource=self._resource, number=self.registered)
                     begin = time.monotonic()
                     why = await self._until(service, kubelet)
-                lasted = time.monotonic() - begin > max(self._waits)
+                lasted = time.monotonic() - begin > max(self._pace.waits)
                 failures = 0 if lasted or not why.again else failures + 1
                 log.warning("registering again", reason=why.text)
             except RuntimeUnavailable as error:
                 failures += 1
-                if failures <= len(self._waits):
+                if failures <= len(self._pace.waits):
                     log.warning("not registered", problem=str(error))
             await asyncio.sleep(self._pace.settle)
             if failures:
-                await self._rest(self._waits[min(failures, len(self._waits)) - 1], kubelet)
+                await self._rest(
+                    self._pace.waits[min(failures, len(self._pace.waits)) - 1], kubelet
+                )
 
     async def _rest(self, seconds: float, kubelet: object) -> None:
         """Wait, but not while another kubelet is there: it knows nothing of what failed."""

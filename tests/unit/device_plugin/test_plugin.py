@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 import pytest
+from msgspec.structs import replace
 
 from nri_numa.device_plugin.plugin import OWN_SOCKET, DevicePlugin, Pace
 from nri_numa.device_plugin.slots import SlotList
@@ -19,7 +20,7 @@ from nri_numa.errors import DevicePluginBusy, RuntimeUnavailable
 from tests.beds.fake_kubelet import FakeKubelet
 
 RESOURCE = "numa.example.com/exclusive-cpu"
-QUICK = Pace(ask=0.02, poll=0.02, silent=0.1, settle=0.01, watched=0.3)
+QUICK = Pace(ask=0.02, poll=0.02, silent=0.1, settle=0.01, watched=0.3, waits=(0.02,))
 
 
 @pytest.fixture
@@ -69,7 +70,6 @@ async def running(
         SlotList(),
         allocated=allocated,
         pace=QUICK,
-        waits=(0.02,),
     )
     task = asyncio.create_task(plugin.run())
     try:
@@ -225,7 +225,7 @@ async def test_a_new_kubelet_need_not_wait_for_what_failed_with_the_old_one(
     directory: Path,
 ) -> None:
     plugin = DevicePlugin(
-        str(directory), RESOURCE, FakeAgent().ask, SlotList(), pace=QUICK, waits=(3600.0,)
+        str(directory), RESOURCE, FakeAgent().ask, SlotList(), pace=replace(QUICK, waits=(3600.0,))
     )
     task = asyncio.create_task(plugin.run())
     async with FakeKubelet(directory, refuses="not now") as refusing:

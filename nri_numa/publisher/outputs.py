@@ -290,8 +290,8 @@ class EventOutput(Output):
                 self._known.setdefault(notice.id, _Known(notice)).notice = notice
             else:
                 self.dropped += 1
-        for gone in self._known.keys() - self._shelf.keys():
-            del self._known[gone]
+        for key in self._known.keys() - self._shelf.keys():
+            del self._known[key]
 
     def _due(self, now: float) -> Request | None:
         """The next Event to be made, or to be counted up."""

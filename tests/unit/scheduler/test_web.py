@@ -46,7 +46,7 @@ async def ask(made: Extender) -> AsyncIterator[Ask]:
     server.listen(0)
     async with ClientSession(timeout=ClientTimeout(60)) as session:
 
-        async def asked(path: str, body: bytes = b"") -> tuple[int, Any]:
+        async def answer_to(path: str, body: bytes = b"") -> tuple[int, Any]:
             url = f"http://127.0.0.1:{server.port}{path}"
             data = io.BytesIO(body) if body else None
             async with session.request("POST" if body else "GET", url, data=data) as answer:
@@ -55,7 +55,7 @@ async def ask(made: Extender) -> AsyncIterator[Ask]:
                 plain = "json" not in answer.headers["Content-Type"]
                 return answer.status, text.decode() if plain else json.loads(text)
 
-        yield asked
+        yield answer_to
         await server.stop()
 
 

@@ -16,13 +16,14 @@ from msgspec import Struct
 
 from nri_numa.controller.evictor import movable
 from nri_numa.errors import AgentError
+from nri_numa.kube.requests import mapping
 from nri_numa.model.cpuset import ListFormatError, NUMASet
 from nri_numa.model.workload import Strategy
 from nri_numa.scheduler.fit import Fits, Verdict, fit
-from nri_numa.scheduler.node_room import Charge, NodeRoom
+from nri_numa.scheduler.node_room import Counts, NodeRoom
 from nri_numa.scheduler.nodes import Hold, Nodes
 from nri_numa.scheduler.pod_reader import PodReader
-from nri_numa.scheduler.pod_request import PodRequest, mapping
+from nri_numa.scheduler.pod_request import PodRequest
 from nri_numa.scheduler.published import read
 
 EXPECTED: Final = "kubectl get noderesourcetopologies,nodes,pods --all-namespaces -o json"
@@ -56,7 +57,7 @@ class Running(Struct, frozen=True):
 
     name: str
     node: str
-    charge: Charge
+    charge: Counts
     request: PodRequest
     movable: bool
 
@@ -158,7 +159,7 @@ def _objects(documents: Iterable[object]) -> Iterator[Document]:
 
 def _pod(
     document: Document, nodes: Nodes, reader: PodReader, prefix: str
-) -> tuple[str, Charge, PodRequest] | None:
+) -> tuple[str, Counts, PodRequest] | None:
     """Take a pod in: as a hold when it is on its way, else what it takes of its node."""
     node = mapping(document.get("spec")).get("nodeName")
     phase = mapping(document.get("status")).get("phase")
@@ -286,7 +287,7 @@ def _moves(
     rooms: Mapping[str, NodeRoom],
     strategy: Strategy,
 ) -> Moves:
-    charges: dict[str, list[Charge]] = {}
+    charges: dict[str, list[Counts]] = {}
     where: list[tuple[str, str]] = []
     for one in pods:
         to = ""

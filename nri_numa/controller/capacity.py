@@ -448,7 +448,6 @@ class CapacityOutput(Output):
         if outcome.result is Result.DONE:
             self._failures.pop(node, None)
             if node in self._capacity:
-                assert wanted is None or isinstance(wanted, OfflineCapacity)  # noqa: S101
                 self._capacity[node].wrote(wanted, now)
         elif outcome.result is Result.MISSING:
             self.node_removed(node)

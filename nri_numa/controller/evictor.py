@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
-from nri_numa.kube.requests import Outcome, Request, Resource, Result, Verb, annotations_of
+from nri_numa.kube.requests import Outcome, Request, Resource, Result, Verb, annotations_of, mapping
 from nri_numa.model.offline_capacity import (
     DRAINED,
     LIMIT,
@@ -86,12 +86,12 @@ def movable(document: Mapping[str, Any]) -> bool:
     Static pods and those of a DaemonSet come back to the same node; a pod without a controller does
     not come back at all. Those of kube-system are not ours to move, and a policy refuses it.
     """
-    metadata = _mapping(document.get("metadata"))
+    metadata = mapping(document.get("metadata"))
     if metadata.get("deletionTimestamp") or metadata.get("namespace") == "kube-system":
         return False
-    if _mapping(document.get("status")).get("phase") in ("Succeeded", "Failed"):
+    if mapping(document.get("status")).get("phase") in ("Succeeded", "Failed"):
         return False
-    if "kubernetes.io/config.mirror" in _mapping(metadata.get("annotations")):
+    if "kubernetes.io/config.mirror" in annotations_of(document):
         return False
     made_by = _made_by(metadata)
     return bool(made_by) and made_by.get("kind") not in ("DaemonSet", "Node")
@@ -99,18 +99,14 @@ def movable(document: Mapping[str, Any]) -> bool:
 
 def workload_of(document: Mapping[str, Any]) -> str:
     """The uid of the controller that makes a pod again; empty for none."""
-    return str(_made_by(_mapping(document.get("metadata"))).get("uid", ""))
+    return str(_made_by(mapping(document.get("metadata"))).get("uid", ""))
 
 
 def _made_by(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
     """The reference to the controller; empty where there is none. Files may say anything."""
     listed = metadata.get("ownerReferences")
-    references = [_mapping(one) for one in listed] if isinstance(listed, list) else []
+    references = [mapping(one) for one in listed] if isinstance(listed, list) else []
     return next((one for one in references if one.get("controller")), {})
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
 
 
 C = TypeVar("C", bound=Candidate)

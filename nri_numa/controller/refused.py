@@ -24,7 +24,7 @@ from typing import Any, Final
 from msgspec import structs
 
 from nri_numa.controller.evictor import Candidate, Evictor, Rules, movable, workload_of
-from nri_numa.kube.requests import Outcome, Request, Result
+from nri_numa.kube.requests import Outcome, Request, Result, mapping
 from nri_numa.scheduler.candidates import CandidateIndex
 from nri_numa.scheduler.fit import Fits
 from nri_numa.scheduler.node_room import NodeRoom
@@ -168,8 +168,7 @@ class Refused(Evictor[RefusedPod]):
 
     def event(self, event: Mapping[str, Any], now: float) -> None:
         """An Event exists (``v1``, of `FIELDS`); only those of our refusals say something."""
-        about = event.get("involvedObject")
-        found = about if isinstance(about, Mapping) else {}
+        found = mapping(event.get("involvedObject"))
         pod = str(found.get("namespace", "")), str(found.get("name", ""))
         if f": pod {pod[0]}/{pod[1]}, container " not in str(event.get("message", "")):
             return
@@ -189,9 +188,7 @@ class Refused(Evictor[RefusedPod]):
         return None
 
     def _listed(self, request: Request, outcome: Outcome, now: float, jitter: float) -> None:
-        key = request.key
-        assert isinstance(key, tuple)  # noqa: S101  # as `_list` made it
-        one = self._suspects[key]
+        one = self._suspects[request.key]
         one.due_at = now + INTERVAL
         if outcome.result is not Result.DONE:
             return
@@ -205,7 +202,7 @@ class Refused(Evictor[RefusedPod]):
             one.until = now + KEPT
             self.pod(document, now)
         elif not uid or one.until <= now:
-            del self._suspects[key]
+            del self._suspects[request.key]
 
     # --- what is done -----------------------------------------------------------------------------
 

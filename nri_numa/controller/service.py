@@ -27,7 +27,6 @@ from nri_numa.controller.refused import FIELDS, Refused
 from nri_numa.controller.sources import FileSource, PrometheusSource
 from nri_numa.kube.api import KubeAPI, Watch, Watched, name_of, namespace, uid_of
 from nri_numa.kube.lease import Lease
-from nri_numa.kube.lease import identity as own_identity
 from nri_numa.kube.requests import Outcome, Request, Resource, Result
 from nri_numa.model.offline_capacity import LONGEST_VALIDITY, BadCapacity
 from nri_numa.observe.logs import get_logger
@@ -49,8 +48,6 @@ HYSTERESIS: Final = 0.05
 """A factor is written again when it differs by so much from what is written."""
 LEASE: Final = "nri-numa-controller"
 """Name of the Lease, which the Role of the manifests names too."""
-LEASE_DURATION: Final = 15.0
-"""Seconds after which a silent leader is replaced."""
 TICK: Final = 1.0
 """Seconds between two looks at what should be written."""
 PUT: Final = "put"
@@ -98,13 +95,13 @@ class ControllerMetrics(WriterMetrics):
 
 
 class _Objects(Watched):
-    """Objects of one kind by name, as several parts of the controller follow them."""
+    """Objects of one kind by their key, as several parts of the controller follow them."""
 
     def __init__(
         self,
         clock: Callable[[], float],
         changed: Iterable[Callable[[str, Mapping[str, Any], float], object]],
-        removed: Iterable[Callable[[str], object]],
+        removed: Iterable[Callable[[str], object]] = (),
     ) -> None:
         self._clock, self._changed, self._removed = clock, tuple(changed), tuple(removed)
 
@@ -117,32 +114,6 @@ class _Objects(Watched):
         """One does not exist any more."""
         for removed in self._removed:
             removed(key)
-
-
-class _PendingPods(Watched):
-    """Pods in the phase Pending."""
-
-    def __init__(self, refused: Refused, clock: Callable[[], float]) -> None:
-        self._refused, self._clock = refused, clock
-
-    def put(self, document: Mapping[str, Any]) -> None:
-        """A pod is Pending, or changed."""
-        self._refused.pod(document, self._clock())
-
-    def removed(self, key: str) -> None:
-        """A pod is not Pending any more."""
-        self._refused.pod_removed(key)
-
-
-class _FailedEvents(Watched):
-    """Events of containers that could not be created."""
-
-    def __init__(self, refused: Refused, clock: Callable[[], float]) -> None:
-        self._refused, self._clock = refused, clock
-
-    def put(self, document: Mapping[str, Any]) -> None:
-        """One exists, or happened again."""
-        self._refused.event(document, self._clock())
 
 
 class Service:
@@ -212,8 +183,7 @@ class Service:
             LEASE,
             namespace(section.credentials),
             self._api.do,
-            duration=LEASE_DURATION,
-            identity=identity or own_identity(),
+            identity=identity,
             clock=clock,
             wall=wall,
             jitter=jitter,
@@ -245,33 +215,33 @@ class Service:
 
     def _followed(self, config: AgentConfig, jitter: Callable[[], float]) -> list[Watch]:
         """Watches of the objects that are needed; what is off is not asked for."""
+        watches: list[Watch] = []
+
+        def follow(path: str, objects: Watched, **more: Any) -> Watch:
+            watches.append(Watch(self._api, path, objects, jitter=jitter, **more))
+            return watches[-1]
+
+        clock = self._clock
         overview = Overview(config) if self._section.page.enabled else None
         shown = [overview] if overview is not None else []
-        listeners = [self.capacity, *self._evictors, *shown]
-        objects = _Objects(
-            self._clock, [one.node for one in listeners], [one.node_removed for one in listeners]
-        )
-        self._nodes = Watch(self._api, NODES, objects, jitter=jitter)
-        watches = [self._nodes]
+        every = [self.capacity, *self._evictors, *shown]
+        nodes = _Objects(clock, [one.node for one in every], [one.node_removed for one in every])
+        self._nodes = follow(NODES, nodes)
         self.page: Page | None = None
-        published = [one for one in (self.stolen, self.refused, overview) if one is not None]
-        if published:
-            objects = _Objects(
-                self._clock,
-                [one.topology for one in published],
-                [one.topology_removed for one in published],
-            )
-            watches.append(Watch(self._api, TOPOLOGIES, objects, jitter=jitter))
+        if published := [one for one in (self.stolen, self.refused, overview) if one is not None]:
+            changed = [one.topology for one in published]
+            removed = [one.topology_removed for one in published]
+            topologies = follow(TOPOLOGIES, _Objects(clock, changed, removed))
             if overview is not None:
-                self.page = Page(config, overview, watches[-1])
+                self.page = Page(config, overview, topologies)
         if (refused := self.refused) is not None:
-            pods, pending = _PendingPods(refused, self._clock), "status.phase=Pending"
-            watches.append(Watch(self._api, PODS, pods, fields=pending, key=uid_of, jitter=jitter))
+            pods = _Objects(
+                clock, [lambda _, pod, now: refused.pod(pod, now)], [refused.pod_removed]
+            )
+            follow(PODS, pods, fields="status.phase=Pending", key=uid_of)
             if self._section.stuck.partly_running:
-                events = _FailedEvents(refused, self._clock)
-                watches.append(
-                    Watch(self._api, EVENTS, events, fields=FIELDS, key=uid_of, jitter=jitter)
-                )
+                events = _Objects(clock, [lambda _, event, now: refused.event(event, now)])
+                follow(EVENTS, events, fields=FIELDS, key=uid_of)
         return watches
 
     async def run(self) -> None:
@@ -310,16 +280,15 @@ class Service:
 
     # --- what others say --------------------------------------------------------------------------
 
-    def put(self, node: str, document: object) -> str:
-        """Take what a PUT says; a sentence about what may keep it from having an effect."""
+    @contextlib.contextmanager
+    def _counted(self, source: str) -> Iterator[None]:
+        """Count what a source says of one Node."""
         try:
-            measured = from_put(node, document, longest=LONGEST_VALIDITY)
-            warning = self.capacity.report(PUT, measured, self._clock())
+            yield
         except (BadCapacity, UnknownNode):
-            self._metrics.offers.labels(PUT, "refused").inc()
+            self._metrics.offers.labels(source, "refused").inc()
             raise
-        self._metrics.offers.labels(PUT, "accepted").inc()
-        return warning
+        self._metrics.offers.labels(source, "accepted").inc()
 
     def shown(self, node: str) -> dict[str, Any]:
         """What holds for a node."""
@@ -354,8 +323,10 @@ class Service:
         except (ValueError, RecursionError) as error:
             raise APIError(400, "BadRequest", f"the body is no JSON: {str(error)[:100]}") from error
         node = request.segments[2]
-        with _refusals():
-            return _json({"warning": self.put(node, document), **self.shown(node)})
+        with _refusals(), self._counted(PUT):
+            measured = from_put(node, document, longest=LONGEST_VALIDITY)
+            warning = self.capacity.report(PUT, measured, self._clock())
+        return _json({"warning": warning, **self.shown(node)})
 
     def _delete(self, request: HTTPRequest) -> Response:
         node = request.segments[2]
@@ -398,12 +369,10 @@ class Service:
         now = self._clock()
         for one in measurements:
             try:
-                self.capacity.report(source, one, now)
+                with self._counted(source):
+                    self.capacity.report(source, one, now)
             except (BadCapacity, UnknownNode) as error:
-                self._metrics.offers.labels(source, "refused").inc()
                 problems.append(str(error))
-            else:
-                self._metrics.offers.labels(source, "accepted").inc()
         for node in self.capacity.spoken_of() - {one.node for one in measurements}:
             self.capacity.withdraw(source, node)
         return problems

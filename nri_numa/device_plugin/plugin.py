@@ -23,9 +23,10 @@ import grpc.aio
 import msgspec
 
 from nri_numa.device_plugin.pb import deviceplugin_pb2 as pb
-from nri_numa.device_plugin.slots import Counted, Slot, SlotList, parse_counts
+from nri_numa.device_plugin.slots import Slot, SlotList
 from nri_numa.errors import AgentError, DevicePluginBusy, RuntimeUnavailable, UnknownSlots
 from nri_numa.observe.logs import get_logger
+from nri_numa.web.responses import Slots
 
 # --- The gRPC service that the kubelet calls, on one socket ---------------------------------------
 # Nothing waits in a handler: Allocate and GetPreferredAllocation have no deadline in the kubelet,
@@ -215,9 +216,6 @@ KUBELET_SOCKET: Final = "kubelet.sock"
 OWN_SOCKET: Final = "nri-numa.sock"
 LOCK: Final = "nri-numa.lock"
 
-WAITS: Final = (1.0, 2.0, 5.0, 10.0, 30.0)
-"""Seconds before the next registration, after one that failed or did not last."""
-
 
 class Pace(msgspec.Struct, frozen=True, kw_only=True):
     """Times in seconds.
@@ -231,6 +229,7 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
             end of an old stream for the end of the new one (kubernetes #121994, #127803).
         watched: how long the kubelet may take to watch the list once it has registered us, and how
             long it may be without doing so.
+        waits: before the next registration, after one that failed or did not last.
     """
 
     ask: float = 2.0
@@ -238,6 +237,7 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
     silent: float = 10.0
     settle: float = 1.0
     watched: float = 10.0
+    waits: tuple[float, ...] = (1.0, 2.0, 5.0, 10.0, 30.0)
 
 
 class DevicePlugin:
@@ -260,7 +260,6 @@ class DevicePlugin:
         *,
         allocated: Callable[[], Iterable[str]] = tuple,
         pace: Pace | None = None,
-        waits: tuple[float, ...] = WAITS,
     ) -> None:
         self._directory = directory
         self._kubelet_socket = os.path.join(directory, KUBELET_SOCKET)
@@ -270,7 +269,6 @@ class DevicePlugin:
         self._slots = slots
         self._allocated = allocated
         self._pace = pace or Pace()
-        self._waits = waits
         self._service: Service | None = None
         self._has_count = asyncio.Event()
         self._counted_at = time.monotonic()
@@ -298,24 +296,28 @@ class DevicePlugin:
             self._take(await self._fetch())
             await asyncio.sleep(self._pace.ask)
 
-    async def _fetch(self) -> Counted:
+    async def _fetch(self) -> Slots | str:
+        """What it counts, or why that is nothing."""
         try:
-            return parse_counts(await asyncio.to_thread(self._ask))
+            found = msgspec.convert(await asyncio.to_thread(self._ask), Slots)
         except AgentError as error:
-            return Counted(ready=False, reason=str(error))
-        except (ValueError, KeyError, TypeError) as error:
-            return Counted(ready=False, reason=f"/v1/slots cannot be read: {error!r}")
+            return str(error)
+        except msgspec.ValidationError as error:
+            return f"/v1/slots cannot be read: {error}"
+        return found if found.ready else found.reason
 
-    def _take(self, counted: Counted) -> None:
-        now = time.monotonic()
-        if counted.ready:
+    def _take(self, found: Slots | str) -> None:
+        now, reason = time.monotonic(), ""
+        if not isinstance(found, str):
             self._counted_at = now
+            changed = self._slots.count(found, now)
         elif not self._has_count.is_set() or now - self._counted_at < self._pace.silent:
-            self._say(counted.reason, "")
+            self._say(found, "")
             return
-        changed = self._slots.count(counted, now)
+        else:
+            reason, changed = found, self._slots.silent(now)
         self._has_count.set()
-        self._say(counted.reason, "; what is free is unhealthy until it is")
+        self._say(reason, "; what is free is unhealthy until it is")
         if changed:
             healthy = sum(slot.healthy for slot in self._slots.slots)
             log.info(
@@ -346,16 +348,18 @@ class DevicePlugin:
                     log.info("registered", resource=self._resource, number=self.registered)
                     begin = time.monotonic()
                     why = await self._until(service, kubelet)
-                lasted = time.monotonic() - begin > max(self._waits)
+                lasted = time.monotonic() - begin > max(self._pace.waits)
                 failures = 0 if lasted or not why.again else failures + 1
                 log.warning("registering again", reason=why.text)
             except RuntimeUnavailable as error:
                 failures += 1
-                if failures <= len(self._waits):
+                if failures <= len(self._pace.waits):
                     log.warning("not registered", problem=str(error))
             await asyncio.sleep(self._pace.settle)
             if failures:
-                await self._rest(self._waits[min(failures, len(self._waits)) - 1], kubelet)
+                await self._rest(
+                    self._pace.waits[min(failures, len(self._pace.waits)) - 1], kubelet
+                )
 
     async def _rest(self, seconds: float, kubelet: object) -> None:
         """Wait, but not while another kubelet is there: it knows nothing of what failed."""

@@ -11,51 +11,20 @@ Pure: times are handed in.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import count
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from nri_numa.errors import UnknownSlots
+from nri_numa.web.responses import Slots
 
 UNDER_WAY: Final = 600.0
 """Seconds in which an id that was allocated counts as taken although no container shows up with it:
 the image may have to be pulled first."""
 
 _NODE: Final = re.compile(r"numa([0-9]{1,4})-")
-
-
-class Counted(msgspec.Struct, frozen=True, kw_only=True):
-    """What the agent says: `nri_numa.web.responses.Slots`.
-
-    Attributes:
-        ready: containers are placed and pinned; else ``reason`` says why not.
-        annotation: that tells the agent which slots a container holds.
-        free: by NUMA node, CPUs that could become exclusive.
-        held: ids that containers hold.
-    """
-
-    ready: bool
-    reason: str = ""
-    annotation: str = ""
-    free: Mapping[int, int] = msgspec.field(default_factory=dict)
-    held: frozenset[str] = frozenset()
-
-
-def parse_counts(document: Mapping[str, Any]) -> Counted:
-    """Read the agent's answer.
-
-    Raises:
-        ValueError, KeyError, TypeError: it is something else.
-    """
-    return Counted(
-        ready=bool(document["ready"]),
-        reason=str(document["reason"]),
-        annotation=str(document["annotation"]),
-        free={int(one["id"]): max(0, int(one["free"])) for one in document["numaNodes"]},
-        held=frozenset(str(id) for id in document["ids"]),
-    )
 
 
 class Slot(msgspec.Struct, frozen=True):
@@ -89,7 +58,8 @@ class SlotList:
     def __init__(self, *, topology: bool = False, pack: bool = False) -> None:
         self._topology = topology
         self._pack = pack
-        self._counted: Counted | None = None
+        self._counted: Slots | None = None
+        self._ready = False
         self._under_way: dict[str, float] = {}
         self._known: dict[str, int | None] = {}
         self.slots: tuple[Slot, ...] = ()
@@ -104,29 +74,28 @@ class SlotList:
         self._under_way.update(dict.fromkeys(ids, now))
         self._known.update({id: node_of(id) for id in self._under_way})
 
-    def count(self, counted: Counted, now: float) -> bool:
-        """Take what the agent counts; whether the list is another one now.
+    def count(self, counted: Slots, now: float) -> bool:
+        """Take what the agent counts while it is ready; whether the list is another one now."""
+        self._counted, self._ready = counted, True
+        return self._list(now)
 
-        While the agent is not ready, nothing new is offered and what is held stays.
-        """
-        if not counted.ready and self._counted is not None:
-            old = self._counted
-            counted = Counted(ready=False, annotation=old.annotation, free=old.free, held=old.held)
-        self._counted = counted
+    def silent(self, now: float) -> bool:
+        """The agent is not ready: nothing new is offered, and what is held stays."""
+        self._ready = False
+        return self._list(now)
+
+    def _list(self, now: float) -> bool:
+        if self._counted is None:
+            return False
+        held = set(self._counted.ids)
         self._under_way = {
             id: since
             for id, since in self._under_way.items()
-            if id not in counted.held and now - since < UNDER_WAY
+            if id not in held and now - since < UNDER_WAY
         }
-        return self._list()
-
-    def _list(self) -> bool:
-        counted = self._counted
-        if counted is None:
-            return False
-        kept = counted.held | self._under_way.keys()
+        kept = held | self._under_way.keys()
         made = {id: Slot(id, numa_node=self._announced(node_of(id))) for id in kept}
-        room = dict(counted.free)
+        room = {one.id: max(0, one.free) for one in self._counted.numa_nodes}
         if not self._topology:
             room = {-1: sum(room.values())}
         for id in self._under_way:
@@ -138,7 +107,7 @@ class SlotList:
             prefix, numbers = (f"numa{i}-slot-" if self._topology else "slot-"), count()
             for _ in range(free):
                 id = next(f"{prefix}{n}" for n in numbers if f"{prefix}{n}" not in made)
-                made[id] = Slot(id, counted.ready, self._announced(i if self._topology else None))
+                made[id] = Slot(id, self._ready, self._announced(i if self._topology else None))
         before, self.slots = self.slots, tuple(made[id] for id in sorted(made, key=_order))
         self._known.update((slot.id, slot.numa_node) for slot in self.slots)
         return before != self.slots
@@ -157,7 +126,7 @@ class SlotList:
             offered = f"{len(self.slots)} ids such as {self.slots[0].id}" if self.slots else "none"
             shown = ", ".join(repr(id[:64]) for id in strange[:3]) or "no ids"
             raise UnknownSlots(f"Allocate of {shown}, expected ids that were offered: {offered}")
-        held = self._counted.held if self._counted is not None else frozenset()
+        held = self._counted.ids if self._counted is not None else ()
         self._under_way.update((id, now) for id in ids if id not in held)
         return ",".join(sorted(ids, key=_order))
 

@@ -72,8 +72,10 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         pods: UIDs of the pods that it is reserved for.
         results: those of our driver.
+        version: of its record.
     """
 
+    version: int = 1
     uid: str
     namespace: str
     name: str
@@ -112,31 +114,25 @@ def claim_from(document: object, *, driver: str, pool: str) -> Claim:
         BadClaim: it is not one that can be prepared here.
     """
     top = _mapping(document, "the document")
-    metadata, status = (
-        _mapping(top.get("metadata"), "metadata"),
-        _mapping(top.get("status"), "status"),
-    )
+    metadata, status = (_mapping(top.get(key), key) for key in ("metadata", "status"))
     uid, namespace, name = (_text(metadata.get(key), f"metadata.{key}") for key in _NAMES)
     if not is_uid(uid):
         raise BadClaim(f"metadata.uid is {uid[:60]!r}, expected the UID of an object")
     who = f"claim {namespace}/{name}"
     if not status.get("allocation"):
         raise BadClaim(f"{who} is not allocated, expected status.allocation")
-    allocation = _mapping(status.get("allocation"), "status.allocation")
-    devices = _mapping(allocation.get("devices"), "status.allocation.devices")
-    configs = [
-        _mapping(one, "status.allocation.devices.config")
-        for one in _list(devices.get("config") or [], "status.allocation.devices.config")
+    allocation = _mapping(status["allocation"], "status.allocation")
+    where = "status.allocation.devices"
+    devices = _mapping(allocation.get("devices"), where)
+    configs = _mappings(devices.get("config") or [], f"{where}.config")
+    results = [
+        _result(who, one, configs, driver, pool)
+        for one in _mappings(devices.get("results"), f"{where}.results")
+        if one.get("driver") == driver
     ]
-    results = []
-    for one in _list(devices.get("results"), "status.allocation.devices.results"):
-        result = _mapping(one, "status.allocation.devices.results")
-        if result.get("driver") == driver:
-            results.append(_result(who, result, configs, driver=driver, pool=pool))
     if not results:
         raise BadClaim(f"{who} has no device of driver {driver}")
-    reserved = _list(status.get("reservedFor") or [], "status.reservedFor")
-    consumers = [_mapping(one, "status.reservedFor") for one in reserved]
+    consumers = _mappings(status.get("reservedFor") or [], "status.reservedFor")
     return Claim(
         uid=uid,
         namespace=namespace,
@@ -157,86 +153,83 @@ def _result(
     who: str,
     result: Mapping[str, Any],
     configs: Sequence[Mapping[str, Any]],
-    *,
     driver: str,
     pool: str,
 ) -> Result:
     request = _text(result.get("request"), "request").partition("/")[0]
-    where, device = _text(result.get("pool"), "pool"), _text(result.get("device"), "device")
-    if where != pool:
-        raise BadClaim(
-            f"{who}, request {request}: device {device[:80]} is of pool {where[:80]!r}, expected "
-            f"{pool!r}: it is allocated on another node"
-        )
-    found = _DEVICE.fullmatch(device)
-    if found is None:
-        raise BadClaim(
-            f"{who}, request {request}: device {device[:80]!r}, expected that of a NUMA node, "
-            "such as numa0"
-        )
-    if result.get("adminAccess"):
-        raise BadClaim(f"{who}, request {request}: adminAccess is set, expected none: CPUs are "
-                       "given, not looked at")  # fmt: skip
-    capacity: dict[str, int] = {}
-    consumed = result.get("consumedCapacity") or {}
-    for key, value in _mapping(consumed, "consumedCapacity").items():
-        try:
-            amount = quantity(value)
-        except BadQuantity as error:
-            raise BadClaim(
-                f"{who}, request {request}: {str(key)[:80]} is {str(value)[:40]!r}, expected "
-                f"{error}"
-            ) from None
-        short = str(key).removeprefix(f"{driver}/")
-        if amount.denominator != 1:
-            raise BadClaim(
-                f"{who}, request {request}: {short[:80]} is {str(value)[:40]!r}, expected a whole "
-                "number"
-            )
-        capacity[short] = int(amount)
-    cpus = capacity.get(CPU, 0)
-    if not 1 <= cpus <= MOST_CPUS:
-        raise BadClaim(
-            f"{who}, request {request}: consumes {cpus} of {driver}/{CPU}, expected 1 or more "
-            "CPUs (does the API server know consumable capacity, DRAConsumableCapacity?)"
-        )
+    try:
+        numa_node = _numa_node(result, pool)
+        capacity = _capacity(result, driver)
+        parameters = dict(_parameters(request, configs, driver))
+    except BadClaim as error:
+        raise BadClaim(f"{who}, request {request}: {error}") from None
     return Result(
         request=request,
-        numa_node=int(found[1]),
-        cpus=cpus,
+        numa_node=numa_node,
+        cpus=capacity[CPU],
         capacity=capacity,
         share=str(result.get("shareID") or "")[:64],
-        parameters=dict(_parameters(who, request, configs, driver)),
+        parameters=parameters,
     )
 
 
+def _numa_node(result: Mapping[str, Any], pool: str) -> int:
+    where, device = (_text(result.get(key), key) for key in ("pool", "device"))
+    if where != pool:
+        raise BadClaim(
+            f"device {device[:80]} is of pool {where[:80]!r}, expected {pool!r}: it is allocated "
+            "on another node"
+        )
+    if result.get("adminAccess"):
+        raise BadClaim("adminAccess is set, expected none: CPUs are given, not looked at")
+    if (found := _DEVICE.fullmatch(device)) is None:
+        raise BadClaim(f"device {device[:80]!r}, expected that of a NUMA node, such as numa0")
+    return int(found[1])
+
+
+def _capacity(result: Mapping[str, Any], driver: str) -> dict[str, int]:
+    """What it takes of the device, with 1 or more CPUs."""
+    found = {CPU: 0}
+    for key, value in _mapping(result.get("consumedCapacity") or {}, "consumedCapacity").items():
+        short = str(key).removeprefix(f"{driver}/")
+        try:
+            amount = quantity(value)
+            if amount.denominator != 1:
+                raise BadQuantity("a whole number")
+        except BadQuantity as error:
+            text = f"{short[:80]} is {str(value)[:40]!r}, expected {error}"
+            raise BadClaim(text) from None
+        found[short] = int(amount)
+    if not 1 <= found[CPU] <= MOST_CPUS:
+        raise BadClaim(
+            f"consumes {found[CPU]} of {driver}/{CPU}, expected 1 or more CPUs (does the API "
+            "server know consumable capacity, DRAConsumableCapacity?)"
+        )
+    return found
+
+
 def _parameters(
-    who: str, request: str, configs: Sequence[Mapping[str, Any]], driver: str
+    request: str, configs: Sequence[Mapping[str, Any]], driver: str
 ) -> Iterator[tuple[str, str]]:
     """Keys and values for a request; what the claim says comes after what its class says."""
-    ordered = sorted(configs, key=lambda one: one.get("source") != "FromClass")
-    for config in ordered:
+    for config in sorted(configs, key=lambda one: one.get("source") != "FromClass"):
         names = _list(config.get("requests") or [], "config.requests")
         if names and request not in (str(name).partition("/")[0] for name in names):
             continue
-        opaque = config.get("opaque")
-        if opaque is None or _mapping(opaque, "config.opaque").get("driver") != driver:
+        opaque = _mapping(config.get("opaque") or {}, "config.opaque")
+        if opaque.get("driver") != driver:
             continue
         for key, value in _mapping(opaque.get("parameters"), "parameters").items():
+            expected = f"expected one of {', '.join(PARAMETERS)}"
             if key in SAID_ALREADY:
-                raise BadClaim(
-                    f"{who}, request {request}: parameter {key!r} is not for claims, because "
-                    f"{SAID_ALREADY[key]}; expected one of {', '.join(PARAMETERS)}"
-                )
+                why = SAID_ALREADY[key]
+                raise BadClaim(f"parameter {key!r} is not for claims, because {why}; {expected}")
             if key not in PARAMETERS:
-                raise BadClaim(
-                    f"{who}, request {request}: parameter {str(key)[:80]!r} is unknown, expected "
-                    f"one of {', '.join(PARAMETERS)}"
-                )
+                raise BadClaim(f"parameter {str(key)[:80]!r} is unknown, {expected}")
             if not isinstance(value, str) or len(value) > 256:
+                shown = str(value)[:80]
                 raise BadClaim(
-                    f"{who}, request {request}: parameter {key} is {str(value)[:80]!r}, expected "
-                    "a text as in the annotation"
+                    f"parameter {key} is {shown!r}, expected a text as in the annotation"
                 )
             yield key, value
 
@@ -244,14 +237,9 @@ def _parameters(
 # --- records ----------------------------------------------------------------------------------
 
 
-class _Record(Claim, frozen=True, kw_only=True):
-    version: int
-
-
 def document_of(claim: Claim) -> str:
     """A claim as its record has it."""
-    record = _Record(version=1, **msgspec.structs.asdict(claim))
-    return msgspec.json.encode(record, order="sorted").decode()
+    return msgspec.json.encode(claim, order="sorted").decode()
 
 
 def claim_of(text: str) -> Claim:
@@ -261,14 +249,12 @@ def claim_of(text: str) -> Claim:
         BadClaim: it is something else, or of a newer version.
     """
     try:
-        record = msgspec.json.decode(text, type=_Record)
+        claim = msgspec.json.decode(text, type=Claim)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise BadClaim(f"no record of a claim: {error!r}") from None
-    if record.version != 1:
-        raise BadClaim(f"a record of version {record.version}, expected 1")
-    fields = msgspec.structs.asdict(record)
-    del fields["version"]
-    return Claim(**fields)
+    if claim.version != 1:
+        raise BadClaim(f"a record of version {claim.version}, expected 1")
+    return claim
 
 
 # --- CDI --------------------------------------------------------------------------------------
@@ -339,6 +325,10 @@ def _list(value: object, what: str) -> list[Any]:
     if not isinstance(value, list) or len(value) > 256:
         raise BadClaim(f"{what} is {str(value)[:40]!r}, expected a list")
     return value
+
+
+def _mappings(value: object, what: str) -> list[Mapping[str, Any]]:
+    return [_mapping(one, what) for one in _list(value, what)]
 
 
 def _text(value: object, what: str) -> str:

@@ -22,9 +22,12 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
+import msgspec
+
 from nri_numa.dra.claims import LONGEST, BadClaim
 
 REGISTERED: Final = "registered.json"
+_FILES: Final = ("ask", "told")
 _ASK: Final = re.compile(r"ask-([0-9a-f]{16})\.json")
 _EVERY: Final = 0.05
 """Seconds between two looks for an answer; the publisher looks as often for questions."""
@@ -57,41 +60,33 @@ class HandoverClient:
         Raises:
             BadClaim: it cannot be had; the message says why.
         """
-        number = secrets.token_hex(8)
-        ask = os.path.join(self._directory, f"ask-{number}.json")
-        told = os.path.join(self._directory, f"told-{number}.json")
-        question = json.dumps({"namespace": namespace, "name": name, "uid": uid})
+        number, who = secrets.token_hex(8), f"claim {namespace}/{name}"
+        ask, told = (os.path.join(self._directory, f"{one}-{number}.json") for one in _FILES)
+        end = time.monotonic() + self._patience
+        text = None
         try:
-            write(ask, question)
-            end = time.monotonic() + self._patience
-            while True:
+            write(ask, json.dumps({"namespace": namespace, "name": name, "uid": uid}))
+            while text is None:
                 try:
                     text = read(told, LONGEST)
                 except FileNotFoundError:
                     if time.monotonic() > end:
                         raise BadClaim(
-                            f"claim {namespace}/{name}: nri-numa publish did not hand it over in "
+                            f"{who}: nri-numa publish did not hand it over in "
                             f"{self._patience:g} s, expected it to run with dra.enabled"
                         ) from None
                     self._sleep(_EVERY)
-                    continue
-                break
+            answer = msgspec.json.decode(text, type=dict[str, Any])
         except OSError as error:
-            raise BadClaim(
-                f"claim {namespace}/{name}: dra.handover: {error.filename}: "
-                f"{error.strerror or error}"
-            ) from None
+            why = f"{error.filename}: {error.strerror or error}"
+            raise BadClaim(f"{who}: dra.handover: {why}") from None
+        except (msgspec.MsgspecError, RecursionError):
+            raise BadClaim(f"{who}: what was handed over is no document") from None
         finally:
             _unlink(ask)
             _unlink(told)
-        try:
-            answer = json.loads(text)
-        except (ValueError, RecursionError):
-            answer = None
-        if not isinstance(answer, dict):
-            raise BadClaim(f"claim {namespace}/{name}: what was handed over is no document")
         if answer.get("problem"):
-            raise BadClaim(f"claim {namespace}/{name}: {str(answer['problem'])[:500]}")
+            raise BadClaim(f"{who}: {str(answer['problem'])[:500]}")
         return answer.get("claim")
 
     def registered(self) -> None:
@@ -117,11 +112,10 @@ class HandoverServer:
             if match is None or f"told-{match[1]}.json" in there:
                 continue
             try:
-                question = json.loads(read(os.path.join(self._directory, name), 4096))
-            except (OSError, ValueError, RecursionError):
+                text = read(os.path.join(self._directory, name), 4096)
+                found.append((match[1], msgspec.json.decode(text, type=dict[str, Any])))
+            except (OSError, msgspec.MsgspecError, RecursionError):
                 continue  # taken back in this moment
-            if isinstance(question, dict):
-                found.append((match[1], question))
         return found
 
     def answer(self, id: str, answer: dict[str, Any]) -> None:
@@ -130,8 +124,7 @@ class HandoverServer:
         Raises:
             OSError: it cannot be written.
         """
-        asked = os.path.join(self._directory, f"ask-{id}.json")
-        told = os.path.join(self._directory, f"told-{id}.json")
+        asked, told = (os.path.join(self._directory, f"{one}-{id}.json") for one in _FILES)
         if os.path.exists(asked):
             write(told, json.dumps(answer))
             if not os.path.exists(asked):  # the agent removed both already

@@ -27,7 +27,17 @@ import aiohttp
 import msgspec
 
 from nri_numa import __version__
-from nri_numa.kube.requests import Form, KubeError, Outcome, Request, Result, Verb, outcome_of
+from nri_numa.kube.requests import (
+    METHODS,
+    Form,
+    KubeError,
+    Outcome,
+    Request,
+    Result,
+    Verb,
+    mapping,
+    outcome_of,
+)
 from nri_numa.observe.logs import get_logger
 
 CONNECTIONS: Final = 32
@@ -112,7 +122,7 @@ class KubeAPI:
                 documents = await self.objects(path, chosen)
             else:
                 form = request.form if request.verb is Verb.PATCH else Form.WHOLE
-                documents = [await self.ask(request.verb.method, path, request.body, form=form)]
+                documents = [await self.ask(METHODS[request.verb], path, request.body, form=form)]
             if not all(isinstance(one.get("metadata", {}), dict) for one in documents):
                 raise KubeError("cannot read the answer: its metadata is no mapping", 200)
         except KubeError as error:
@@ -503,6 +513,5 @@ def uid_of(document: Mapping[str, Any]) -> str:
 
 def text_of(document: Mapping[str, Any], section: str, key: str) -> str:
     """A text in a section; empty where it is none."""
-    found = document.get(section)
-    value = found.get(key) if isinstance(found, Mapping) else None
+    value = mapping(document.get(section)).get(key)
     return value if isinstance(value, str) else ""

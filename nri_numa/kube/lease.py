@@ -23,10 +23,12 @@ from nri_numa.observe.logs import get_logger
 
 log = get_logger("lease")
 
-RETRY: Final = 2 / 15
-"""Part of the duration between two looks or renewals: client-go's 2 s of 15 s."""
-DEADLINE: Final = 2 / 3
-"""Part of the duration after which a leader that could not renew gives up: 10 s of 15 s."""
+DURATION: Final = 15.0
+"""Seconds that the Lease is worth without being renewed; as the next two client-go's."""
+RETRY: Final = 2.0
+"""Seconds between two looks or renewals."""
+DEADLINE: Final = 10.0
+"""Seconds after which a leader that could not renew gives up."""
 LEAST: Final = 0.05
 """Seconds between two requests at least."""
 LONGEST: Final = 1.0
@@ -39,11 +41,6 @@ _ELECTION: Final = frozenset({Result.DONE, Result.MISSING, Result.EXISTS, Result
 Spec = dict[str, Any]
 
 
-def identity() -> str:
-    """A name for this replica; another one for each."""
-    return f"{socket.gethostname()[:60]}_{uuid.uuid4()}"
-
-
 class Lease:
     """One replica's part in the election.
 
@@ -54,7 +51,7 @@ class Lease:
 
     Args:
         ask: does a request, and never raises.
-        duration: seconds.
+        identity: a name for this replica; another one for each by default.
         answered: is called with each request and what came of it.
         changed: is called when this replica begins or ends to lead.
         limit: seconds that one request may take; half of what a renewal has by default, so that
@@ -67,22 +64,22 @@ class Lease:
         namespace: str,
         ask: Callable[[Request], Awaitable[Outcome]],
         *,
-        duration: float,
-        identity: str,
+        identity: str = "",
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
         jitter: Callable[[], float] = random.random,
         answered: Callable[[Request, Outcome], object] = lambda request, outcome: None,
         changed: Callable[[], object] = lambda: None,
-        limit: float | None = None,
+        limit: float = DEADLINE / 2,
     ) -> None:
         self.holder = self.problem = ""
         self.since = float("inf")
-        self._name, self._namespace, self._identity = name, namespace, identity
-        self._ask, self._duration = ask, duration
+        self._name, self._namespace = name, namespace
+        self._identity = identity or f"{socket.gethostname()[:60]}_{uuid.uuid4()}"
+        self._ask = ask
         self._clock, self._wall, self._jitter = clock, wall, jitter
         self._answered, self._changed = answered, changed
-        self._limit = duration * DEADLINE / 2 if limit is None else limit
+        self._limit = limit
         self._there: dict[str, Any] | None = None
         self._known: Spec | None = None
         """The spec that was read last, also when the Lease must be read again."""
@@ -95,7 +92,7 @@ class Lease:
     @property
     def leads(self) -> bool:
         """Whether this replica may work at this moment."""
-        return self._clock() < self._renewed + self._duration * DEADLINE
+        return self._clock() < self._renewed + DEADLINE
 
     async def run(self) -> None:
         """Take part until cancelled."""
@@ -150,7 +147,7 @@ class Lease:
 
     def _done(self, request: Request, outcome: Outcome, began: float) -> None:
         now = self._clock()
-        pause = self._duration * RETRY * (1 + 0.2 * self._jitter())
+        pause = RETRY * (1 + 0.2 * self._jitter())
         self._hold_until = now + pause
         if outcome.result is Result.DONE:
             (document,) = outcome.documents
@@ -185,7 +182,7 @@ class Lease:
         """When it has stood still for long enough; where its duration makes no sense, by ours."""
         runs = _spec(self._there or {}).get("leaseDurationSeconds")
         if not isinstance(runs, int) or not 0 < runs <= 3600:
-            return self._seen + self._duration
+            return self._seen + DURATION
         return self._seen + runs
 
     def _write(self, verb: Verb, there: dict[str, Any], transitions: int) -> Request:
@@ -202,7 +199,7 @@ class Lease:
             "spec": {
                 **spec,
                 "holderIdentity": self._identity,
-                "leaseDurationSeconds": max(1, round(self._duration)),
+                "leaseDurationSeconds": round(DURATION),
                 "acquireTime": (spec.get("acquireTime") if ours else None) or moment,
                 "renewTime": moment,
                 "leaseTransitions": transitions,

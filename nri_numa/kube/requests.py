@@ -38,19 +38,14 @@ class Verb(StrEnum):
     PATCH = "patch"
     UPDATE = "update"
 
-    @property
-    def method(self) -> str:
-        """The method of HTTP."""
-        return _METHODS[self]
 
-
-_METHODS: Final = {
+METHODS: Final = {
     Verb.GET: "GET",
-    Verb.LIST: "GET",
     Verb.CREATE: "POST",
     Verb.PATCH: "PATCH",
     Verb.UPDATE: "PUT",
 }
+"""Of HTTP; a list is read in pages."""
 
 
 class Form(StrEnum):
@@ -117,8 +112,8 @@ class Request:
     form: Form = Form.MERGE
     force: bool = False
     field_selector: Mapping[str, str] = field(default_factory=dict)
-    key: object = None
-    version: object = None
+    key: Any = None
+    version: Any = None
 
     @property
     def target(self) -> str:
@@ -177,61 +172,55 @@ class Outcome:
     documents: tuple[dict[str, Any], ...] = ()
 
 
+_RESULTS: Final = {
+    **dict.fromkeys((400, 413, 415, 422), Result.INVALID),
+    401: Result.UNAUTHORIZED,
+    403: Result.FORBIDDEN,
+    404: Result.MISSING,
+    409: Result.CONFLICT,
+    **dict.fromkeys((429, 503, 504), Result.BUSY),
+}
+"""By status code; every other is `Result.FAILED`."""
+
+
 def outcome_of(request: Request, error: KubeError) -> Outcome:
     """What an error means for a request."""
-    if not error.code:
-        return Outcome(result=Result.UNREACHABLE, text=str(error))
-    message, retry_after = str(error), error.retry_after
-    result, more = _meaning(request, error.code, message, error.causes)
-    if result is Result.BUSY and error.code == 429:
-        retry_after = retry_after or 1.0
-    text = f"{request.verb} {request.target}: {error.code}: {message[:500]}{more}"
-    return Outcome(result=result, text=text, retry_after=retry_after)
-
-
-def _meaning(
-    request: Request, code: int, message: str, causes: frozenset[str]
-) -> tuple[Result, str]:
-    """The result, and what to do about it."""
+    code, message, retry_after = error.code, str(error), error.retry_after
+    if not code:
+        return Outcome(result=Result.UNREACHABLE, text=message)
+    result, remedy = _RESULTS.get(code, Result.FAILED), ""
     if "ValidatingAdmissionPolicy" in message:
-        return (
-            Result.FORBIDDEN,
-            "; an admission policy refused it: does the token name this node?",
-        )
-    match code:
-        case 400 | 413 | 415 | 422:
-            return Result.INVALID, ""
-        case 401:
-            return (
-                Result.UNAUTHORIZED,
-                "; the token is expired, of another cluster, or the clocks differ",
-            )
-        case 403 if "NamespaceTerminating" in causes or "is being terminated" in message:
-            return Result.ENDING, ""
-        case 403:
-            return (
-                Result.FORBIDDEN,
+        result = Result.FORBIDDEN
+        remedy = "; an admission policy refused it: does the token name this node?"
+    elif code == 401:
+        remedy = "; the token is expired, of another cluster, or the clocks differ"
+    elif code == 403:
+        if "NamespaceTerminating" in error.causes or "is being terminated" in message:
+            result = Result.ENDING
+        else:
+            remedy = (
                 f"; a ClusterRole of its service account lacks apiGroups "
                 f"[{request.resource.group!r}], resources [{request.resource.plural}], "
-                f"verbs [{request.verb}]",
+                f"verbs [{request.verb}]"
             )
-        case 404 if request.resource in _DEFINED and f'"{request.name}"' not in message:
-            # The message about a missing object names it; otherwise its definition is missing.
-            return Result.UNKNOWN, "; no such kind of object"
-        case 404:
-            return Result.MISSING, ""
-        case 409:
-            return (Result.EXISTS if request.verb is Verb.CREATE else Result.CONFLICT), ""
-        case 429 if "DisruptionBudget" in causes:
-            return Result.BLOCKED, ""
-        case 429 | 503 | 504:
-            return Result.BUSY, ""
-        case _:
-            return Result.FAILED, ""
+    elif code == 404 and request.resource in _DEFINED and f'"{request.name}"' not in message:
+        # The message about a missing object names it; otherwise its definition is missing.
+        result, remedy = Result.UNKNOWN, "; no such kind of object"
+    elif code == 409 and request.verb is Verb.CREATE:
+        result = Result.EXISTS
+    elif code == 429 and "DisruptionBudget" in error.causes:
+        result = Result.BLOCKED
+    elif code == 429:
+        retry_after = retry_after or 1.0
+    text = f"{request.verb} {request.target}: {code}: {message[:500]}{remedy}"
+    return Outcome(result=result, text=text, retry_after=retry_after)
 
 
 def annotations_of(document: Mapping[str, Any]) -> Mapping[str, str]:
     """The annotations of an object."""
-    metadata = document.get("metadata")
-    found = metadata.get("annotations") if isinstance(metadata, Mapping) else None
-    return found if isinstance(found, Mapping) else {}
+    return mapping(mapping(document.get("metadata")).get("annotations"))
+
+
+def mapping(value: object) -> Mapping[str, Any]:
+    """The value where it is a mapping, which a document of a user need not have."""
+    return value if isinstance(value, Mapping) else {}

@@ -126,10 +126,7 @@ class NumatopologyOutput(AppliedObject):
 
     def want(self, spec: Object | None) -> None:
         """It should be this; None when the agent has said nothing for a while."""
-        if spec is None:
-            spec = self._wanted and silent(self._wanted)
-        if spec != self._wanted:
-            self._wanted = spec
+        self._wanted = spec or (self._wanted and silent(self._wanted))
 
     def _body(self) -> Object:
         metadata = {"name": self._node, "ownerReferences": [owner(self._node, self._owner_uid)]}

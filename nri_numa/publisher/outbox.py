@@ -7,9 +7,9 @@ requests of the difference. Time is handed in, in seconds of a clock that only g
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, TypeVar
 
 from nri_numa.kube.requests import WHOLE, Form, Outcome, Request, Resource, Result, Verb
 from nri_numa.text import harmless
@@ -56,99 +56,65 @@ class Bucket:
 
 
 @dataclass(slots=True)
-class _Item:
-    wanted: object
-    sent: object = None
+class Item:
+    """A thing that is wanted in one version, and was sent in one; None for never."""
+
+    wanted: Any
+    sent: Any = None
     not_before: float = 0.0
     failures: int = 0
 
     @property
     def waiting(self) -> bool:
-        return self.wanted != self.sent
+        """Whether the newest version is still to be sent."""
+        return bool(self.wanted != self.sent)
+
+    def done(self, version: object, again_at: float = 0.0) -> None:
+        """It is there in this version; a newer one may be sent from ``again_at`` on."""
+        self.sent, self.not_before, self.failures = version, again_at, 0
+
+    def later(self, now: float, jitter: float) -> None:
+        """It could not be sent."""
+        self.failures += 1
+        self.not_before = now + pause(self.failures, jitter)
 
 
-class Shelf(Generic[K]):
-    """Things by key, each wanted in one version, and sent in one.
+class Shelf(dict[K, Item]):
+    """Things by key, of which only the newest version is ever sent.
 
-    Only the newest version of a thing is ever sent. When there are more things than places, one
-    that was sent makes room first; when none was, the newcomer finds no place.
+    When there are more things than places, one that was sent makes room first; when none was, the
+    newcomer finds no place.
     """
 
     def __init__(self, places: int) -> None:
+        super().__init__()
         self._places = places
-        self._items: dict[K, _Item] = {}
-
-    def __len__(self) -> int:
-        return sum(item.waiting for item in self._items.values())
-
-    def __contains__(self, key: K) -> bool:
-        return key in self._items
-
-    def keys(self) -> list[K]:
-        """All things, sent or not."""
-        return list(self._items)
 
     def want(self, key: K, version: object) -> bool:
         """This is what it should be now; False when there is no place for it."""
-        item = self._items.get(key)
-        if item is not None:
-            item.wanted = version
+        if key in self:
+            self[key].wanted = version
             return True
-        if len(self._items) >= self._places:
-            done = next((k for k, one in self._items.items() if not one.waiting), None)
+        if len(self) >= self._places:
+            done = next((k for k, one in self.items() if not one.waiting), None)
             if done is None:
                 return False
-            del self._items[done]
-        self._items[key] = _Item(version)
+            del self[done]
+        self[key] = Item(version)
         return True
 
-    def due(self, now: float) -> Iterator[K]:
-        """What may be sent now, the longest waiting first."""
-        ready = [(i.not_before, n, k) for n, (k, i) in enumerate(self._items.items()) if i.waiting]
-        return (key for not_before, _, key in sorted(ready, key=lambda one: one[:2])
-                if not_before <= now)  # fmt: skip
+    def waiting(self) -> int:
+        """How many are still to be sent."""
+        return sum(item.waiting for item in self.values())
+
+    def due(self, now: float) -> list[K]:
+        """What may be sent now, the longest waiting first, of equals the older."""
+        ready = [(k, i) for k, i in self.items() if i.waiting and i.not_before <= now]
+        return [key for key, _ in sorted(ready, key=lambda one: one[1].not_before)]
 
     def next_due(self) -> float:
         """When the next one may be sent; infinity when nothing waits."""
-        return min((i.not_before for i in self._items.values() if i.waiting), default=float("inf"))
-
-    def sent(self, key: K, version: object, again_at: float = 0.0) -> None:
-        """It is there in this version; a newer one may be sent from ``again_at`` on."""
-        if (item := self._items.get(key)) is not None:
-            item.sent, item.not_before, item.failures = version, again_at, 0
-
-    def wanted(self, key: K) -> object:
-        """What it should be; None for what is not known."""
-        item = self._items.get(key)
-        return None if item is None else item.wanted
-
-    def version(self, key: K) -> object:
-        """What was sent last; None when nothing was."""
-        item = self._items.get(key)
-        return None if item is None else item.sent
-
-    def later(self, key: K, now: float, jitter: float) -> int:
-        """It could not be sent; returns how often in a row."""
-        item = self._items.get(key)
-        if item is None:
-            return 0
-        item.failures += 1
-        item.not_before = now + pause(item.failures, jitter)
-        return item.failures
-
-    def postpone(self, key: K, until: float) -> None:
-        """It may not be sent before."""
-        if (item := self._items.get(key)) is not None:
-            item.not_before = max(item.not_before, until)
-
-    def undo(self, key: K) -> None:
-        """It was taken away: it is to be sent again."""
-        if (item := self._items.get(key)) is not None:
-            item.sent = None
-
-    def drop(self, key: K) -> None:
-        """It is of no interest any more."""
-        self._items.pop(key, None)
+        return min((i.not_before for i in self.values() if i.waiting), default=float("inf"))
 
 
 class Output:
@@ -222,9 +188,6 @@ class OneObject(Output):
 
     def waiting(self) -> int:
         """1 while the object is not known to be as it should."""
-        return int(self._pending())
-
-    def _pending(self) -> bool:
         raise NotImplementedError
 
     def _read_node(self) -> Request:
@@ -272,8 +235,9 @@ class AppliedObject(OneObject):
         """The whole object."""
         raise NotImplementedError
 
-    def _pending(self) -> bool:
-        return self._wanted is not None and (not self._owner_uid or self._body() != self._sent)
+    def waiting(self) -> int:
+        """1 while it is not known to be there as it should."""
+        return int(self._wanted is not None and (not self._owner_uid or self._body() != self._sent))
 
     def _due(self, now: float) -> Request | None:
         """The Node's UID first, then the object."""

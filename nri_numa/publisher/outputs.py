@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from nri_numa.kube.requests import Outcome, Request, Resource, Result, Verb
@@ -44,8 +45,9 @@ class PartOfNode(OneObject):
         """What makes the part that was read into the wanted one; None when it is."""
         raise NotImplementedError
 
-    def _pending(self) -> bool:
-        return self._active and (not self._node_read or self._write() is not None)
+    def waiting(self) -> int:
+        """1 while it is not known to be as it should."""
+        return int(self._active and (not self._node_read or self._write() is not None))
 
     def _due(self, now: float) -> Request | None:
         return self._write() if self._node_read else self._read_node()
@@ -195,21 +197,16 @@ class PodOutput(Output):
     def want(self, assignments: Iterable[Assignment]) -> None:
         """These are all containers; pods without pinned ones are left as they are."""
         now = wanted.pod_annotations(assignments)
-        for name in self._shelf.keys():  # noqa: SIM118  # a shelf is no mapping
-            if name not in now:
-                self._shelf.drop(name)
-        for name, version in now.items():
-            if not self._shelf.want(name, version):
-                self.dropped += 1
+        for name in self._shelf.keys() - now.keys():
+            del self._shelf[name]
+        self.dropped += sum(not self._shelf.want(name, version) for name, version in now.items())
 
     def _due(self, now: float) -> Request | None:
         """A look at all pods when it is time for that, else the next annotation."""
         if self._list_due:
             return self._list_pods(spec_nodeName=self._node)
         for name in self._shelf.due(now):
-            version = self._shelf.wanted(name)
-            assert isinstance(version, tuple)  # noqa: S101  # as `want` made it
-            uid, text = version
+            uid, text = version = self._shelf[name].wanted
             metadata: dict[str, Any] = {"annotations": {self._key: text}}
             if "-" in uid:
                 # Not to a namesake. What the runtime has of a static pod is a hash, no UID.
@@ -233,16 +230,15 @@ class PodOutput(Output):
             else:
                 self.hold_until = now + 1.0 + jitter
             return
-        name = request.key
-        assert isinstance(name, tuple)  # noqa: S101  # as `due` made it
-        if outcome.result in (Result.DONE, Result.MISSING, Result.CONFLICT):
+        item = self._shelf.get(request.key)
+        if item is None:
+            return
+        if outcome.result in (Result.DONE, Result.MISSING, Result.CONFLICT, Result.INVALID):
             # Gone, or there is another pod of that name by now: the next resync finds out.
-            self._shelf.sent(name, request.version)
-        elif outcome.result is Result.INVALID:
-            self._shelf.sent(name, request.version)
-            self.dropped += 1
+            item.done(request.version)
+            self.dropped += outcome.result is Result.INVALID
         else:
-            self._shelf.later(name, now, jitter)
+            item.later(now, jitter)
 
     def _compare(self, documents: Iterable[Mapping[str, Any]]) -> None:
         """A pod whose annotation was removed or changed gets it again."""
@@ -250,17 +246,24 @@ class PodOutput(Output):
             metadata = document["metadata"]
             name = (metadata["namespace"], metadata["name"])
             there = (metadata.get("annotations") or {}).get(self._key)
-            sent = self._shelf.version(name)
-            if isinstance(sent, tuple) and sent[1] != there:
-                self._shelf.undo(name)
+            item = self._shelf.get(name)
+            if item is not None and item.sent is not None and item.sent[1] != there:
+                item.sent = None
 
     def waiting(self) -> int:
         """Pods whose annotation is not up to date."""
-        return len(self._shelf)
+        return self._shelf.waiting()
 
     def resync(self) -> None:
         """Look at all pods of the node."""
-        self._list_due = bool(self._shelf.keys())
+        self._list_due = bool(self._shelf)
+
+
+@dataclass(slots=True)
+class _Known:
+    notice: Notice
+    there: bool = False
+    written: int = 0
 
 
 class EventOutput(Output):
@@ -275,9 +278,7 @@ class EventOutput(Output):
         self.old = 0
         self._node, self._prefix = node, prefix
         self._shelf: Shelf[str] = Shelf(MOST)
-        self._notices: dict[str, Notice] = {}
-        self._there: set[str] = set()
-        self._updates: dict[str, int] = {}
+        self._known: dict[str, _Known] = {}
         self._pods: dict[str, Bucket] = {}
 
     def want(self, notices: Iterable[Notice], at: float) -> None:
@@ -286,31 +287,28 @@ class EventOutput(Output):
             if notice.id not in self._shelf and at - notice.last > FORGOTTEN:
                 self.old += 1
             elif self._shelf.want(notice.id, notice.count):
-                self._notices[notice.id] = notice
+                self._known.setdefault(notice.id, _Known(notice)).notice = notice
             else:
                 self.dropped += 1
-        for gone in [key for key in self._notices if key not in self._shelf]:
-            self._forget(gone)
+        for key in self._known.keys() - self._shelf.keys():
+            del self._known[key]
 
     def _due(self, now: float) -> Request | None:
         """The next Event to be made, or to be counted up."""
         for key in self._shelf.due(now):
-            notice = self._notices[key]
-            new = key not in self._there
-            if new and (wait := self._bucket(notice.pod_uid, now).wait(now)) > 0:
-                self._shelf.postpone(key, now + wait)
+            item, notice = self._shelf[key], self._known[key].notice
+            if not self._known[key].there:
+                if (wait := self._bucket(notice.pod_uid, now).wait(now)) > 0:
+                    item.not_before = now + wait
+                    continue
+                verb, body = Verb.CREATE, wanted.event(notice, self._prefix, self._node)
+            elif notice.count < 2:
+                item.done(notice.count)
                 continue
-            if not new and notice.count < 2:
-                self._shelf.sent(key, notice.count)
-                continue
-            body = (
-                wanted.event(notice, prefix=self._prefix, node=self._node)
-                if new
-                else wanted.series(notice)
-            )
-            verb, name = Verb.CREATE if new else Verb.PATCH, wanted.event_name(notice.pod, key)
+            else:
+                verb, body = Verb.PATCH, wanted.series(notice)
             return self._request(
-                verb, Resource.EVENTS, name,
+                verb, Resource.EVENTS, wanted.event_name(notice.pod, key),
                 namespace=notice.namespace, body=body, key=key, version=notice.count,
             )  # fmt: skip
         return None
@@ -329,32 +327,29 @@ class EventOutput(Output):
 
     def _done(self, request: Request, outcome: Outcome, now: float, jitter: float) -> None:
         key = str(request.key)
+        if (item := self._shelf.get(key)) is None:
+            return
+        known = self._known[key]
         match outcome.result:
             case Result.DONE:
-                self._there.add(key)
-                if request.verb is Verb.CREATE and key in self._notices:
-                    self._bucket(self._notices[key].pod_uid, now).take(now)
-                done = self._updates[key] = self._updates.get(key, 0) + 1
-                pace = PACE[done] if done < len(PACE) else LONGEST_PACE
-                self._shelf.sent(key, request.version, now + pace)
+                known.there = True
+                if request.verb is Verb.CREATE:
+                    self._bucket(known.notice.pod_uid, now).take(now)
+                known.written += 1
+                pace = PACE[known.written] if known.written < len(PACE) else LONGEST_PACE
+                item.done(request.version, now + pace)
             case Result.EXISTS:
                 # An earlier process of ours made it, or the answer did not reach us.
-                self._there.add(key)
+                known.there = True
             case Result.MISSING if request.verb is Verb.PATCH:
                 # The API server forgot it, or it was removed: it happened again all the same.
-                self._there.discard(key)
+                known.there = False
             case Result.MISSING | Result.ENDING | Result.INVALID:
                 self.dropped += 1
-                self._forget(key)
+                del self._shelf[key], self._known[key]
             case _:
-                self._shelf.later(key, now, jitter)
-
-    def _forget(self, key: str) -> None:
-        self._shelf.drop(key)
-        self._notices.pop(key, None)
-        self._there.discard(key)
-        self._updates.pop(key, None)
+                item.later(now, jitter)
 
     def waiting(self) -> int:
         """Notices that are not written yet; Events that were removed stay removed."""
-        return len(self._shelf)
+        return self._shelf.waiting()

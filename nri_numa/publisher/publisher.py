@@ -11,7 +11,7 @@ import contextlib
 import os
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from nri_numa import __version__, service
@@ -35,7 +35,7 @@ from nri_numa.publisher.outputs import (
 from nri_numa.publisher.source import AgentSource, AgentUnavailable, Changed
 from nri_numa.publisher.topology import UNLISTED, TopologyOutput
 from nri_numa.publisher.writer import Writer, WriterMetrics
-from nri_numa.web.responses import Zones
+from nri_numa.web.responses import Assignments, Notices, NUMAInfo, Slots, TopologyDocument, Zones
 from nri_numa.web.server import Site
 
 log = get_logger("publish")
@@ -108,46 +108,40 @@ class Publisher:
         self.metrics = PublishMetrics(__version__)
         self._source = AgentSource(config.http.socket)
         self._api = KubeAPI(publish.credentials, "nri-numa-publish", wall=wall, skewed=self._skewed)
-        self._node = self._pods = self._events = self._capacity = self._topology = None
-        outputs: list[Output] = []
+        # What is written, the most important first.
+        self._topology = self._node = self._pods = self._capacity = self._numatopology = None
+        self._slices = self._claims = self._events = self._handover = None
         if publish.node_resource_topology:
             force = publish.node_resource_topology_force
             validity = parse_duration(publish.node_resource_topology_validity)
             self._topology = TopologyOutput(node, prefix, force=force, validity=validity)
             self._topology.renew(wall())
-            outputs.append(self._topology)
         if publish.node_annotations or publish.node_labels:
             self._node = NodeOutput(
                 node, prefix, annotations=publish.node_annotations, labels=publish.node_labels
             )
-            outputs.append(self._node)
         if publish.pod_annotation:
             self._pods = PodOutput(node, prefix)
-            outputs.append(self._pods)
         if publish.capacity:
             self._capacity = CapacityOutput(node, config.device_plugin.resource_name)
-            outputs.append(self._capacity)
-        self._numatopology: NumatopologyOutput | None = None
         if publish.numatopology:
             self._numatopology = NumatopologyOutput(node)
-            outputs.append(self._numatopology)
-        self._slices: slices.SliceOutput | None = None
-        self._claims: ClaimServer | None = None
         if config.dra.enabled:
             self._driver, self._lists = config.dra.driver, config.dra.list_attributes
             self._slices = slices.SliceOutput(node, self._driver)
-            outputs.append(self._slices)
             self._claims = ClaimServer(
                 HandoverServer(config.dra.handover), self._api, self._driver_registered
             )
         if publish.events:
             self._events = EventOutput(node, prefix)
-            outputs.append(self._events)
-        self._handover: HandoverOutput | None = None
         if config.offline_capacity.file:
             interval = parse_duration(config.offline_capacity.interval)
             self._handover = HandoverOutput(node, prefix, interval)
-            outputs.append(self._handover)
+        possible = (
+            *(self._topology, self._node, self._pods, self._capacity, self._numatopology),
+            *(self._slices, self._events, self._handover),
+        )
+        outputs: list[Output] = [one for one in possible if one is not None]
         self._handover_file, self._handed = config.offline_capacity.file, ""
         self._writer = Writer(
             self._api,
@@ -236,30 +230,33 @@ class Publisher:
         """Read what changed, and want what follows from it."""
         await self._read_zones()
         if self._node is not None and not self._machine_read:
-            info, topology = await self._source.numa_info(), await self._source.topology()
-            try:
+            info = await self._source.read(NUMAInfo)
+            topology = await self._source.read(TopologyDocument)
+            with _as_expected():
                 labels = wanted.node_labels(self._prefix, topology)
-            except (KeyError, TypeError, ValueError) as error:
-                raise AgentUnavailable(
-                    f"the agent's topology is not as expected: {error!r}"
-                ) from error
             annotations = wanted.node_annotations(self._prefix, info)
             if self._handover is not None:
                 annotations |= wanted.numa_ids(self._prefix, topology)
             self._node.want(annotations, labels)
             self._machine_read = True
         if self._capacity is not None:
-            found = await self._source.slots()
+            found = await self._source.read(Slots)
             free = sum(one.free for one in found.numa_nodes)
             # Nothing new comes to a node that would not pin it; what is there goes on counting.
             self._capacity.want(found.exclusive + (free if found.ready else 0))
         if self._numatopology is not None:
-            await self._read_numatopology(self._numatopology)
+            topology = await self._source.read(TopologyDocument)
+            listed = await self._source.read(Assignments)
+            zones = await self._source.read(Zones)
+            if zones.serial == listed.serial:  # else a change came between, and is read next
+                with _as_expected():
+                    spec = numatopology.contents(topology, listed.containers, zones)
+                self._numatopology.want(spec)
         if self._slices is not None:
-            zones, slots = await self._source.zones(), await self._source.slots()
+            zones, slots = await self._source.read(Zones), await self._source.read(Slots)
             self._slices.want(slices.devices(zones, slots, self._driver, lists=self._lists))
         if self._pods is not None and changed.serial != self._serial:
-            listed = await self._source.assignments()
+            listed = await self._source.read(Assignments)
             self._pods.want(listed.containers)
             self._serial = listed.serial
         if self._events is not None and not (
@@ -272,13 +269,10 @@ class Publisher:
         if self._topology is None:
             return
         async with self._zones_turn:  # an older answer must not come after a newer one
-            found = await self._source.zones()
+            found = await self._source.read(Zones)
             self._counted = found.devices_problem is not None
             self._topology.want(found)
-            self._say_unlisted(found)
         self._wake.set()
-
-    def _say_unlisted(self, found: Zones) -> None:
         if not self._unlisted_said and any(zone.id == UNLISTED for zone in found.zones):
             self._unlisted_said = True
             log.warning(
@@ -287,25 +281,15 @@ class Publisher:
                 why="its zone would end a kube-scheduler with the plugin NodeResourceTopologyMatch",
             )
 
-    async def _read_numatopology(self, output: NumatopologyOutput) -> None:
-        topology, listed = await self._source.topology(), await self._source.assignments()
-        zones = await self._source.zones()
-        if zones.serial != listed.serial:
-            return  # of two moments: the change that came between is read next
-        try:
-            output.want(numatopology.contents(topology, listed.containers, zones))
-        except (KeyError, TypeError, ValueError) as error:
-            raise AgentUnavailable(f"the agent's topology is not as expected: {error!r}") from error
-
     def _driver_registered(self) -> None:
         if self._slices is not None:
             self._slices.recheck(self._clock())
             self._wake.set()
 
     async def _read_notices(self, events: EventOutput) -> None:
-        found = await self._source.notices(self._number)
+        found = await self._source.read(Notices, f"/v1/notices?after={self._number}")
         if found.instance != self._instance and self._number:
-            found = await self._source.notices(0)
+            found = await self._source.read(Notices, "/v1/notices?after=0")
         old = events.old
         events.want(found.notices, self._wall())
         self.metrics.old.inc(events.old - old)
@@ -384,6 +368,15 @@ class Publisher:
             if self._counted:
                 with contextlib.suppress(AgentUnavailable):
                     await self._read_zones()
+
+
+@contextlib.contextmanager
+def _as_expected() -> Iterator[None]:
+    """What is read here of the agent's topology is in it."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError) as error:
+        raise AgentUnavailable(f"the agent's topology is not as expected: {error!r}") from error
 
 
 def run(config: AgentConfig) -> int:

@@ -115,8 +115,7 @@ class SliceOutput(AppliedObject):
 
     def want(self, found: list[dict[str, Any]]) -> None:
         """These are the devices."""
-        if found != self._wanted:
-            self._wanted = found
+        self._wanted = found
 
     def recheck(self, now: float) -> None:
         """The kubelet took the driver, and may have deleted the slice."""

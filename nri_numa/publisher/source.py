@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import aiohttp
 import msgspec
 
-from nri_numa.web.responses import Assignments, Notices, NUMAInfo, Slots, TopologyDocument, Zones
+from nri_numa.web.responses import Assignments, NUMAInfo, Slots, TopologyDocument, Zones
 
 HEARTBEAT: Final = 60.0
 """Seconds without a word on the stream after which the agent is given up; it says something every
@@ -19,6 +19,14 @@ MOST: Final = 64 << 20
 
 LONGEST_LINE: Final = 1 << 16
 """Bytes of a line of the stream; one has less than a hundred."""
+
+PATHS: Final[dict[type, str]] = {
+    Assignments: "/v1/assignments",
+    NUMAInfo: "/v2/system/numa/info",
+    Slots: "/v1/slots",
+    TopologyDocument: "/v1/topology",
+    Zones: "/v1/zones",
+}
 
 T = TypeVar("T")
 
@@ -88,32 +96,13 @@ class AgentSource:
                     yield msgspec.json.decode(line[6:], type=Changed)
         raise AgentUnavailable(f"the agent at {self._socket} ended the stream")
 
-    async def notices(self, after: int) -> Notices:
-        """What happened to containers after a number of the sequence."""
-        return await self._get(f"/v1/notices?after={after}", Notices)
+    async def read(self, kind: type[T], path: str = "") -> T:
+        """One document; those that have a path of their own are read there.
 
-    async def assignments(self) -> Assignments:
-        """Every container and what it has."""
-        return await self._get("/v1/assignments", Assignments)
-
-    async def slots(self) -> Slots:
-        """Exclusive CPUs that the scheduler may count."""
-        return await self._get("/v1/slots", Slots)
-
-    async def zones(self) -> Zones:
-        """Every NUMA node as who schedules counts it."""
-        return await self._get("/v1/zones", Zones)
-
-    async def numa_info(self) -> NUMAInfo:
-        """The machine in short."""
-        return await self._get("/v2/system/numa/info", NUMAInfo)
-
-    async def topology(self) -> TopologyDocument:
-        """The machine."""
-        return await self._get("/v1/topology", dict[str, Any])
-
-    async def _get(self, path: str, kind: type[T]) -> T:
-        async with self._answer(path) as body:
+        Raises:
+            AgentUnavailable: there is none, or it is another one.
+        """
+        async with self._answer(path or PATHS[kind]) as body:
             data = bytearray()
             async for piece in body.iter_any():
                 data += piece

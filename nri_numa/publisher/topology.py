@@ -304,8 +304,9 @@ class TopologyOutput(AppliedObject):
             annotations[f"{self._prefix}/{VALID}"] = f"{self._validity:.0f}"
         return body(self._node, self._owner_uid, annotations, self._wanted)
 
-    def _pending(self) -> bool:
-        return self._wanted is not None and (not self._object_read or super()._pending())
+    def waiting(self) -> int:
+        """1 while it is not known to be there as it should, and whose it is."""
+        return int(self._wanted is not None and not self._object_read) or super().waiting()
 
     def next_due(self) -> float:
         """When the next request may be made."""

@@ -104,7 +104,7 @@ def event_name(pod: str, id: str) -> str:
     return pod[: LONGEST_NAME - len(end)].rstrip("-.") + end
 
 
-def event(notice: Notice, *, prefix: str, node: str) -> Object:
+def event(notice: Notice, prefix: str, node: str) -> Object:
     """An Event of events.k8s.io/v1; the prefix names the reporting controller."""
     reason, kind = REASONS.get(notice.what, (f"NUMA{notice.what[:100].title()}", "Warning"))
     text = f"{notice.reason}: {notice.message}" if notice.reason else notice.message

@@ -124,7 +124,7 @@ class CandidateIndex:
 
     def _without_room(self, request: PodRequest, known: NodeRoom | Unreadable | None) -> Verdict:
         if isinstance(known, NodeRoom):
-            return Short(SILENT, bare=True)
+            return Short(SILENT)
         if self._unknown_fits or not request.ours:
             return Fits(NOTHING_KNOWN, request)
-        return Short(NO_OBJECT if known is None else NOT_READABLE, never=True, bare=True)
+        return Short(NO_OBJECT if known is None else NOT_READABLE, never=True)

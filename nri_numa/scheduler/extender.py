@@ -13,7 +13,7 @@ from nri_numa.config import AgentConfig, split_address
 from nri_numa.config.derived import slots_resource
 from nri_numa.config.sections import UnknownNodes
 from nri_numa.kube.api import KubeAPI, Watch, namespace, uid_of
-from nri_numa.kube.lease import Lease, identity
+from nri_numa.kube.lease import Lease
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import ServiceMetrics
 from nri_numa.scheduler import protocol
@@ -40,8 +40,6 @@ LARGEST: Final = 4 << 20
 """Bytes of a question: a pod has at most 1.5 MiB (etcd's limit), 5,000 names a quarter of one."""
 CONNECTIONS: Final = 512
 """kube-scheduler has one for each binding that is under way, and hundreds are after a burst."""
-LEASE: Final = 15.0
-"""Seconds that the Lease is worth without being renewed; the usual value of client-go."""
 TICK = 0.5
 """Seconds between two looks at what has run out."""
 CATCH_UP: Final = 1.0
@@ -106,8 +104,6 @@ class Extender:
                 section.lease,
                 namespace(section.credentials),
                 self.lease_api.do,
-                duration=LEASE,
-                identity=identity(),
                 clock=clock,
                 wall=wall,
             )

@@ -22,7 +22,7 @@ from nri_numa.engine.place.computed import measures
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.machine import counted
 from nri_numa.model.workload import SMT, OnFailure, Policy, Scope, Strategy
-from nri_numa.scheduler.node_room import Charge, Column, Free, NodeRoom
+from nri_numa.scheduler.node_room import Column, Counts, NodeRoom
 from nri_numa.scheduler.pod_request import ContainerRequest, PodRequest, peak
 
 STRICT: Final = (Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE)
@@ -63,7 +63,7 @@ class Fits(Struct, frozen=True, gc=False):
         return tuple((one.container, both) for one in request.containers)
 
     @property
-    def charge(self) -> Charge | None:
+    def charge(self) -> Counts | None:
         """What the pod takes; None where that is nothing that is counted."""
         return self.room.charge(self.chosen)
 
@@ -77,41 +77,29 @@ class Short(Struct, frozen=True, gc=False):
     """The pod does not fit: one class of reasons, and how near this node comes.
 
     Attributes:
-        what: what is needed, in words: ``12 exclusive CPUs``; the whole reason without ``where``
-            and ``unit`` where ``bare``.
-        where: on how many NUMA nodes, in words; empty for the whole node.
+        need: what is needed and where: ``needs 12 exclusive CPUs on one NUMA node``; the whole
+            reason without ``unit``.
         unit: of ``most``, as `nri_numa.engine.align.policies.amount_text` knows it.
         most: the most that is free there, or that there is at all.
         never: waiting does not help: an empty node has too little.
-        apart: each resource has room, and no NUMA node for all of them.
-        bare: nothing is missing; the node is out of the question.
     """
 
-    what: str
-    where: str = ""
+    need: str
     unit: str = ""
     most: int = 0
     never: bool = False
-    apart: bool = False
-    bare: bool = False
 
     @property
     def group(self) -> tuple[object, ...]:
         """What reasons of one class share."""
-        return self.what, self.where, self.never, self.apart
+        return self.need, self.never
 
     def text(self, most: int) -> str:
         """The reason for all nodes of a class; ``most`` is the most of any of them."""
-        if self.bare:
-            return self.what
-        where = f" on {self.where}" if self.where else ""
-        if self.apart:
-            return f"needs {self.what}{where}; each is free, but not together"
         if not self.unit:
-            return f"needs {self.what}{where}"
+            return self.need
         amount = amount_text(most, self.unit).removesuffix("s").removesuffix(" CPU")
-        kind = "most there is" if self.never else "most free"
-        return f"needs {self.what}{where}; {kind}: {amount}"
+        return f"{self.need}; {'most there is' if self.never else 'most free'}: {amount}"
 
 
 Verdict = Fits | Short
@@ -176,7 +164,7 @@ def _fit_all(
     if not used:
         return Fits(room, request)
     if most is not None and (cpus := sum(room.start.exclusive) - sum(free.exclusive)) > most:
-        return Short(counted(cpus, "exclusive CPU"), unit="cpus", most=most)
+        return Short(f"needs {counted(cpus, 'exclusive CPU')}", "cpus", most)
     # What is free afterwards of the scarcer one of CPU time and memory, where that is scarcest.
     left, factor = 1000, 1000
     memory, capacity = free.others.get("memory"), room.capacity.get("memory", ())
@@ -189,7 +177,7 @@ def _fit_all(
     return Fits(room, request, tuple(chosen), grade(width, wider, left, factor, strategy))
 
 
-def _asks(room: NodeRoom, free: Free, request: ContainerRequest, kept: int) -> list[Any]:
+def _asks(room: NodeRoom, free: Counts, request: ContainerRequest, kept: int) -> list[Any]:
     """How much is asked of each resource, what is free and what there is: CPUs first."""
     asks: list[tuple[int, Column, Column]]
     if request.exclusive:
@@ -206,12 +194,12 @@ def _asks(room: NodeRoom, free: Free, request: ContainerRequest, kept: int) -> l
 
 
 def _place(
-    room: NodeRoom, free: Free, request: ContainerRequest, strategy: Strategy
+    room: NodeRoom, free: Counts, request: ContainerRequest, strategy: Strategy
 ) -> tuple[Sequence[int], bool] | Short:
     """Positions of the NUMA nodes for one container, the best first; and no wider than ideal."""
     if request.smt is SMT.FULL_CORE and request.exclusive % room.threads:
         cpus, threads = counted(request.exclusive, "exclusive CPU"), counted(room.threads, "thread")
-        return Short(f"{cpus} in whole cores of {threads}", never=True)
+        return Short(f"needs {cpus} in whole cores of {threads}", never=True)
     asks = _asks(room, free, request, room.kept(request))
     fitting: Sequence[int] = range(len(room.ids))
     for least, column, _ in asks:
@@ -326,14 +314,17 @@ def _short(room: NodeRoom, request: ContainerRequest, asks: list[Any]) -> Short:
         elif request.policy is Policy.RESTRICTED:
             # As many as an empty machine would need.
             width = next((n for n in range(1, every) if _most(capacity, n) >= least), every)
-        where = "one NUMA node" if width == 1 else "" if width == every else nodes_text(width)
-        limit = where or limit
+        need = f"needs {what}"
+        if width == 1 or width < every:
+            limit = "one NUMA node" if width == 1 else nodes_text(width)
+            need += f" on {limit}"
         most, free_there = _most(capacity, width), _most(free, width)
         if most < max(1, least):
-            return Short(what, where, unit, most, never=True)
+            return Short(need, unit, most, never=True)
         if free_there < max(1, least) and worst is None:
-            worst = Short(what, where, unit, free_there)
-    return worst or Short(" and ".join(texts) or "a place to run", limit, apart=True)
+            worst = Short(need, unit, free_there)
+    together = " and ".join(texts) or "a place to run"
+    return worst or Short(f"needs {together} on {limit}; each is free, but not together")
 
 
 def _units(request: ContainerRequest) -> list[tuple[str, str]]:

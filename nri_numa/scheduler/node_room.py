@@ -7,10 +7,11 @@ order of `NodeRoom.ids`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Self
 
 from msgspec import Struct
-from msgspec.structs import force_setattr, replace
+from msgspec.structs import replace
 
 from nri_numa.model.cpuset import NO_NUMA_NODES, NUMASet
 from nri_numa.model.workload import SMT, Policy, Scope
@@ -27,26 +28,13 @@ class Resource(Struct, frozen=True, gc=False):
     free: Column
 
 
-class Charge(Struct, frozen=True, gc=False):
-    """What a pod takes on one node.
+class Counts(Struct, frozen=True, gc=False):
+    """What is free while containers are placed one after another, or what a pod takes of it.
 
     Attributes:
-        exclusive: CPUs, with siblings that are kept idle.
+        exclusive: CPUs that can be exclusive and have their whole time free; of a pod, with
+            siblings that are kept idle.
         milli: thousandths of a CPU, of exclusive ones too.
-        others: bytes by resource.
-    """
-
-    exclusive: Column
-    milli: Column
-    others: tuple[tuple[str, Column], ...] = ()
-
-
-class Free(Struct, frozen=True, gc=False):
-    """What is free while containers are placed one after another.
-
-    Attributes:
-        exclusive: CPUs that can be exclusive and have their whole time free.
-        milli: thousandths of a CPU.
         others: memory and huge pages in bytes, by name.
     """
 
@@ -54,7 +42,7 @@ class Free(Struct, frozen=True, gc=False):
     milli: Column
     others: Mapping[str, Column]
 
-    def after(self, request: ContainerRequest, kept: int, places: Sequence[int]) -> Free:
+    def after(self, request: ContainerRequest, kept: int, places: Sequence[int]) -> Counts:
         """What is free once a container is there.
 
         Args:
@@ -77,21 +65,21 @@ class Free(Struct, frozen=True, gc=False):
                 column = list(others[name])
                 _take(column, places, amount)
                 others = {**others, name: tuple(column)}
-        return Free(tuple(exclusive), tuple(milli), others)
+        return Counts(tuple(exclusive), tuple(milli), others)
 
-    def charge(self, after: Free) -> Charge | None:
+    def less(self, after: Counts) -> Counts | None:
         """What was taken between this state and a later one; None for nothing that is counted."""
-        others = tuple(
-            (name, _difference(column, after.others[name]))
-            for name, column in self.others.items()
-            if column != after.others[name]
-        )
         exclusive = _difference(self.exclusive, after.exclusive)
         milli = _difference(self.milli, after.milli)
-        return Charge(exclusive, milli, others) if others or any(exclusive) or any(milli) else None
+        others = {
+            name: _difference(column, after.others[name])
+            for name, column in self.others.items()
+            if column != after.others[name]
+        }
+        return Counts(exclusive, milli, others) if others or any(exclusive) or any(milli) else None
 
 
-class NodeRoom(Struct, frozen=True, eq=False, kw_only=True):
+class NodeRoom(Struct, frozen=True, kw_only=True, dict=True, cache_hash=True):
     """The NUMA nodes of one node. Nodes with equal rooms share verdicts, so rooms are keys.
 
     Attributes:
@@ -108,12 +96,7 @@ class NodeRoom(Struct, frozen=True, eq=False, kw_only=True):
         silent: its agent does not place containers now.
         together: whole CPUs that can be exclusive in all, where a floor or a quota makes that less
             than the sum; None where nothing says it.
-        charged: `nri_numa.model.charged.marks` of the containers that the numbers count; no part of
-            equality.
-        start: what is free, as containers are placed from it; this and what follows is computed.
-        capacity: of ``others``, by name.
-        key: what equal rooms share.
-        hashed: of it.
+        charged: `nri_numa.model.charged.marks` of the containers that the numbers count.
     """
 
     ids: tuple[int, ...]
@@ -130,31 +113,18 @@ class NodeRoom(Struct, frozen=True, eq=False, kw_only=True):
     silent: bool = False
     together: int | None = None
     charged: str = ""
-    start: Free = Free((), (), {})
-    capacity: Mapping[str, Column] = {}
-    key: tuple[object, ...] = ()
-    hashed: int = 0
 
-    def __post_init__(self) -> None:
-        """Work out once what every question needs, and the hash."""
+    @cached_property
+    def start(self) -> Counts:
+        """What is free, as containers are placed from it."""
         free = zip(self.exclusive.free, self.cpu.free, strict=True)
         whole = tuple([min(n, m // 1000) for n, m in free])
-        others = {one.name: one.free for one in self.others}
-        force_setattr(self, "start", Free(whole, self.cpu.free, others))
-        force_setattr(self, "capacity", {one.name: one.capacity for one in self.others})
-        key = (
-            *(self.ids, self.distances, self.cpu, self.exclusive, self.others, self.factor),
-            *(self.threads, self.policy, self.scope, self.aligns_cpus, self.aligns_memory),
-            *(self.silent, self.together),
-        )
-        force_setattr(self, "key", key)
-        force_setattr(self, "hashed", hash(key))
+        return Counts(whole, self.cpu.free, {one.name: one.free for one in self.others})
 
-    def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, NodeRoom) and self.key == other.key)
-
-    def __hash__(self) -> int:
-        return self.hashed
+    @cached_property
+    def capacity(self) -> Mapping[str, Column]:
+        """Of `others`, by name."""
+        return {one.name: one.capacity for one in self.others}
 
     def distance(self, one: int, other: int) -> int:
         """Distance between two NUMA nodes, of the firmware's table."""
@@ -169,15 +139,15 @@ class NodeRoom(Struct, frozen=True, eq=False, kw_only=True):
         """CPUs that a container keeps to itself, with siblings that stay idle."""
         return request.exclusive * (self.threads if request.smt is SMT.ISOLATE else 1)
 
-    def charge(self, chosen: Iterable[tuple[ContainerRequest, Sequence[int]]]) -> Charge | None:
+    def charge(self, chosen: Iterable[tuple[ContainerRequest, Sequence[int]]]) -> Counts | None:
         """What containers take that are placed one after another; those that end give it back."""
         after = self.start
         for one, places in chosen:
             if places and not one.ends:
                 after = after.after(one, self.kept(one), places)
-        return self.start.charge(after)
+        return self.start.less(after)
 
-    def charge_of(self, request: PodRequest, placed: Mapping[str, NUMASet]) -> Charge | None:
+    def charge_of(self, request: PodRequest, placed: Mapping[str, NUMASet]) -> Counts | None:
         """What a pod takes whose NUMA nodes stand in its annotation, by container."""
         whole = next(iter(placed.values()), NO_NUMA_NODES)
         return self.charge(
@@ -185,7 +155,7 @@ class NodeRoom(Struct, frozen=True, eq=False, kw_only=True):
             for one in request.aligned
         )
 
-    def less(self, charges: Iterable[Charge]) -> Self:
+    def less(self, charges: Iterable[Counts]) -> Self:
         """What pods leave of it; nothing goes below zero."""
         if not (charges := list(charges)):
             return self
@@ -197,7 +167,7 @@ class NodeRoom(Struct, frozen=True, eq=False, kw_only=True):
         column = tuple([min(count, together) for count in found.exclusive.free])
         return replace(found, together=together, exclusive=replace(found.exclusive, free=column))
 
-    def plus(self, charges: Sequence[Charge]) -> Self:
+    def plus(self, charges: Sequence[Counts]) -> Self:
         """The same with what pods take given back; nothing goes above what there is."""
         found = self._changed(charges, 1, min)
         if self.together is None:
@@ -205,7 +175,7 @@ class NodeRoom(Struct, frozen=True, eq=False, kw_only=True):
         return replace(found, together=self.together + _exclusive(charges))
 
     def _changed(
-        self, charges: Sequence[Charge], sign: int, limit: Callable[[int, int], int]
+        self, charges: Sequence[Counts], sign: int, limit: Callable[[int, int], int]
     ) -> Self:
         def changed(resource: Resource, columns: Iterable[Column]) -> Resource:
             free = list(resource.free)
@@ -221,13 +191,7 @@ class NodeRoom(Struct, frozen=True, eq=False, kw_only=True):
             exclusive=changed(self.exclusive, (one.exclusive for one in charges)),
             others=tuple(
                 changed(
-                    stock,
-                    (
-                        column
-                        for one in charges
-                        for name, column in one.others
-                        if name == stock.name
-                    ),
+                    stock, (one.others[stock.name] for one in charges if stock.name in one.others)
                 )
                 for stock in self.others
             ),
@@ -251,7 +215,7 @@ class Unreadable(Struct, frozen=True):
     why: str
 
 
-def _exclusive(charges: Iterable[Charge]) -> int:
+def _exclusive(charges: Iterable[Counts]) -> int:
     return sum(sum(one.exclusive) for one in charges)
 
 

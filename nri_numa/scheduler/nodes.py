@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from nri_numa.model.charged import mark
 from nri_numa.model.cpuset import NUMASet
-from nri_numa.scheduler.node_room import Charge, NodeRoom, Unreadable
+from nri_numa.scheduler.node_room import Counts, NodeRoom, Unreadable
 from nri_numa.scheduler.pod_request import PodRequest
 
 Known = NodeRoom | Unreadable
@@ -42,7 +42,7 @@ class Hold(Struct, frozen=True, kw_only=True):
     request: PodRequest
     node: str
     places: Mapping[str, NUMASet] = {}
-    charge: Charge | None = None
+    charge: Counts | None = None
     since: float
     until: float
     counted: bool = False
@@ -69,7 +69,7 @@ class Hold(Struct, frozen=True, kw_only=True):
         """Whether the numbers of a node count all of it."""
         return bool(self.request.containers) and not self.open(room)
 
-    def charge_on(self, room: NodeRoom) -> Charge | None:
+    def charge_on(self, room: NodeRoom) -> Counts | None:
         """What is to be subtracted from what a node publishes."""
         request, missing = self.request, self.open(room)
         if request.containers and not missing:
@@ -138,7 +138,7 @@ class Nodes:
     def put(self, name: str, known: Known) -> bool:
         """A node publishes something; whether it has more room of something than before."""
         before, was = self.room(name), self._nodes.get(name)
-        if was == known and _charged(was) == _charged(known):
+        if was == known:
             return False
         self._nodes[name] = known
         self._rooms.pop(name, None)
@@ -195,10 +195,6 @@ class Nodes:
         """End every hold whose time is over."""
         over = sorted(uid for uid, hold in self._holds.items() if hold.until <= now)
         return [hold for uid in over if (hold := self.release(uid)) is not None]
-
-
-def _charged(known: Known | None) -> str:
-    return known.charged if isinstance(known, NodeRoom) else ""
 
 
 def _counted(hold: Hold, known: Known | None) -> Hold:

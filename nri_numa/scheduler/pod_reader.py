@@ -16,6 +16,7 @@ from nri_numa.engine.place.memory import KEY, pages_name, without_nodes
 from nri_numa.engine.request.annotations import PLACED, by_annotation, read_placed, resolve
 from nri_numa.engine.request.demand import SLOTS, Demand, demand, with_slots, with_static_cpus
 from nri_numa.engine.state import NOTHING, Charge
+from nri_numa.kube.requests import annotations_of, mapping
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import (
@@ -31,7 +32,7 @@ from nri_numa.model.workload import (
     Requested,
     Scope,
 )
-from nri_numa.scheduler.pod_request import Amounts, ContainerRequest, PodRequest, mapping, peak
+from nri_numa.scheduler.pod_request import Amounts, ContainerRequest, PodRequest, peak
 from nri_numa.simulate.manifests import ManifestError, read_pod
 from nri_numa.simulate.pods import PodManifest, Role, container_of, pod_sandbox
 
@@ -100,8 +101,7 @@ class PodReader:
 
     def placed(self, document: Mapping[str, Any]) -> dict[str, NUMASet]:
         """NUMA nodes by container, as a pod's annotation says; empty where it says nothing."""
-        annotations = mapping(mapping(document.get("metadata")).get("annotations"))
-        text = annotations.get(f"{self._settings.prefix}/{PLACED}")
+        text = annotations_of(document).get(f"{self._settings.prefix}/{PLACED}")
         return (read_placed(text) if isinstance(text, str) else None) or {}
 
     def _read(self, document: Mapping[str, Any], metadata: Mapping[str, Any]) -> PodRequest:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -98,8 +97,3 @@ def peak(requests: Sequence[ContainerRequest]) -> ContainerRequest:
         amounts=by_name([one.amounts for one in requests]),
         paid=by_name([one.paid for one in requests]),
     )
-
-
-def mapping(value: object) -> Mapping[str, Any]:
-    """The value where it is a mapping, which a document of a user need not have."""
-    return value if isinstance(value, Mapping) else {}

@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from nri_numa.kube.requests import annotations_of
 from nri_numa.model.charged import CHARGED
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.workload import Policy, Scope
 from nri_numa.scheduler.node_room import Column, NodeRoom, Resource, Unreadable
-from nri_numa.scheduler.pod_request import mapping
 from nri_numa.text import BadQuantity, quantity
 
 NODE: Final = "Node"
@@ -239,7 +239,7 @@ class Freshness:
 
     def seen(self, name: str, document: Mapping[str, Any], now: float) -> bool:
         """An object exists; whether it is valid. One that names no validity is so for ever."""
-        found = mapping(mapping(document.get("metadata")).get("annotations"))
+        found = annotations_of(document)
         text, seconds = found.get(self._renewed), _seconds(found.get(self._valid))
         if not isinstance(text, str) or seconds is None:
             self._known.pop(name, None)

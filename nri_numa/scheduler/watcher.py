@@ -11,7 +11,7 @@ from prometheus_client import Counter
 
 from nri_numa.config import AgentConfig, parse_duration
 from nri_numa.kube.api import KubeAPI, Watched, name_of, text_of, uid_of
-from nri_numa.kube.requests import Form, KubeError, Resource
+from nri_numa.kube.requests import Form, KubeError, Resource, mapping
 from nri_numa.observe.logs import get_logger
 from nri_numa.scheduler.node_room import NodeRoom, Unreadable
 from nri_numa.scheduler.nodes import Hold, Nodes
@@ -307,8 +307,7 @@ class PodWatcher(Watched):
 
         The first of its containers runs; whether the others do is not known here.
         """
-        spec = document.get("spec")
-        containers = spec.get("containers") if isinstance(spec, Mapping) else None
+        containers = mapping(document.get("spec")).get("containers")
         several = isinstance(containers, list) and len(containers) > 1
         return (PARTLY if several else 1.0) * self._settle
 

@@ -136,6 +136,10 @@ class Cluster(EvictingCluster):
         for one in pods:
             self.output.pod(one, self.now)
 
+    def run(self, seconds: int, *seen: dict[str, Any]) -> None:
+        self.see(*seen)
+        super().run(seconds)
+
     def answer(self, request: Request) -> Outcome:
         if request.verb is Verb.LIST:
             found = self.pods.get(request.field_selector["metadata.name"])
@@ -181,17 +185,14 @@ def test_the_watch_may_tell_of_its_end_before_the_answer_comes() -> None:
     cluster.run(1)
     (event,) = cluster.requests
     assert event.body["regarding"]["uid"] == "uid-web"
-    cluster.see(pod("next", workload="web"))
-    cluster.run(200)
+    cluster.run(200, pod("next", workload="web"))
     assert cluster.evicted == [], "it counts for its workload"
 
 
 def test_its_time_is_counted_over_changes_of_its_status() -> None:
     cluster = Cluster(ROOM)
-    cluster.see(pod("web"))
-    cluster.run(40)
-    cluster.see(pod("web", version="9"))
-    cluster.run(40)
+    cluster.run(40, pod("web"))
+    cluster.run(40, pod("web", version="9"))
     assert cluster.evicted == [("web", 60.0)]
     assert cluster.requests[0].body["deleteOptions"]["preconditions"]["resourceVersion"] == "9"
 
@@ -199,13 +200,11 @@ def test_its_time_is_counted_over_changes_of_its_status() -> None:
 def test_who_starts_meanwhile_stays() -> None:
     cluster = Cluster(ROOM)
     one, other, third = pod("one"), pod("other"), pod("third")
-    cluster.see(one, other, third)
-    cluster.run(30)
+    cluster.run(30, one, other, third)
     for uid in ("uid-one", "uid-third", "uid-nobody"):
         cluster.output.pod_removed(uid)  # it is Pending no more
     other["status"]["containerStatuses"][0]["state"] = {"running": {}}
-    cluster.see(other)
-    cluster.run(100)
+    cluster.run(100, other)
     assert cluster.requests == []
 
 
@@ -220,15 +219,13 @@ def test_who_starts_meanwhile_stays() -> None:
 )
 def test_nobody_goes_in_vain(nodes: dict[str, tuple[int, ...]], why: str) -> None:
     cluster = Cluster(nodes)
-    cluster.see(pod("web"))
-    cluster.run(200)
+    cluster.run(200, pod("web"))
     assert cluster.requests == [], why
 
 
 def test_it_goes_when_another_node_gets_room() -> None:
     cluster = Cluster({"full": (2, 2), "free": (3, 3)})
-    cluster.see(pod("web"))
-    cluster.run(200)
+    cluster.run(200, pod("web"))
     cluster.publish("free", 8, 3)
     cluster.run(20)
     ((name, at),) = cluster.evicted
@@ -245,15 +242,13 @@ def test_it_goes_when_another_node_gets_room() -> None:
 )
 def test_a_node_that_it_may_not_go_to_does_not_count(closed: Any, keys: dict[str, Any]) -> None:
     cluster = Cluster(ROOM, closed)
-    cluster.see(pod("web", **keys))
-    cluster.run(200)
+    cluster.run(200, pod("web", **keys))
     assert cluster.requests == []
     cluster.node(node("free", disk="ssd"))
     cluster.run(20)
     assert cluster.names == ["web"]
     cluster.output.node_removed("free")
-    cluster.see(pod("next"))
-    cluster.run(100)
+    cluster.run(100, pod("next"))
     assert cluster.names == ["web"]
 
 
@@ -262,23 +257,20 @@ def test_a_node_whose_object_nobody_renews_is_no_way_out() -> None:
     free = zones("free", 8, 8)
     free["metadata"]["annotations"] = {f"{PREFIX}/renewed": "x", f"{PREFIX}/valid-seconds": "50"}
     cluster.output.topology("free", free, 0.0)
-    cluster.see(pod("web"))
-    cluster.run(200)
+    cluster.run(200, pod("web"))
     assert cluster.requests == []
     cluster.publish("free", 8, 8)
     cluster.run(20)
     assert cluster.names == ["web"]
     cluster.output.topology_removed("full")
-    cluster.see(pod("next"))
-    cluster.run(100)
+    cluster.run(100, pod("next"))
     assert cluster.names == ["web"]
 
 
 def test_one_vacancy_moves_one_pod() -> None:
     """The others would be refused by the extender, or by the node, again."""
     cluster = Cluster({"full": (2, 2), "free": (4, 0)})
-    cluster.see(pod("a"), pod("b"), pod("c"))
-    cluster.run(110)
+    cluster.run(110, pod("a"), pod("b"), pod("c"))
     assert cluster.names == ["a"]
     cluster.publish("free", 0, 0)  # its successor is there
     cluster.run(200)
@@ -322,16 +314,14 @@ def test_no_faster_than_configured() -> None:
 def test_who_would_not_be_better_off_is_left_alone(keys: dict[str, Any]) -> None:
     """No successor elsewhere, a wish that no node grants, or somebody else's error."""
     cluster = Cluster(ROOM)
-    cluster.see(pod("web", **keys))
-    cluster.run(200)
+    cluster.run(200, pod("web", **keys))
     assert (cluster.requests, cluster.output.waiting()) == ([], 0)
 
 
 def test_a_pod_that_changed_meanwhile_is_looked_at_again() -> None:
     cluster = Cluster(ROOM)
     cluster.answers["web"] = Result.EXISTS  # 409: another resourceVersion
-    cluster.see(pod("web"))
-    cluster.run(150)
+    cluster.run(150, pod("web"))
     assert 2 <= len(cluster.requests) <= 8
     cluster.answers.clear()
     cluster.run(100)
@@ -341,17 +331,14 @@ def test_a_pod_that_changed_meanwhile_is_looked_at_again() -> None:
 def test_without_the_right_nothing_is_asked_for_a_minute() -> None:
     cluster = Cluster(ROOM)
     cluster.answers["web"] = Result.FORBIDDEN
-    cluster.see(pod("web"))
-    cluster.run(110)
+    cluster.run(110, pod("web"))
     assert len(cluster.requests) == 1
 
 
 def test_a_dry_run_asks_once_and_says_so() -> None:
     cluster = Cluster(ROOM, dry_run=True)
-    cluster.see(pod("web"))
-    cluster.run(100)
-    cluster.see(pod("web", version="8"))
-    cluster.run(300)
+    cluster.run(100, pod("web"))
+    cluster.run(300, pod("web", version="8"))
     eviction, event = cluster.requests
     assert eviction.body["deleteOptions"]["dryRun"] == ["All"]
     assert event.body["note"].startswith("would be evicted (dry run)")
@@ -386,11 +373,9 @@ def test_init_containers_are_refused_too() -> None:
 
 def test_a_pod_of_which_one_container_runs_goes_as_well() -> None:
     cluster = Cluster(ROOM)
-    cluster.see(partly("web"))
-    cluster.run(30)
+    cluster.run(30, partly("web"))
     cluster.output.pod_removed("uid-web")  # it is Pending no more
-    cluster.see(partly("web", version="8"))
-    cluster.run(100)
+    cluster.run(100, partly("web", version="8"))
     assert cluster.evicted == [("web", 60.0)]
     eviction, event = cluster.requests
     assert eviction.body["deleteOptions"]["preconditions"]["resourceVersion"] == "8"
@@ -409,8 +394,7 @@ def test_its_node_is_asked_for_what_is_missing_and_another_one_for_all(
     nodes: dict[str, tuple[int, ...]], why: str, phase: str
 ) -> None:
     cluster = Cluster(nodes)
-    cluster.see(partly("web", phase=phase))
-    cluster.run(200)
+    cluster.run(200, partly("web", phase=phase))
     assert cluster.requests == [], why
     cluster.publish("full", 2, 2)
     cluster.publish("free", 8, 8)
@@ -422,8 +406,7 @@ def test_containers_that_belong_together_are_not_asked_for_twice() -> None:
     """Its node counts the one that runs: it need not have room for both."""
     together = {f"{PREFIX}/scope": "pod"}
     cluster = Cluster({"full": (4, 0), "free": (8, 8)})
-    cluster.see(partly("web", annotations=together))
-    cluster.run(200)
+    cluster.run(200, partly("web", annotations=together))
     assert cluster.requests == []
     cluster.publish("full", 3, 0)
     cluster.run(20)
@@ -433,10 +416,8 @@ def test_containers_that_belong_together_are_not_asked_for_twice() -> None:
 def test_from_when_on_one_of_its_containers_runs_its_time_begins_again() -> None:
     """Another container waits, or for another reason."""
     cluster = Cluster(ROOM)
-    cluster.see(pod("web"))
-    cluster.run(40)
-    cluster.see(partly("web"))
-    cluster.run(100)
+    cluster.run(40, pod("web"))
+    cluster.run(100, partly("web"))
     assert cluster.evicted == [("web", 100.0)]
 
 

@@ -7,7 +7,7 @@ import json
 import os
 import ssl
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -109,15 +109,18 @@ class World:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         self.service = Service(self.config)
-        task = asyncio.create_task(self.service.run())
+        self.task = asyncio.create_task(self.service.run())
         async with aiohttp.ClientSession() as self.session:
             try:
-                await until(lambda: self.service.not_ready() == "" or task.done())
+                await until(lambda: self.service.not_ready() == "" or self.task.done())
                 self.url = f"http://127.0.0.1:{self.service.server.port}"
                 yield
             finally:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+                await self.stop()
+
+    async def stop(self) -> None:
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
 
     async def ask(
         self, method: str, path: str, body: object = None, token: str | None = TOKEN
@@ -136,133 +139,122 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.02)
 
 
+@asynccontextmanager
+async def started(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, **controller: Any
+) -> AsyncIterator[World]:
+    made = World(directory, **controller)
+    for name, value in made.fake.environment().items():
+        monkeypatch.setenv(name, value)
+    with made.fake:
+        async with made.running():
+            yield made
+
+
 @pytest.fixture
-def live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., World]:
-    def made(test: Callable[[World], Coroutine[Any, Any, None]], **controller: Any) -> World:
-        world = World(tmp_path, **controller)
-        for name, value in world.fake.environment().items():
-            monkeypatch.setenv(name, value)
-
-        async def run() -> None:
-            async with world.running():
-                await test(world)
-
-        with world.fake:
-            asyncio.run(run())
-        return world
-
-    return made
+async def world(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> AsyncIterator[World]:
+    async with started(tmp_path, monkeypatch, **getattr(request, "param", {})) as made:
+        yield made
 
 
 PATH = "/v1/nodes/n1/offline-capacity"
 
 
-def test_what_is_put_is_written_shown_and_taken_away(live: Callable[..., World]) -> None:
-    async def test(world: World) -> None:
-        code, text = await world.ask("PUT", PATH, {"zones": {"0": 0.5}, "validity": 60})
-        assert code == 200, text
-        assert json.loads(text) == {
-            "node": "n1", "zones": {"0": 0.5}, "seconds": 60, "source": "put", "warning": ""
-        }  # fmt: skip
-        await until(lambda: world.cluster.zones("n1") == {"0": 0.5})
-        code, text = await world.ask("GET", PATH)
-        assert json.loads(text)["zones"] == {"0": 0.5}
-        _, metrics = await world.ask("GET", "/metrics", token=None)
-        assert "nri_numa_controller_leader 1.0" in metrics
-        assert "nri_numa_controller_lowered_nodes 1.0" in metrics
-        assert (await world.ask("DELETE", PATH))[0] == 204
-        await until(lambda: world.cluster.zones("n1") is None)
-        assert (await world.ask("GET", "/readyz", token=None))[0] == 200
-
-    world = live(test)
+async def test_what_is_put_is_written_shown_and_taken_away(world: World) -> None:
+    code, text = await world.ask("PUT", PATH, {"zones": {"0": 0.5}, "validity": 60})
+    assert code == 200, text
+    assert json.loads(text) == {
+        "node": "n1", "zones": {"0": 0.5}, "seconds": 60, "source": "put", "warning": ""
+    }  # fmt: skip
+    await until(lambda: world.cluster.zones("n1") == {"0": 0.5})
+    code, text = await world.ask("GET", PATH)
+    assert json.loads(text)["zones"] == {"0": 0.5}
+    _, metrics = await world.ask("GET", "/metrics", token=None)
+    assert "nri_numa_controller_leader 1.0" in metrics
+    assert "nri_numa_controller_lowered_nodes 1.0" in metrics
+    assert (await world.ask("DELETE", PATH))[0] == 204
+    await until(lambda: world.cluster.zones("n1") is None)
+    assert (await world.ask("GET", "/readyz", token=None))[0] == 200
     assert len(world.cluster.patches) == 2
+    await world.stop()
     assert world.cluster.lease is not None
     assert world.cluster.lease["spec"]["holderIdentity"] == "", "given back at the end"
 
 
-def test_bad_requests_are_refused_with_a_sentence(live: Callable[..., World]) -> None:
+async def test_bad_requests_are_refused_with_a_sentence(world: World) -> None:
     good = {"zones": {"0": 0.5}}
-
-    async def test(world: World) -> None:
-        cases: list[tuple[str, str, object, str | None, int, str]] = [
-            ("PUT", PATH, good, None, 401, "expected the header Authorization"),
-            ("PUT", PATH, good, "wrong", 401, "expected the header Authorization"),
-            ("PUT", PATH, b"{", TOKEN, 400, "no JSON"),
-            ("PUT", PATH, b"\xff\xfe", TOKEN, 400, "no JSON"),
-            ("PUT", PATH, b"[" * 60_000, TOKEN, 400, "no JSON"),
-            ("PUT", PATH, b"x" * 70_000, TOKEN, 413, "at most 65536 bytes"),
-            ("PUT", PATH, [], TOKEN, 422, "expected a JSON object"),
-            ("PUT", PATH, b'{"zones": {"0": NaN}}', TOKEN, 422, "nan, expected a number"),
-            ("PUT", PATH, {"zones": {"0": -1}}, TOKEN, 422, "-1, expected a number"),
-            ("PUT", PATH, {"zones": {"0": 1.5}}, TOKEN, 422, "1.5, expected a number"),
-            ("PUT", PATH, {"zones": {"7": 1}}, TOKEN, 422, "has no NUMA node 7; it has 0-1"),
-            ("PUT", "/v1/nodes/nobody/offline-capacity", good, TOKEN, 404, "no Node 'nobody'"),
-            ("DELETE", "/v1/nodes/nobody/offline-capacity", None, TOKEN, 404, "no Node"),
-            ("GET", "/v1/nodes/nobody/offline-capacity", None, TOKEN, 404, "no Node"),
-            ("GET", PATH, None, None, 401, "expected the header"),
-            ("POST", PATH, good, TOKEN, 405, "expected PUT, DELETE, GET, HEAD"),
-            ("GET", "/v1/secrets", None, TOKEN, 404, "there is no such path"),
-        ]
-        for method, path, body, token, code, said in cases:
-            assert (method, path, body, *(await world.ask(method, path, body, token)))[3] == code
-            assert said in (await world.ask(method, path, body, token))[1]
-        # Each of six sound documents, twice; what is no document or has no token is no offer.
-        metrics = (await world.ask("GET", "/metrics", token=None))[1]
-        assert 'offers_total{result="refused",source="put"} 12.0' in metrics
-
-    assert live(test).cluster.patches == []
+    cases: list[tuple[str, str, object, str | None, int, str]] = [
+        ("PUT", PATH, good, None, 401, "expected the header Authorization"),
+        ("PUT", PATH, good, "wrong", 401, "expected the header Authorization"),
+        ("PUT", PATH, b"{", TOKEN, 400, "no JSON"),
+        ("PUT", PATH, b"\xff\xfe", TOKEN, 400, "no JSON"),
+        ("PUT", PATH, b"[" * 60_000, TOKEN, 400, "no JSON"),
+        ("PUT", PATH, b"x" * 70_000, TOKEN, 413, "at most 65536 bytes"),
+        ("PUT", PATH, [], TOKEN, 422, "expected a JSON object"),
+        ("PUT", PATH, b'{"zones": {"0": NaN}}', TOKEN, 422, "nan, expected a number"),
+        ("PUT", PATH, {"zones": {"0": -1}}, TOKEN, 422, "-1, expected a number"),
+        ("PUT", PATH, {"zones": {"0": 1.5}}, TOKEN, 422, "1.5, expected a number"),
+        ("PUT", PATH, {"zones": {"7": 1}}, TOKEN, 422, "has no NUMA node 7; it has 0-1"),
+        ("PUT", "/v1/nodes/nobody/offline-capacity", good, TOKEN, 404, "no Node 'nobody'"),
+        ("DELETE", "/v1/nodes/nobody/offline-capacity", None, TOKEN, 404, "no Node"),
+        ("GET", "/v1/nodes/nobody/offline-capacity", None, TOKEN, 404, "no Node"),
+        ("GET", PATH, None, None, 401, "expected the header"),
+        ("POST", PATH, good, TOKEN, 405, "expected PUT, DELETE, GET, HEAD"),
+        ("GET", "/v1/secrets", None, TOKEN, 404, "there is no such path"),
+    ]
+    for method, path, body, token, code, said in cases:
+        assert (method, path, body, *(await world.ask(method, path, body, token)))[3] == code
+        assert said in (await world.ask(method, path, body, token))[1]
+    # Each of six sound documents, twice; what is no document or has no token is no offer.
+    metrics = (await world.ask("GET", "/metrics", token=None))[1]
+    assert 'offers_total{result="refused",source="put"} 12.0' in metrics
+    assert world.cluster.patches == []
 
 
-def test_without_a_token_nobody_puts(live: Callable[..., World]) -> None:
-    async def test(world: World) -> None:
-        code, text = await world.ask("PUT", PATH, {"zones": {"0": 0.5}})
-        assert code == 403
-        assert "controller.tokenFile is not set" in text
-        assert (await world.ask("GET", "/healthz"))[0] == 200
-
-    live(test, token_file="")
+@pytest.mark.parametrize("world", [{"token_file": ""}], indirect=True)
+async def test_without_a_token_nobody_puts(world: World) -> None:
+    code, text = await world.ask("PUT", PATH, {"zones": {"0": 0.5}})
+    assert code == 403
+    assert "controller.tokenFile is not set" in text
+    assert (await world.ask("GET", "/healthz"))[0] == 200
 
 
-def test_an_api_server_that_is_away_is_said_once_and_waited_for(
-    live: Callable[..., World], caplog: pytest.LogCaptureFixture
+async def test_an_api_server_that_is_away_is_said_once_and_waited_for(
+    world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     def said(text: str) -> int:
         return len([record for record in caplog.records if text in record.message])
 
-    async def test(world: World) -> None:
-        world.cluster.down = True
-        for factor in (0.5, 0.25):
-            assert (await world.ask("PUT", PATH, {"zones": {"0": factor}}))[0] == 200
-            asked = world.cluster.refused
-            await until(lambda asked=asked: world.cluster.refused > asked)
-        assert "nri_numa_controller_api_up 0.0" in (await world.ask("GET", "/metrics"))[1]
-        assert said("the API server cannot be used for now") == 1
-        world.cluster.down = False
-        await until(lambda: world.cluster.zones("n1") == {"0": 0.25})
-        await until(lambda: said("the API server answers again"))
-
-    live(test)
+    world.cluster.down = True
+    for factor in (0.5, 0.25):
+        assert (await world.ask("PUT", PATH, {"zones": {"0": factor}}))[0] == 200
+        asked = world.cluster.refused
+        await until(lambda asked=asked: world.cluster.refused > asked)
+    assert "nri_numa_controller_api_up 0.0" in (await world.ask("GET", "/metrics"))[1]
+    assert said("the API server cannot be used for now") == 1
+    world.cluster.down = False
+    await until(lambda: world.cluster.zones("n1") == {"0": 0.25})
+    await until(lambda: said("the API server answers again"))
 
 
-def test_who_does_not_lead_takes_nothing(live: Callable[..., World]) -> None:
-    async def test(world: World) -> None:
-        assert world.cluster.lease is not None
-        world.cluster.lease["spec"]["holderIdentity"] = "other"
-        world.cluster.lease["metadata"]["resourceVersion"] = "900"
-        await until(lambda: world.service.not_ready())
-        code, text = await world.ask("PUT", PATH, {"zones": {"0": 0.5}})
-        assert code == 503
-        assert "does not lead" in text
-        assert (await world.ask("GET", "/readyz", token=None))[0] == 503
-
-    world = live(test)
+async def test_who_does_not_lead_takes_nothing(world: World) -> None:
+    assert world.cluster.lease is not None
+    world.cluster.lease["spec"]["holderIdentity"] = "other"
+    world.cluster.lease["metadata"]["resourceVersion"] = "900"
+    await until(lambda: world.service.not_ready())
+    code, text = await world.ask("PUT", PATH, {"zones": {"0": 0.5}})
+    assert code == 503
+    assert "does not lead" in text
+    assert (await world.ask("GET", "/readyz", token=None))[0] == 503
     assert world.cluster.patches == []
     assert world.cluster.lease is not None
     assert world.cluster.lease["spec"]["holderIdentity"] == "other"
 
 
-def test_a_file_is_read_again_when_it_changes(
-    live: Callable[..., World], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_file_is_read_again_when_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nri_numa.controller.sources.FileSource.interval", 0.05)
     file = tmp_path / "capacity.yaml"
@@ -272,7 +264,7 @@ def test_a_file_is_read_again_when_it_changes(
         (tmp_path / "new").write_text(text)
         (tmp_path / "new").replace(file)
 
-    async def test(world: World) -> None:
+    async with started(tmp_path, monkeypatch, capacity_file=str(file)) as world:
         await until(lambda: world.cluster.zones("n1") == {"0": 0.5})
         put("nodes: {n2: {node-1: 0}}")
         await until(lambda: world.cluster.zones("n2") == {"1": 0.0})
@@ -281,12 +273,8 @@ def test_a_file_is_read_again_when_it_changes(
         await until(lambda: not world.service._metrics.source_up.labels("file")._value.get())
         assert world.cluster.zones("n2") == {"1": 0.0}, "it counts until its time is over"
 
-    live(test, capacity_file=str(file))
 
-
-def test_a_query_of_a_server_that_answers_nonsense(
-    live: Callable[..., World], tmp_path: Path
-) -> None:
+async def test_a_query_of_a_server_that_answers_nonsense(world: World, tmp_path: Path) -> None:
     """Each of many answers is survived, and a sound one counts."""
     sample = {"metric": {"node": "n1", "numa_node": "0"}, "value": [1, "0.25"]}
     sound = {"status": "success", "data": {"resultType": "vector", "result": [sample]}}
@@ -304,25 +292,22 @@ def test_a_query_of_a_server_that_answers_nonsense(
         await writer.drain()
         writer.close()
 
-    async def test(world: World) -> None:
-        server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        from nri_numa.controller.sources import PrometheusSource
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    from nri_numa.controller.sources import PrometheusSource
 
-        secret = tmp_path / "prometheus-token"
-        secret.write_text("secret\n")
-        query = Query(url=f"http://127.0.0.1:{port}/", query="x", token_file=str(secret))
-        up: list[bool] = []
-        source = PrometheusSource(query, world.service._take, up.append)
-        for _ in range(7):
-            await source.check()
-        server.close()
-        assert up == [False] * 6 + [True]
+    secret = tmp_path / "prometheus-token"
+    secret.write_text("secret\n")
+    query = Query(url=f"http://127.0.0.1:{port}/", query="x", token_file=str(secret))
+    up: list[bool] = []
+    source = PrometheusSource(query, world.service._take, up.append)
+    for _ in range(7):
         await source.check()
-        assert up[-1] is False, "nobody listens any more"
-        await until(lambda: world.cluster.zones("n1") == {"0": 0.25})
-
-    live(test)
+    server.close()
+    assert up == [False] * 6 + [True]
+    await source.check()
+    assert up[-1] is False, "nobody listens any more"
+    await until(lambda: world.cluster.zones("n1") == {"0": 0.25})
     assert b"Authorization: Bearer secret" in asked[0]
     assert b"GET /api/v1/query?query=x " in asked[0]
 
@@ -350,32 +335,27 @@ def test_an_address_that_somebody_has_ends_it(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_the_page_of_the_cluster_is_there_where_switched_on(live: Callable[..., World]) -> None:
-    async def test(world: World) -> None:
-        assert (await world.ask("GET", "/cluster/", token=None))[0] == 200
+@pytest.mark.parametrize("world", [{"page": Page(enabled=True)}], indirect=True)
+async def test_the_page_of_the_cluster_is_there_where_switched_on(world: World) -> None:
+    assert (await world.ask("GET", "/cluster/", token=None))[0] == 200
 
-        async def nodes() -> Any:
-            while (found := await world.ask("GET", "/v1/cluster", token=None))[0] != 200:
-                assert found[0] == 503, found
-                await asyncio.sleep(0.05)
-            return json.loads(found[1])["nodes"]
+    async def nodes() -> Any:
+        while (found := await world.ask("GET", "/v1/cluster", token=None))[0] != 200:
+            assert found[0] == 503, found
+            await asyncio.sleep(0.05)
+        return json.loads(found[1])["nodes"]
 
-        async with asyncio.timeout(180):
-            one, other = await nodes()
-        assert (one["name"], one["largestExclusiveRequest"]) == ("n1", 8)
-        assert (other["name"], other["zones"]) == ("n2", [])
-        # The token of the PUT is not asked for, and nothing of it is told.
-        assert TOKEN not in (await world.ask("GET", "/v1/cluster", token=None))[1]
-
-    live(test, page=Page(enabled=True))
+    async with asyncio.timeout(180):
+        one, other = await nodes()
+    assert (one["name"], one["largestExclusiveRequest"]) == ("n1", 8)
+    assert (other["name"], other["zones"]) == ("n2", [])
+    # The token of the PUT is not asked for, and nothing of it is told.
+    assert TOKEN not in (await world.ask("GET", "/v1/cluster", token=None))[1]
 
 
-def test_without_it_nothing_is_asked_of_the_api_server(live: Callable[..., World]) -> None:
-    async def test(world: World) -> None:
-        for path in ("/cluster/", "/v1/cluster"):
-            assert (await world.ask("GET", path, token=None))[0] == 404
-
-    live(test)
+async def test_without_it_nothing_is_asked_of_the_api_server(world: World) -> None:
+    for path in ("/cluster/", "/v1/cluster"):
+        assert (await world.ask("GET", path, token=None))[0] == 404
 
 
 def test_a_renewed_certificate_is_served(tmp_path: Path) -> None:

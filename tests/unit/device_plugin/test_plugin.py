@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 import pytest
+from msgspec.structs import replace
 
 from nri_numa.device_plugin.plugin import OWN_SOCKET, DevicePlugin, Pace
 from nri_numa.device_plugin.slots import SlotList
@@ -19,7 +20,7 @@ from nri_numa.errors import DevicePluginBusy, RuntimeUnavailable
 from tests.beds.fake_kubelet import FakeKubelet
 
 RESOURCE = "numa.example.com/exclusive-cpu"
-QUICK = Pace(ask=0.02, poll=0.02, silent=0.1, settle=0.01, watched=0.3)
+QUICK = Pace(ask=0.02, poll=0.02, silent=0.1, settle=0.01, watched=0.3, waits=(0.02,))
 
 
 @pytest.fixture
@@ -52,6 +53,9 @@ class FakeAgent:
             "annotation": "numa.kubernetes.io/slots",
             "numaNodes": [{"id": 0, "held": len(self.held), "free": self.free}],
             "ids": self.held,
+            "serial": 1,
+            "total": self.free + len(self.held),
+            "exclusive": 0,
         }
 
 
@@ -66,7 +70,6 @@ async def running(
         SlotList(),
         allocated=allocated,
         pace=QUICK,
-        waits=(0.02,),
     )
     task = asyncio.create_task(plugin.run())
     try:
@@ -83,127 +86,105 @@ async def until(true: Callable[[], bool], timeout_s: float = 180.0) -> None:
             await asyncio.sleep(0.005)
 
 
-def test_it_serves_registers_and_hands_over(directory: Path) -> None:
-    async def test() -> None:
-        agent = FakeAgent()
-        async with FakeKubelet(directory) as kubelet, running(directory, agent):
-            first = await kubelet.listed(lambda it: len(it) == 3)
-            assert first == {f"slot-{n}": ("Healthy", None) for n in range(3)}
-            assert kubelet.resources == [RESOURCE]
-            assert kubelet.options is not None
-            assert kubelet.options.get_preferred_allocation_available
-            assert await kubelet.preferred(["slot-2", "slot-1"], [], 1) == ["slot-1"]
-            assert await kubelet.allocate("slot-1", "slot-0") == {
-                "numa.kubernetes.io/slots": "slot-0,slot-1"
-            }
-            # Somebody takes two by annotation: what was handed over stays.
-            agent.free = 1
-            assert set(await kubelet.listed(lambda it: len(it) == 2)) == {"slot-0", "slot-1"}
-
-    asyncio.run(test())
+async def test_it_serves_registers_and_hands_over(directory: Path) -> None:
+    agent = FakeAgent()
+    async with FakeKubelet(directory) as kubelet, running(directory, agent):
+        first = await kubelet.listed(lambda it: len(it) == 3)
+        assert first == {f"slot-{n}": ("Healthy", None) for n in range(3)}
+        assert kubelet.resources == [RESOURCE]
+        assert kubelet.options is not None
+        assert kubelet.options.get_preferred_allocation_available
+        assert await kubelet.preferred(["slot-2", "slot-1"], [], 1) == ["slot-1"]
+        assert await kubelet.allocate("slot-1", "slot-0") == {
+            "numa.kubernetes.io/slots": "slot-0,slot-1"
+        }
+        # Somebody takes two by annotation: what was handed over stays.
+        agent.free = 1
+        assert set(await kubelet.listed(lambda it: len(it) == 2)) == {"slot-0", "slot-1"}
 
 
-def test_unknown_ids_are_refused_in_words(directory: Path) -> None:
-    async def test() -> None:
-        async with FakeKubelet(directory) as kubelet, running(directory, FakeAgent()):
-            await kubelet.listed(lambda it: len(it) == 3)
-            with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await kubelet.allocate("slot-77")
-            assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-            assert "Allocate of 'slot-77', expected ids that were offered" in (
-                refused.value.details() or ""
-            )
-            assert await kubelet.allocate("slot-0")
-
-    asyncio.run(test())
+async def test_unknown_ids_are_refused_in_words(directory: Path) -> None:
+    async with FakeKubelet(directory) as kubelet, running(directory, FakeAgent()):
+        await kubelet.listed(lambda it: len(it) == 3)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await kubelet.allocate("slot-77")
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "Allocate of 'slot-77', expected ids that were offered" in (
+            refused.value.details() or ""
+        )
+        assert await kubelet.allocate("slot-0")
 
 
-def test_a_kubelet_that_restarts_is_told_again(directory: Path) -> None:
-    async def test() -> None:
-        agent = FakeAgent()
-        async with running(directory, agent) as plugin:
-            for life in range(1, 4):
-                async with FakeKubelet(directory) as kubelet:
-                    assert len(await kubelet.listed(lambda it: len(it) == 3)) == 3
-                    assert kubelet.resources == [RESOURCE]
-                assert plugin.registered == life
-
-    asyncio.run(test())
-
-
-def test_a_kubelet_that_is_not_there_yet_and_an_agent_that_is_not(directory: Path) -> None:
-    async def test() -> None:
-        agent = FakeAgent()
-        agent.gone = True
-        async with running(directory, agent) as plugin, FakeKubelet(directory) as kubelet:
-            await until(lambda: agent.asked > 5)
-            assert (plugin.registered, kubelet.resources) == (0, [])
-            agent.gone = False
-            await kubelet.listed(lambda it: len(it) == 3)
-
-    asyncio.run(test())
-
-
-def test_an_agent_that_goes_takes_no_slot_from_who_holds_it(directory: Path) -> None:
-    async def test() -> None:
-        agent = FakeAgent()
-        async with FakeKubelet(directory) as kubelet, running(directory, agent):
-            await kubelet.listed(lambda it: len(it) == 3)
-            await kubelet.allocate("slot-2")
-            for break_it in ("gone", "ready", "document"):
-                value = {"gone": True, "ready": False, "document": {"odd": 1}}[break_it]
-                setattr(agent, break_it, value)
-                found = await kubelet.listed(lambda it: it["slot-0"][0] == "Unhealthy")
-                assert found["slot-2"][0] == "Healthy"
-                setattr(agent, break_it, {"gone": False, "ready": True}.get(break_it))
-                await kubelet.listed(lambda it: it["slot-0"][0] == "Healthy")
-
-    asyncio.run(test())
-
-
-def test_a_refused_registration_is_tried_again(directory: Path) -> None:
-    async def test() -> None:
-        async with running(directory, FakeAgent()) as plugin:
-            async with FakeKubelet(directory, refuses="the ResourceName is invalid"):
-                await until(lambda: not (directory / OWN_SOCKET).exists())
-                assert plugin.registered == 0
+async def test_a_kubelet_that_restarts_is_told_again(directory: Path) -> None:
+    agent = FakeAgent()
+    async with running(directory, agent) as plugin:
+        for life in range(1, 4):
             async with FakeKubelet(directory) as kubelet:
-                await kubelet.listed(lambda it: len(it) == 3)
-
-    asyncio.run(test())
-
-
-def test_a_kubelet_that_does_not_watch_and_a_socket_that_is_taken_away(directory: Path) -> None:
-    async def test() -> None:
-        async with running(directory, FakeAgent()) as plugin:
-            async with FakeKubelet(directory, watches=False):
-                await until(lambda: plugin.registered >= 2)
-            async with FakeKubelet(directory) as kubelet:
-                await kubelet.listed(lambda it: len(it) == 3)
-                before = plugin.registered
-                (directory / OWN_SOCKET).unlink()
-                await until(lambda: plugin.registered > before)
-
-    asyncio.run(test())
+                assert len(await kubelet.listed(lambda it: len(it) == 3)) == 3
+                assert kubelet.resources == [RESOURCE]
+            assert plugin.registered == life
 
 
-def test_two_on_one_node_and_none_left_behind(directory: Path) -> None:
-    async def test() -> None:
-        other = DevicePlugin(str(directory), RESOURCE, FakeAgent().ask, SlotList())
+async def test_a_kubelet_that_is_not_there_yet_and_an_agent_that_is_not(directory: Path) -> None:
+    agent = FakeAgent()
+    agent.gone = True
+    async with running(directory, agent) as plugin, FakeKubelet(directory) as kubelet:
+        await until(lambda: agent.asked > 5)
+        assert (plugin.registered, kubelet.resources) == (0, [])
+        agent.gone = False
+        await kubelet.listed(lambda it: len(it) == 3)
+
+
+async def test_an_agent_that_goes_takes_no_slot_from_who_holds_it(directory: Path) -> None:
+    agent = FakeAgent()
+    async with FakeKubelet(directory) as kubelet, running(directory, agent):
+        await kubelet.listed(lambda it: len(it) == 3)
+        await kubelet.allocate("slot-2")
+        for break_it in ("gone", "ready", "document"):
+            value = {"gone": True, "ready": False, "document": {"odd": 1}}[break_it]
+            setattr(agent, break_it, value)
+            found = await kubelet.listed(lambda it: it["slot-0"][0] == "Unhealthy")
+            assert found["slot-2"][0] == "Healthy"
+            setattr(agent, break_it, {"gone": False, "ready": True}.get(break_it))
+            await kubelet.listed(lambda it: it["slot-0"][0] == "Healthy")
+
+
+async def test_a_refused_registration_is_tried_again(directory: Path) -> None:
+    async with running(directory, FakeAgent()) as plugin:
+        async with FakeKubelet(directory, refuses="the ResourceName is invalid"):
+            await until(lambda: not (directory / OWN_SOCKET).exists())
+            assert plugin.registered == 0
         async with FakeKubelet(directory) as kubelet:
-            async with running(directory, FakeAgent()):
-                await kubelet.listed(lambda it: len(it) == 3)
-                with pytest.raises(DevicePluginBusy, match="another nri-numa device-plugin"):
-                    await other.run()
-            # A killed one leaves its socket; the next one takes it over.
-            (directory / OWN_SOCKET).unlink(missing_ok=True)
-            os.close(_left_behind(directory / OWN_SOCKET))
-            async with running(directory, FakeAgent(), allocated=lambda: {"slot-9"}):
-                assert set(await kubelet.listed(lambda it: "slot-9" in it)) == {
-                    "slot-0", "slot-1", "slot-9",
-                }  # fmt: skip
+            await kubelet.listed(lambda it: len(it) == 3)
 
-    asyncio.run(test())
+
+async def test_a_kubelet_that_does_not_watch_and_a_socket_that_is_taken_away(
+    directory: Path,
+) -> None:
+    async with running(directory, FakeAgent()) as plugin:
+        async with FakeKubelet(directory, watches=False):
+            await until(lambda: plugin.registered >= 2)
+        async with FakeKubelet(directory) as kubelet:
+            await kubelet.listed(lambda it: len(it) == 3)
+            before = plugin.registered
+            (directory / OWN_SOCKET).unlink()
+            await until(lambda: plugin.registered > before)
+
+
+async def test_two_on_one_node_and_none_left_behind(directory: Path) -> None:
+    other = DevicePlugin(str(directory), RESOURCE, FakeAgent().ask, SlotList())
+    async with FakeKubelet(directory) as kubelet:
+        async with running(directory, FakeAgent()):
+            await kubelet.listed(lambda it: len(it) == 3)
+            with pytest.raises(DevicePluginBusy, match="another nri-numa device-plugin"):
+                await other.run()
+        # A killed one leaves its socket; the next one takes it over.
+        (directory / OWN_SOCKET).unlink(missing_ok=True)
+        os.close(_left_behind(directory / OWN_SOCKET))
+        async with running(directory, FakeAgent(), allocated=lambda: {"slot-9"}):
+            assert set(await kubelet.listed(lambda it: "slot-9" in it)) == {
+                "slot-0", "slot-1", "slot-9",
+            }  # fmt: skip
 
 
 def _left_behind(path: Path) -> int:
@@ -214,51 +195,43 @@ def _left_behind(path: Path) -> int:
     return sock.detach()
 
 
-def test_something_else_in_place_of_the_socket_is_left_alone(directory: Path) -> None:
-    async def test() -> None:
-        (directory / OWN_SOCKET).write_text("precious")
-        agent = FakeAgent()
-        async with FakeKubelet(directory) as kubelet, running(directory, agent) as plugin:
-            await until(lambda: agent.asked > 5)
-            assert (plugin.registered, kubelet.resources) == (0, [])
-            assert (directory / OWN_SOCKET).read_text() == "precious"
-            (directory / OWN_SOCKET).unlink()
-            await kubelet.listed(lambda it: len(it) == 3)
-
-    asyncio.run(test())
+async def test_something_else_in_place_of_the_socket_is_left_alone(directory: Path) -> None:
+    (directory / OWN_SOCKET).write_text("precious")
+    agent = FakeAgent()
+    async with FakeKubelet(directory) as kubelet, running(directory, agent) as plugin:
+        await until(lambda: agent.asked > 5)
+        assert (plugin.registered, kubelet.resources) == (0, [])
+        assert (directory / OWN_SOCKET).read_text() == "precious"
+        (directory / OWN_SOCKET).unlink()
+        await kubelet.listed(lambda it: len(it) == 3)
 
 
-def test_a_kubelet_whose_socket_is_removed_goes_on_watching(directory: Path) -> None:
+async def test_a_kubelet_whose_socket_is_removed_goes_on_watching(directory: Path) -> None:
     """Somebody tidied up; the kubelet still has the list, and a new one is told again."""
-
-    async def test() -> None:
-        agent = FakeAgent()
-        async with running(directory, agent) as plugin:
-            async with FakeKubelet(directory) as kubelet:
-                await kubelet.listed(lambda it: len(it) == 3)
-                (directory / "kubelet.sock").unlink()
-                agent.free = 2
-                await kubelet.listed(lambda it: len(it) == 2)
-                assert plugin.registered == 1
-            async with FakeKubelet(directory) as kubelet:
-                await kubelet.listed(lambda it: len(it) == 2)
-            assert plugin.registered == 2
-
-    asyncio.run(test())
-
-
-def test_a_new_kubelet_need_not_wait_for_what_failed_with_the_old_one(directory: Path) -> None:
-    async def test() -> None:
-        plugin = DevicePlugin(
-            str(directory), RESOURCE, FakeAgent().ask, SlotList(), pace=QUICK, waits=(3600.0,)
-        )
-        task = asyncio.create_task(plugin.run())
-        async with FakeKubelet(directory, refuses="not now") as refusing:
-            await until(lambda: refusing.refused > 0)
+    agent = FakeAgent()
+    async with running(directory, agent) as plugin:
         async with FakeKubelet(directory) as kubelet:
             await kubelet.listed(lambda it: len(it) == 3)
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
+            (directory / "kubelet.sock").unlink()
+            agent.free = 2
+            await kubelet.listed(lambda it: len(it) == 2)
+            assert plugin.registered == 1
+        async with FakeKubelet(directory) as kubelet:
+            await kubelet.listed(lambda it: len(it) == 2)
+        assert plugin.registered == 2
 
-    asyncio.run(test())
+
+async def test_a_new_kubelet_need_not_wait_for_what_failed_with_the_old_one(
+    directory: Path,
+) -> None:
+    plugin = DevicePlugin(
+        str(directory), RESOURCE, FakeAgent().ask, SlotList(), pace=replace(QUICK, waits=(3600.0,))
+    )
+    task = asyncio.create_task(plugin.run())
+    async with FakeKubelet(directory, refuses="not now") as refusing:
+        await until(lambda: refusing.refused > 0)
+    async with FakeKubelet(directory) as kubelet:
+        await kubelet.listed(lambda it: len(it) == 3)
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task

@@ -6,12 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nri_numa.device_plugin.slots import UNDER_WAY, Counted, SlotList, parse_counts
+from nri_numa.device_plugin.slots import UNDER_WAY, SlotList
 from nri_numa.errors import UnknownSlots
+from nri_numa.web.responses import NUMANodeSlots, Slots
 
 
-def told(free: dict[int, int], *held: str, ready: bool = True) -> Counted:
-    return Counted(ready=ready, annotation="a/slots", free=free, held=frozenset(held))
+def told(free: dict[int, int], *held: str) -> Slots:
+    counts = tuple(NUMANodeSlots(id=i, held=0, free=n) for i, n in free.items())
+    return Slots(
+        serial=1, ready=True, reason="", annotation="a/slots", total=0, exclusive=0,
+        numa_nodes=counts, ids=held,
+    )  # fmt: skip
 
 
 def ids(slots: SlotList) -> list[str]:
@@ -49,7 +54,7 @@ def test_without_the_agent_nothing_new_is_healthy() -> None:
     slots = SlotList()
     slots.count(told({0: 2}, "slot-5"), 0)
     slots.allocate(["slot-0"], 0)
-    assert slots.count(told({}, ready=False), 1)
+    assert slots.silent(1)
     assert ids(slots) == ["slot-0", "slot-1", "slot-5"]
     assert healthy(slots) == ["slot-0", "slot-5"]
     assert slots.annotation == "a/slots"
@@ -134,15 +139,6 @@ def test_preferred_are_few_numa_nodes(
     assert len(set(chosen)) == size
 
 
-def test_the_agents_answer_is_read() -> None:
-    document = {
-        "ready": True, "reason": "", "annotation": "p/slots", "total": 3, "ids": ["slot-1"],
-        "numaNodes": [{"id": 0, "held": 1, "free": 2}], "more": 1,
-    }  # fmt: skip
-    read = parse_counts(document)
-    assert (read.free, read.held, read.ready) == ({0: 2}, {"slot-1"}, True)
-
-
 steps = st.lists(
     st.tuples(st.sampled_from(["count", "start", "stop", "silent"]), st.integers(0, 5)),
     max_size=30,
@@ -171,6 +167,9 @@ def test_whatever_happens_the_number_is_right(
             id = sorted(held)[n % len(held)]
             held.remove(id)
             free[int(id[4]) if topology else 0] += 1
-        slots.count(told(free, *held, ready=what != "silent"), 0)
+        if what == "silent":
+            slots.silent(0)
+        else:
+            slots.count(told(free, *held), 0)
         assert taken | held <= set(healthy(slots))
         assert len(ids(slots)) == len(set(ids(slots))) == len(held) + sum(free.values())

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
@@ -15,65 +15,63 @@ import pytest
 
 from nri_numa.kube.api import KubeAPI, refused
 from nri_numa.kube.requests import KubeError
-from tests.beds.fake_api_server import Asked, Said, fake, status
+from tests.beds.fake_api_server import Asked, FakeAPIServer, Said, fake, status
 
 PATH = "/api/v1/namespaces/default/pods/p/binding"
 PODS = "/api/v1/pods"
 
 
-def run(directory: Path, talk: Callable[[KubeAPI], Awaitable[Any]]) -> Any:
-    async def all_of_it() -> Any:
-        made = KubeAPI(str(directory), "test")
-        try:
-            async with asyncio.timeout(180):
-                return await talk(made)
-        finally:
-            await made.close()
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeAPIServer]:
+    with fake(tmp_path, monkeypatch, lambda asked: Said(200, {})) as made:
+        yield made
 
-    return asyncio.run(all_of_it())
+
+@pytest.fixture
+async def made(tmp_path: Path) -> AsyncIterator[KubeAPI]:
+    made = KubeAPI(str(tmp_path), "test")
+    async with asyncio.timeout(180):
+        yield made
+    await made.close()
 
 
 async def events(made: KubeAPI, **parameters: str) -> list[tuple[str, Any]]:
     return [one async for one in made.events(PODS, parameters, 300)]
 
 
-def test_a_renewed_token_is_read_when_the_old_one_is_denied(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_renewed_token_is_read_when_the_old_one_is_denied(
+    made: KubeAPI, server: FakeAPIServer, tmp_path: Path
 ) -> None:
     def answer(asked: Asked) -> Said:
         good = asked.authorization == "Bearer second"
         return Said(201, {}) if good else status(401, "Unauthorized")
 
-    async def talk(made: KubeAPI) -> None:
-        with pytest.raises(KubeError) as denied:
-            await made.ask("POST", PATH, {})
-        assert denied.value.code == 401
-        (tmp_path / "token").write_text("second\n")
-        for _ in range(2):
-            assert await made.ask("POST", PATH, {}) == {}
-
-    with fake(tmp_path, monkeypatch, answer) as server:
-        run(tmp_path, talk)
+    server.answer = answer
+    with pytest.raises(KubeError) as denied:
+        await made.ask("POST", PATH, {})
+    assert denied.value.code == 401
+    (tmp_path / "token").write_text("second\n")
+    for _ in range(2):
+        assert await made.ask("POST", PATH, {}) == {}
     said = [asked.authorization.removeprefix("Bearer ") for asked in server.asked]
     assert said == ["first", "first", "first", "second", "second"]
 
 
-def test_a_renewed_authority_is_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def talk(made: KubeAPI) -> None:
-        with fake(tmp_path, monkeypatch, lambda asked: Said(201, {"of": 1})):
-            assert await made.ask("POST", PATH, {}) == {"of": 1}
-        with fake(tmp_path, monkeypatch, lambda asked: Said(201, {"of": 2})):
-            answered: dict[str, Any] = {}
-            while answered != {"of": 2}:  # it looks once a second
-                with contextlib.suppress(KubeError):
-                    answered = await made.ask("POST", PATH, {})
-                await asyncio.sleep(0.05)
+async def test_a_renewed_authority_is_trusted(
+    made: KubeAPI, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with fake(tmp_path, monkeypatch, lambda asked: Said(201, {"of": 1})):
+        assert await made.ask("POST", PATH, {}) == {"of": 1}
+    with fake(tmp_path, monkeypatch, lambda asked: Said(201, {"of": 2})):
+        answered: dict[str, Any] = {}
+        while answered != {"of": 2}:  # it looks once a second
+            with contextlib.suppress(KubeError):
+                answered = await made.ask("POST", PATH, {})
+            await asyncio.sleep(0.05)
 
-    run(tmp_path, talk)
 
-
-def test_a_request_that_was_given_up_leaves_no_connection(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_request_that_was_given_up_leaves_no_connection(
+    made: KubeAPI, server: FakeAPIServer
 ) -> None:
     asked_it, over = threading.Event(), threading.Event()
 
@@ -82,33 +80,27 @@ def test_a_request_that_was_given_up_leaves_no_connection(
         over.wait(60)
         return Said(201, {})
 
-    async def talk(made: KubeAPI) -> None:
-        post = asyncio.create_task(made.ask("POST", PATH, {}))
+    server.answer = answer
+    post = asyncio.create_task(made.ask("POST", PATH, {}))
+    try:
         await asyncio.to_thread(asked_it.wait, 60)
         (connection,) = made._sockets
         post.cancel()
         await asyncio.wait([post])
         await made.close()
         assert connection.fileno() == -1
-
-    with fake(tmp_path, monkeypatch, answer):
-        try:
-            run(tmp_path, talk)
-        finally:
-            over.set()
+    finally:
+        over.set()
 
 
-def test_a_watch_is_read_line_by_line_however_it_comes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_watch_is_read_line_by_line_however_it_comes(
+    made: KubeAPI, server: FakeAPIServer
 ) -> None:
     """Long lines come in pieces, short ones together, and the last may not be ended."""
     sizes = (10, 300_000, 10, 10, 70_000)
     said = [{"type": "ADDED", "object": {"n": n, "x": "x" * size}} for n, size in enumerate(sizes)]
-    text = "\n".join(json.dumps(one) for one in said)
-    with fake(tmp_path, monkeypatch, lambda asked: Said(200, text)) as server:
-        found = run(
-            tmp_path, lambda made: events(made, fieldSelector="a=b,c!=", resourceVersion="7")
-        )
+    server.answer = lambda asked: Said(200, "\n".join(json.dumps(one) for one in said))
+    found = await events(made, fieldSelector="a=b,c!=", resourceVersion="7")
     assert [(kind, document["n"]) for kind, document in found] == [("ADDED", n) for n in range(5)]
     assert [len(document["x"]) for _, document in found] == list(sizes)
     path, _, query = server.asked[0].path.partition("?")
@@ -120,14 +112,10 @@ def test_a_watch_is_read_line_by_line_however_it_comes(
 @pytest.mark.parametrize(
     "text", ["nonsense", '{"type": "ADDED", "object": 3}', '{"type": "ADDED"}']
 )
-def test_what_is_no_watch_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
-) -> None:
-    with (
-        fake(tmp_path, monkeypatch, lambda asked: Said(200, text)),
-        pytest.raises(KubeError, match="cannot read an event of a watch"),
-    ):
-        run(tmp_path, events)
+async def test_what_is_no_watch_is_said(made: KubeAPI, server: FakeAPIServer, text: str) -> None:
+    server.answer = lambda asked: Said(200, text)
+    with pytest.raises(KubeError, match="cannot read an event of a watch"):
+        await events(made)
 
 
 def test_an_answer_of_something_in_between_is_shown() -> None:
@@ -137,11 +125,9 @@ def test_an_answer_of_something_in_between_is_shown() -> None:
 
 
 @pytest.mark.parametrize("body", ["{", "[]", '{"items": 3}', '{"items": [3]}'])
-def test_an_answer_that_is_no_list_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str
+async def test_an_answer_that_is_no_list_is_an_error(
+    made: KubeAPI, server: FakeAPIServer, body: str
 ) -> None:
-    with (
-        fake(tmp_path, monkeypatch, lambda asked: Said(200, body)),
-        pytest.raises(KubeError, match="cannot read the answer"),
-    ):
-        run(tmp_path, lambda made: made.objects(PODS))
+    server.answer = lambda asked: Said(200, body)
+    with pytest.raises(KubeError, match="cannot read the answer"):
+        await made.objects(PODS)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +12,21 @@ import pytest
 from nri_numa.kube.api import KubeAPI
 from nri_numa.kube.lease import Lease
 from nri_numa.kube.requests import Outcome, Request, Result
-from tests.beds.fake_api_server import Asked, FakeAPIServer, Said, status
+from tests.beds.fake_api_server import Asked, Said, fake, status
 
 
 class LeaseServer:
     """Keeps one Lease, as the API server would."""
 
     def __init__(self) -> None:
+        self.down = False
         self.lease: dict[str, Any] | None = None
         self.version = 0
         self.between: Callable[[], object] = lambda: None
 
     def answer(self, asked: Asked) -> Said:
+        if self.down:
+            return status(503, "etcd is away")
         if asked.method == "GET":
             said = Said(200, self.lease) if self.lease else status(404, "no such Lease")
             self.between()
@@ -57,12 +59,12 @@ class Replicas:
         )
 
     def _made(self, name: str, api: KubeAPI) -> Lease:
-        made = Lease(
-            "l", "ns", api.do, duration=15.0, identity=name,
+        lease = Lease(
+            "l", "ns", api.do, identity=name,
             clock=lambda: self.now, wall=lambda: 1_795_000_000.0 + self.now, jitter=lambda: 0.5,
-            limit=60.0, changed=lambda: self.said.append((name, made.leads)),
+            limit=60.0, changed=lambda: self.said.append((name, lease.leads)),
         )  # fmt: skip
-        return made
+        return lease
 
     async def run(self, seconds: float, *replicas: Lease) -> None:
         """Half a second at a time."""
@@ -74,123 +76,89 @@ class Replicas:
             self.now += 0.5
 
 
-@asynccontextmanager
-async def replicas(directory: Path) -> AsyncIterator[Replicas]:
-    made = Replicas(directory)
-    try:
+@pytest.fixture
+def server() -> LeaseServer:
+    return LeaseServer()
+
+
+@pytest.fixture
+async def made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: LeaseServer
+) -> AsyncIterator[Replicas]:
+    with fake(tmp_path, monkeypatch, lambda asked: server.answer(asked)):
+        made = Replicas(tmp_path)
         yield made
-    finally:
         for api in made.apis:
             await api.close()
 
 
-def elect(
-    directory: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    answer: Callable[[Asked], Said],
-    talk: Callable[[Replicas], Any],
+async def test_one_leads_and_another_takes_over_what_is_not_renewed(
+    made: Replicas, server: LeaseServer
 ) -> None:
-    async def all_of_it() -> None:
-        async with replicas(directory) as made:
-            await talk(made)
-
-    with FakeAPIServer(directory, answer) as server:
-        for name, value in server.environment().items():
-            monkeypatch.setenv(name, value)
-        asyncio.run(all_of_it())
-
-
-def test_one_leads_and_another_takes_over_what_is_not_renewed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server = LeaseServer()
-
-    async def talk(made: Replicas) -> None:
-        await made.run(8, made.one, made.other)
-        assert (made.one.leads, made.other.leads, server.holder) == (True, False, "one")
-        assert made.other.holder == "one"
-        began = made.now
-        await made.run(10.5, made.other)
-        assert not made.one.leads, "it stops by itself before anybody takes over"
-        assert not made.other.leads
-        await made.run(8, made.other)
-        assert (made.other.leads, server.holder) == (True, "other")
-        assert began + 12 < made.other.since < made.now
-        assert server.lease is not None
-        assert server.lease["spec"]["leaseTransitions"] == 1
-        await made.run(4, made.one, made.other)
-        assert not made.one.leads, "who comes back does not take it again"
-        assert made.said == [
-            ("one", True), ("other", True), ("one", False),
-        ]  # fmt: skip
-        await made.other.release()
-        assert (made.other.leads, server.holder) == (False, "")
-        await made.run(4, made.one)
-        assert made.one.leads, "what is given back is taken at once"
-        await made.other.release()
-        assert server.holder == "one", "nobody gives back what is another's"
-
-    elect(tmp_path, monkeypatch, server.answer, talk)
+    await made.run(8, made.one, made.other)
+    assert (made.one.leads, made.other.leads, server.holder) == (True, False, "one")
+    assert made.other.holder == "one"
+    began = made.now
+    await made.run(10.5, made.other)
+    assert not made.one.leads, "it stops by itself before anybody takes over"
+    assert not made.other.leads
+    await made.run(8, made.other)
+    assert (made.other.leads, server.holder) == (True, "other")
+    assert began + 12 < made.other.since < made.now
+    assert server.lease is not None
+    assert server.lease["spec"]["leaseTransitions"] == 1
+    await made.run(4, made.one, made.other)
+    assert not made.one.leads, "who comes back does not take it again"
+    assert made.said == [
+        ("one", True), ("other", True), ("one", False),
+    ]  # fmt: skip
+    await made.other.release()
+    assert (made.other.leads, server.holder) == (False, "")
+    await made.run(4, made.one)
+    assert made.one.leads, "what is given back is taken at once"
+    await made.other.release()
+    assert server.holder == "one", "nobody gives back what is another's"
 
 
-def test_of_two_that_write_one_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    server = LeaseServer()
+async def test_of_two_that_write_one_fails(made: Replicas, server: LeaseServer) -> None:
 
     def overtaken() -> None:
         if server.lease is not None:
             server.version += 1  # somebody else writes in between
 
-    async def talk(made: Replicas) -> None:
-        await made.run(4, made.one)
-        assert made.one.leads
-        await made.one.release()
-        server.between = overtaken
-        await made.run(30, made.one, made.other)
-        assert not made.one.leads
-        assert not made.other.leads
-
-    elect(tmp_path, monkeypatch, server.answer, talk)
+    await made.run(4, made.one)
+    assert made.one.leads
+    await made.one.release()
+    server.between = overtaken
+    await made.run(30, made.one, made.other)
+    assert not made.one.leads
+    assert not made.other.leads
 
 
-def test_of_two_that_make_it_one_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    server = LeaseServer()
-
-    async def talk(made: Replicas) -> None:
-        await asyncio.gather(made.one.step(), made.other.step())  # neither finds a Lease
-        made.now += 3
-        await asyncio.gather(made.one.step(), made.other.step())
-        assert made.one.leads != made.other.leads
-        await made.run(8, made.one, made.other)
-        assert made.one.leads == (server.holder == "one")
-        assert made.other.leads == (server.holder == "other")
-
-    elect(tmp_path, monkeypatch, server.answer, talk)
+async def test_of_two_that_make_it_one_fails(made: Replicas, server: LeaseServer) -> None:
+    await asyncio.gather(made.one.step(), made.other.step())  # neither finds a Lease
+    made.now += 3
+    await asyncio.gather(made.one.step(), made.other.step())
+    assert made.one.leads != made.other.leads
+    await made.run(8, made.one, made.other)
+    assert made.one.leads == (server.holder == "one")
+    assert made.other.leads == (server.holder == "other")
 
 
-def test_after_an_outage_it_leads_again_within_seconds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_after_an_outage_it_leads_again_within_seconds(
+    made: Replicas, server: LeaseServer
 ) -> None:
     """However long it was: a back-off of a minute would be a minute without a leader."""
-    server = LeaseServer()
-    down = False
-
-    def answer(asked: Asked) -> Said:
-        return status(503, "etcd is away") if down else server.answer(asked)
-
-    async def talk(made: Replicas) -> None:
-        nonlocal down
-        await made.run(4, made.one)
-        down = True
-        await made.run(300, made.one)
-        assert not made.one.leads
-        down = False
-        await made.run(5, made.one)
-        assert made.one.leads
-
-    elect(tmp_path, monkeypatch, answer, talk)
+    await made.run(4, made.one)
+    server.down = True
+    await made.run(300, made.one)
+    assert not made.one.leads
+    server.down = False
+    await made.run(5, made.one)
+    assert made.one.leads
 
 
-def test_a_server_that_never_answers_is_given_up() -> None:
+async def test_a_server_that_never_answers_is_given_up() -> None:
     """A renewal that comes too late is none, and the next attempt needs its time too."""
     told: list[Result] = []
 
@@ -198,15 +166,12 @@ def test_a_server_that_never_answers_is_given_up() -> None:
         await asyncio.Event().wait()
         raise AssertionError(request)
 
-    async def talk() -> None:
-        lease = Lease(
-            "l", "ns", never, duration=0.03, identity="one",
-            answered=lambda request, outcome: told.append(outcome.result),
-        )  # fmt: skip
-        await lease.step()
-        assert not lease.leads
-
-    asyncio.run(talk())
+    lease = Lease(
+        "l", "ns", never, identity="one", limit=0.01,
+        answered=lambda request, outcome: told.append(outcome.result),
+    )  # fmt: skip
+    await lease.step()
+    assert not lease.leads
     assert told == [Result.UNREACHABLE]
 
 
@@ -218,24 +183,19 @@ def test_a_server_that_never_answers_is_given_up() -> None:
         (None, 0.0),
     ],
 )
-def test_a_lease_that_nobody_renews_is_taken_over_after_its_own_duration(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: dict[str, Any] | None, after: float
+async def test_a_lease_that_nobody_renews_is_taken_over_after_its_own_duration(
+    made: Replicas, server: LeaseServer, spec: dict[str, Any] | None, after: float
 ) -> None:
     """Or after ours, where it has none that makes sense; its times say nothing."""
-    server = LeaseServer()
     server.lease = {"metadata": {"name": "l", "resourceVersion": "0"}, "spec": spec}
-
-    async def talk(made: Replicas) -> None:
-        while not made.one.leads:
-            await made.run(0.5, made.one)
-        assert after <= made.now < after + 4
-        assert server.lease is not None
-        assert server.lease["spec"]["renewTime"].partition(".")[2].endswith("Z")
-        server.lease["spec"]["renewTime"] = "1999-01-01T00:00:00.000001Z"
-        await made.run(3, made.one, made.other)
-        assert made.one.leads, "times of another machine are not compared"
-        server.lease = None
-        await made.run(30, made.one, made.other)
-        assert made.one.leads != made.other.leads, "one that is deleted is made again"
-
-    elect(tmp_path, monkeypatch, server.answer, talk)
+    while not made.one.leads:
+        await made.run(0.5, made.one)
+    assert after <= made.now < after + 4
+    assert server.lease is not None
+    assert server.lease["spec"]["renewTime"].partition(".")[2].endswith("Z")
+    server.lease["spec"]["renewTime"] = "1999-01-01T00:00:00.000001Z"
+    await made.run(3, made.one, made.other)
+    assert made.one.leads, "times of another machine are not compared"
+    server.lease = None
+    await made.run(30, made.one, made.other)
+    assert made.one.leads != made.other.leads, "one that is deleted is made again"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,18 +50,27 @@ CLEAN = replace(
 TOPOLOGY = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies/n1"
 
 
-def ask(directory: Path, *requests: Request, skewed: Callable[[float], object] = print) -> Outcome:
-    """The outcome of the last of some requests."""
+Ask = Callable[..., Coroutine[Any, Any, Outcome]]
 
-    async def run() -> Outcome:
-        api = KubeAPI(str(directory), "nri-numa-publish", skewed=skewed)
-        try:
-            outcomes = [await api.do(request) for request in requests]
-        finally:
-            await api.close()
-        return outcomes[-1]
 
-    return asyncio.run(run())
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeAPIServer]:
+    with fake(tmp_path, monkeypatch, lambda asked: Said(200, NODE)) as made:
+        yield made
+
+
+@pytest.fixture
+async def ask(server: FakeAPIServer) -> AsyncIterator[Ask]:
+    """Does a request; the server's answer may be given with it."""
+    api = KubeAPI(str(server.directory), "nri-numa-publish")
+
+    async def done(request: Request, said: Said | None = None) -> Outcome:
+        if said is not None:
+            server.answer = lambda asked: said
+        return await api.do(request)
+
+    yield done
+    await api.close()
 
 
 @pytest.mark.parametrize(
@@ -73,11 +82,10 @@ def ask(directory: Path, *requests: Request, skewed: Callable[[float], object] =
          "?fieldManager=nri-numa-publish"),
     ],
 )  # fmt: skip
-def test_requests_are_what_kubernetes_expects(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request_: Request, method: str, path: str
+async def test_requests_are_what_kubernetes_expects(
+    ask: Ask, server: FakeAPIServer, request_: Request, method: str, path: str
 ) -> None:
-    with fake(tmp_path, monkeypatch, lambda asked: Said(200, {**asked.body, **NODE})) as server:
-        outcome = ask(tmp_path, request_)
+    outcome = await ask(request_)
     (asked,) = server.asked
     assert (asked.method, asked.path) == (method, path)
     assert asked.authorization == "Bearer first"
@@ -98,13 +106,12 @@ def test_requests_are_what_kubernetes_expects(
         (CLEAN, "fieldManager=nri-numa-publish", "json-patch+json"),
     ],
 )  # fmt: skip
-def test_each_form_of_a_patch_says_what_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request_: Request, query: str, kind: str
+async def test_each_form_of_a_patch_says_what_it_is(
+    ask: Ask, server: FakeAPIServer, request_: Request, query: str, kind: str
 ) -> None:
     owned = {"metadata": {"name": "n1", "uid": "u", "managedFields": [
         {"manager": "nfd", "operation": "Update", "fieldsV1": {"f:zones": {}}}]}}  # fmt: skip
-    with fake(tmp_path, monkeypatch, lambda asked: Said(200, owned)) as server:
-        outcome = ask(tmp_path, request_)
+    outcome = await ask(request_, Said(200, owned))
     (asked,) = server.asked
     assert (asked.path, asked.content_type) == (f"{TOPOLOGY}?{query}", f"application/{kind}")
     assert asked.body == request_.body
@@ -113,13 +120,10 @@ def test_each_form_of_a_patch_says_what_it_is(
     assert metadata["managedFields"][0]["fieldsV1"] == {"f:zones": {}}
 
 
-def test_a_list_is_of_one_node_and_of_all_namespaces(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_list_is_of_one_node_and_of_all_namespaces(ask: Ask, server: FakeAPIServer) -> None:
     pod = {"metadata": {"name": "p", "namespace": "shop", "annotations": {"a": "b"}}}
     items = {"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": [pod]}
-    with fake(tmp_path, monkeypatch, lambda asked: Said(200, items)) as server:
-        outcome = ask(tmp_path, LIST)
+    outcome = await ask(LIST, Said(200, items))
     assert server.asked[0].path == "/api/v1/pods?fieldSelector=spec.nodeName%3Dn1&limit=500"
     assert outcome.documents[0]["metadata"]["annotations"] == {"a": "b"}
 
@@ -153,106 +157,71 @@ def test_a_list_is_of_one_node_and_of_all_namespaces(
         (GET, Said(403, {"nothing": "of Kubernetes"}), Result.FORBIDDEN, "verbs [get]"),
         (GET, Said(200, "no JSON"), Result.FAILED, "cannot read the answer"),
         (GET, Said(200, {"metadata": []}), Result.FAILED, "cannot read the answer"),
+        # A budget that forbids an eviction is not a busy server.
+        (GET, status(429, "Cannot evict pod", "DisruptionBudget", Retry_After="10"),
+         Result.BLOCKED, "Cannot evict pod"),
     ],
 )  # fmt: skip
-def test_what_a_no_means(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    request_: Request,
-    said: Said,
-    result: Result,
-    words: str,
+async def test_what_a_no_means(
+    ask: Ask, request_: Request, said: Said, result: Result, words: str
 ) -> None:
-    with fake(tmp_path, monkeypatch, lambda asked: said):
-        outcome = ask(tmp_path, request_)
+    outcome = await ask(request_, said)
     assert outcome.result is result, outcome
     assert words in outcome.text
 
 
-def test_retry_after_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = status(429, "slow down", Retry_After="17")
-    with fake(tmp_path, monkeypatch, lambda asked: said):
-        outcome = ask(tmp_path, GET)
-    assert (outcome.result, outcome.retry_after) == (Result.BUSY, 17.0)
-    with fake(tmp_path, monkeypatch, lambda asked: status(429, "slow", Retry_After="9" * 5000)):
-        assert ask(tmp_path, GET).retry_after == 3600.0
-    with fake(tmp_path, monkeypatch, lambda asked: status(429, "slow", Retry_After="soon")):
-        assert ask(tmp_path, GET).retry_after == 1.0
+@pytest.mark.parametrize(("text", "seconds"), [("17", 17.0), ("9" * 5000, 3600.0), ("soon", 1.0)])
+async def test_retry_after_is_read(ask: Ask, text: str, seconds: float) -> None:
+    outcome = await ask(GET, status(429, "slow down", Retry_After=text))
+    assert (outcome.result, outcome.retry_after) == (Result.BUSY, seconds)
 
 
-def test_a_budget_that_forbids_an_eviction_is_not_a_busy_server(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said = status(429, "Cannot evict pod", "DisruptionBudget", Retry_After="10")
-    with fake(tmp_path, monkeypatch, lambda asked: said):
-        assert ask(tmp_path, GET).result is Result.BLOCKED
-
-
-def test_a_renewed_certificate_authority_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_renewed_certificate_authority_is_read(ask: Ask, tmp_path: Path) -> None:
     (tmp_path / "old").mkdir()
     with FakeAPIServer(tmp_path / "old", lambda asked: Said(200, NODE)):
         pass
-    with fake(tmp_path, monkeypatch, lambda asked: Said(200, NODE)):
-        right = (tmp_path / "ca.crt").read_bytes()
-        (tmp_path / "ca.crt").write_bytes((tmp_path / "old/ca.crt").read_bytes())
-
-        async def run() -> list[Outcome]:
-            api = KubeAPI(str(tmp_path), "test")
-            first = await api.do(GET)
-            (tmp_path / "ca.crt").write_bytes(right)
-            second = await api.do(GET)
-            await api.close()
-            return [first, second]
-
-        wrong, good = asyncio.run(run())
+    right = (tmp_path / "ca.crt").read_bytes()
+    (tmp_path / "ca.crt").write_bytes((tmp_path / "old/ca.crt").read_bytes())
+    wrong = await ask(GET)
+    (tmp_path / "ca.crt").write_bytes(right)
+    assert (await ask(GET)).result is Result.DONE
     assert wrong.result is Result.UNREACHABLE
     assert "certificate is not accepted" in wrong.text
     assert str(tmp_path / "ca.crt") in wrong.text
-    assert good.result is Result.DONE
 
 
 @pytest.mark.parametrize("name", ["token", "ca.crt"])
-def test_missing_credentials_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    with fake(tmp_path, monkeypatch, lambda asked: Said(200, NODE)):
-        (tmp_path / name).unlink()
-        outcome = ask(tmp_path, GET)
+async def test_missing_credentials_are_named(ask: Ask, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).unlink()
+    outcome = await ask(GET)
     assert outcome.result is Result.UNREACHABLE
     assert name in outcome.text
     assert str(tmp_path) in outcome.text
 
 
-def test_rubbish_for_a_certificate_authority(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with fake(tmp_path, monkeypatch, lambda asked: Said(200, NODE)):
-        (tmp_path / "ca.crt").write_text("rubbish")
-        outcome = ask(tmp_path, GET)
+async def test_rubbish_for_a_certificate_authority(ask: Ask, tmp_path: Path) -> None:
+    (tmp_path / "ca.crt").write_text("rubbish")
+    outcome = await ask(GET)
     assert outcome.result is Result.UNREACHABLE
     assert "holds no certificate" in outcome.text
 
 
-def test_outside_of_a_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with fake(tmp_path, monkeypatch, lambda asked: Said(200, NODE)):
-        monkeypatch.delenv("KUBERNETES_SERVICE_HOST")
-        outcome = ask(tmp_path, GET)
-    assert "KUBERNETES_SERVICE_HOST is not set" in outcome.text
+async def test_outside_of_a_pod(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST")
+    assert "KUBERNETES_SERVICE_HOST is not set" in (await ask(GET)).text
 
 
-def test_nobody_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with fake(tmp_path, monkeypatch, lambda asked: Said(200, NODE)):
-        pass
-    outcome = ask(tmp_path, GET)
+async def test_nobody_there(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "1")
+    outcome = await ask(GET)
     assert outcome.result is Result.UNREACHABLE
     assert "no answer from the API server" in outcome.text
 
 
-def test_the_clocks_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_clocks_are_compared(server: FakeAPIServer) -> None:
     seen: list[float] = []
-    with fake(tmp_path, monkeypatch, lambda asked: Said(200, NODE)) as server:
-        server.skew = 600.0
-        ask(tmp_path, GET, skewed=seen.append)
+    server.skew = 600.0
+    api = KubeAPI(str(server.directory), "test", skewed=seen.append)
+    await api.do(GET)
+    await api.close()
     assert -605 < seen[0] < -595

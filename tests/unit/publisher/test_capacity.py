@@ -29,9 +29,7 @@ class Node:
 
 def world_of(node: Node) -> tuple[World, CapacityOutput]:
     output = CapacityOutput("n1", CPU)
-    world = World(output)
-    world.server.answer = node
-    return world, output
+    return World(output, answer=node), output
 
 
 def test_nothing_is_asked_before_the_agent_has_counted() -> None:

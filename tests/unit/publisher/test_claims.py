@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 from nri_numa.dra.handover import HandoverClient, HandoverServer
 from nri_numa.kube.api import KubeAPI
 from nri_numa.publisher.claims import ClaimServer
-from tests.beds.fake_api_server import Asked, FakeAPIServer, Said, status
+from tests.beds.fake_api_server import Asked, Said, fake, status
 from tests.unit.dra.test_claims import UID, claim
 
 PATH = "/apis/resource.k8s.io/v1/namespaces/shop/resourceclaims/four"
@@ -24,7 +23,7 @@ def server(asked: Asked) -> Said:
     return status(404, "not found")
 
 
-def answers(
+async def answers(
     directory: Path, monkeypatch: pytest.MonkeyPatch, question: str, told: list[str]
 ) -> dict[str, object]:
     """What is answered to one question."""
@@ -33,33 +32,26 @@ def answers(
     handover.mkdir()
     (handover / "ask-0000000000000000.json").write_text(question)
 
-    async def look() -> None:
-        api = KubeAPI(str(credentials), "test")
-        queue = ClaimServer(HandoverServer(str(handover)), api, lambda: told.append("taken"))
-        try:
-            await queue.step()
-            await queue.step()
-            HandoverClient(str(handover)).registered()
-            await queue.step()
-        finally:
-            await api.close()
-
-    with FakeAPIServer(credentials, server) as fake:
-        for name, value in fake.environment().items():
-            monkeypatch.setenv(name, value)
-        asyncio.run(look())
+    api = KubeAPI(str(credentials), "test")
+    queue = ClaimServer(HandoverServer(str(handover)), api, lambda: told.append("taken"))
+    with fake(credentials, monkeypatch, server):
+        await queue.step()
+        await queue.step()
+        HandoverClient(str(handover)).registered()
+        await queue.step()
+        await api.close()
     found: dict[str, object] = json.loads(
         (handover / "told-0000000000000000.json").read_text(encoding="utf-8")
     )
     return found
 
 
-def test_a_claim_is_handed_over_without_what_nobody_reads(
+async def test_a_claim_is_handed_over_without_what_nobody_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
     question = json.dumps({"namespace": "shop", "name": "four", "uid": UID})
-    found = answers(tmp_path, monkeypatch, question, told)
+    found = await answers(tmp_path, monkeypatch, question, told)
     whole = claim()
     handed = found["claim"]
     assert isinstance(handed, dict)
@@ -80,8 +72,8 @@ def test_a_claim_is_handed_over_without_what_nobody_reads(
         ({"namespace": 1, "name": "four"}, "names no claim"),
     ],
 )
-def test_what_cannot_be_had_is_said(
+async def test_what_cannot_be_had_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, question: dict[str, object], words: str
 ) -> None:
-    found = answers(tmp_path, monkeypatch, json.dumps(question), [])
+    found = await answers(tmp_path, monkeypatch, json.dumps(question), [])
     assert words in str(found["problem"])

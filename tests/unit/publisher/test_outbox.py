@@ -17,23 +17,6 @@ def test_places_are_bounded_and_what_is_sent_makes_room() -> None:
     assert shelf.want(1, "a")
     assert shelf.want(2, "a")
     assert not shelf.want(3, "a")
-    shelf.sent(1, "a")
+    shelf[1].done("a")
     assert shelf.want(3, "a")
-    assert shelf.keys() == [2, 3]
-
-
-def test_what_nobody_wants_any_more_does_no_harm() -> None:
-    shelf: Shelf[str] = Shelf(2)
-    shelf.sent("gone", 1)
-    shelf.postpone("gone", 1.0)
-    shelf.undo("gone")
-    assert shelf.later("gone", 0.0, 0.0) == 0
-    assert (shelf.version("gone"), shelf.wanted("gone"), len(shelf)) == (None, None, 0)
-
-
-def test_what_somebody_took_away_is_sent_again() -> None:
-    shelf: Shelf[str] = Shelf(2)
-    shelf.want("a", 1)
-    shelf.sent("a", 1)
-    shelf.undo("a")
-    assert list(shelf.due(0.0)) == ["a"]
+    assert list(shelf) == [2, 3]

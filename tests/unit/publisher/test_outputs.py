@@ -71,9 +71,15 @@ class Server:
 class World:
     """Outputs in front of a server, and a clock."""
 
-    def __init__(self, *outputs: Output, rate: float = 1000.0, burst: float = 1000.0) -> None:
+    def __init__(
+        self,
+        *outputs: Output,
+        answer: Callable[[Request], Outcome | None] = lambda request: None,
+        rate: float = 1000.0,
+        burst: float = 1000.0,
+    ) -> None:
         self.now = 0.0
-        self.server = Server()
+        self.server = Server(answer=answer)
         self.queue = OutputQueue(outputs, rate=rate, burst=burst, now=0.0)
 
     def work(self, until: float = 0.0) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from nri_numa.publisher.publisher import Publisher
 from nri_numa.web.api import AgentServer
 from tests.beds.fake_api_server import Asked, FakeAPIServer, Said, status
 from tests.beds.http_view import FakeView, get
-from tests.beds.plugin_process import free_port
 from tests.unit.publisher.test_wanted import NOTICE
 
 NOW = 1_700_000_010.0
@@ -118,111 +116,85 @@ async def until(true: Callable[[], object]) -> None:
 
 
 @pytest.fixture
-def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-
-    @asynccontextmanager
-    async def world(**publish: Any) -> AsyncIterator[World]:
-        made = World(tmp_path, **publish)
-        with FakeAPIServer(tmp_path, made.cluster) as server:
-            for name, value in server.environment().items():
-                monkeypatch.setenv(name, value)
-            await made.start_agent()
-            made.start_publisher()
-            try:
-                yield made
-            finally:
-                await made.stop_publisher()
-                await made.stop_agent()
-
-    def play(story: Callable[[World], Coroutine[Any, Any, None]], **publish: Any) -> None:
-        async def run() -> None:
-            async with world(**publish) as made:
-                await story(made)
-
-        asyncio.run(run())
-
-    return play
+async def world(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> AsyncIterator[World]:
+    made = World(tmp_path, **getattr(request, "param", {}))
+    with FakeAPIServer(tmp_path, made.cluster) as server:
+        for name, value in server.environment().items():
+            monkeypatch.setenv(name, value)
+        await made.start_agent()
+        made.start_publisher()
+        try:
+            yield made
+        finally:
+            await made.stop_publisher()
+            await made.stop_agent()
 
 
-def test_what_the_agent_says_is_written(played: Callable[..., None]) -> None:
-    async def story(world: World) -> None:
-        await until(lambda: world.cluster.events and world.cluster.node["metadata"]["labels"])
-        (event,) = world.cluster.events.values()
-        assert event["note"] == "NoSuchCPU: CPU 63 is not here"
-        assert "numa.kubernetes.io/numacpu" in world.cluster.node["metadata"]["annotations"]
-        created = 'requests_total{output="events",result="done",verb="create"} 1.0'
-        await until(lambda: created in world.text())
-        await until(lambda: not world.publisher.problem)
-
-    played(story)
+async def test_what_the_agent_says_is_written(world: World) -> None:
+    await until(lambda: world.cluster.events and world.cluster.node["metadata"]["labels"])
+    (event,) = world.cluster.events.values()
+    assert event["note"] == "NoSuchCPU: CPU 63 is not here"
+    assert "numa.kubernetes.io/numacpu" in world.cluster.node["metadata"]["annotations"]
+    created = 'requests_total{output="events",result="done",verb="create"} 1.0'
+    await until(lambda: created in world.text())
+    await until(lambda: not world.publisher.problem)
 
 
-def test_restarts_of_either_side_lose_and_double_nothing(played: Callable[..., None]) -> None:
-    async def story(world: World) -> None:
-        await until(lambda: world.cluster.events)
-        await world.stop_publisher()
-        world.view.noted = [replace(NOTICE, count=4, number=32)]
-        world.start_publisher()
-        await until(lambda: "series" in next(iter(world.cluster.events.values())))
-        await world.stop_agent()
-        await until(lambda: world.publisher.problem)
-        world.view.noted.append(replace(NOTICE, id="0a0b0c0d21", number=33, container="other"))
-        await world.start_agent()
-        await until(lambda: len(world.cluster.events) == 2)
-        assert world.cluster.events["web-0.0a0b0c0d1f"]["series"]["count"] == 4
-
-    played(story)
+async def test_restarts_of_either_side_lose_and_double_nothing(world: World) -> None:
+    await until(lambda: world.cluster.events)
+    await world.stop_publisher()
+    world.view.noted = [replace(NOTICE, count=4, number=32)]
+    world.start_publisher()
+    await until(lambda: "series" in next(iter(world.cluster.events.values())))
+    await world.stop_agent()
+    await until(lambda: world.publisher.problem)
+    world.view.noted.append(replace(NOTICE, id="0a0b0c0d21", number=33, container="other"))
+    await world.start_agent()
+    await until(lambda: len(world.cluster.events) == 2)
+    assert world.cluster.events["web-0.0a0b0c0d1f"]["series"]["count"] == 4
 
 
-def test_an_agent_that_lost_its_notices_begins_anew(played: Callable[..., None]) -> None:
+async def test_an_agent_that_lost_its_notices_begins_anew(world: World) -> None:
     """Its numbers are small again; what is new among them must not be taken for old."""
-
-    async def story(world: World) -> None:
-        await until(lambda: world.cluster.events)
-        await world.stop_agent()
-        world.view.instance = "ffffffff"
-        world.view.noted = [replace(NOTICE, id="ffffffff1", number=1, container="new")]
-        await world.start_agent()
-        await until(lambda: len(world.cluster.events) == 2)
-
-    played(story)
+    await until(lambda: world.cluster.events)
+    await world.stop_agent()
+    world.view.instance = "ffffffff"
+    world.view.noted = [replace(NOTICE, id="ffffffff1", number=1, container="new")]
+    await world.start_agent()
+    await until(lambda: len(world.cluster.events) == 2)
 
 
-def test_what_happens_while_the_api_server_is_away_is_told_later(
-    played: Callable[..., None], caplog: pytest.LogCaptureFixture
+async def test_what_happens_while_the_api_server_is_away_is_told_later(
+    world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def story(world: World) -> None:
-        world.cluster.down = True
-        await until(lambda: "503" in world.publisher.problem)
-        world.view.noted.append(replace(NOTICE, id="0a0b0c0d20", number=32, container="b"))
-        world.view.changed()
-        world.cluster.down = False
-        await until(lambda: len(world.cluster.events) == 2)
-        await until(lambda: not world.publisher.problem)
-
-    played(story)
+    world.cluster.down = True
+    await until(lambda: "503" in world.publisher.problem)
+    world.view.noted.append(replace(NOTICE, id="0a0b0c0d20", number=32, container="b"))
+    world.view.changed()
+    world.cluster.down = False
+    await until(lambda: len(world.cluster.events) == 2)
+    await until(lambda: not world.publisher.problem)
     said = [r.message for r in caplog.records if "cannot be used for now" in r.message]
     assert len(said) == 1
 
 
-def test_what_waits_and_what_will_never_be_written_is_counted(played: Callable[..., None]) -> None:
-    async def story(world: World) -> None:
-        await until(lambda: 'output="events",result="done",verb="create"} 1.0' in world.text())
-        world.cluster.down = True
-        world.view.noted.append(replace(NOTICE, id="0a0b0c0d20", number=32, container="b"))
-        world.view.changed()
-        await until(lambda: 'publish_waiting{output="events"} 1.0' in world.text())
-        world.cluster.invalid = True
-        world.cluster.down = False
-        await until(lambda: 'publish_waiting{output="events"} 0.0' in world.text())
-        world.cluster.invalid = False
-        world.view.noted.append(replace(NOTICE, id="0a0b0c0d21", number=33, container="c"))
-        world.view.changed()
-        await until(lambda: len(world.cluster.events) == 2)
-        await until(lambda: 'result="done",verb="create"} 2.0' in world.text())
-        assert 'publish_dropped_total{output="events"} 1.0' in world.text()
-
-    played(story)
+async def test_what_waits_and_what_will_never_be_written_is_counted(world: World) -> None:
+    await until(lambda: 'output="events",result="done",verb="create"} 1.0' in world.text())
+    world.cluster.down = True
+    world.view.noted.append(replace(NOTICE, id="0a0b0c0d20", number=32, container="b"))
+    world.view.changed()
+    await until(lambda: 'publish_waiting{output="events"} 1.0' in world.text())
+    world.cluster.invalid = True
+    world.cluster.down = False
+    await until(lambda: 'publish_waiting{output="events"} 0.0' in world.text())
+    world.cluster.invalid = False
+    world.view.noted.append(replace(NOTICE, id="0a0b0c0d21", number=33, container="c"))
+    world.view.changed()
+    await until(lambda: len(world.cluster.events) == 2)
+    await until(lambda: 'result="done",verb="create"} 2.0' in world.text())
+    assert 'publish_dropped_total{output="events"} 1.0' in world.text()
 
 
 def test_a_missing_socket_is_said_once_and_waited_for(
@@ -258,45 +230,40 @@ def test_somebody_else_at_the_socket(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_probes_and_metrics(played: Callable[..., None]) -> None:
-    port = free_port()
-    address = ("127.0.0.1", port)
-
-    async def story(world: World) -> None:
-        await until(lambda: world.cluster.events and world.publisher.probes.port)
-        assert (await get(address, "/healthz")).status == 200
-        assert (await get(address, "/readyz")).body == b"ok\n"
-        metrics = (await get(address, "/metrics")).body.decode()
-        assert "nri_numa_publish_agent_up 1.0" in metrics
-        assert (await get(address, "/secret")).status == 404
-        await world.stop_agent()
-        await until(lambda: world.publisher.problem)
-        not_ready = await get(address, "/readyz")
-        assert not_ready.status == 503
-        assert b"agent" in not_ready.body
-        await world.start_agent()
-
-    played(story, address=f"127.0.0.1:{port}")
+@pytest.mark.parametrize("world", [{"address": "127.0.0.1:0"}], indirect=True)
+async def test_probes_and_metrics(world: World) -> None:
+    await until(lambda: world.cluster.events and world.publisher.probes.port)
+    address = ("127.0.0.1", world.publisher.probes.port)
+    assert (await get(address, "/healthz")).status == 200
+    assert (await get(address, "/readyz")).body == b"ok\n"
+    metrics = (await get(address, "/metrics")).body.decode()
+    assert "nri_numa_publish_agent_up 1.0" in metrics
+    assert (await get(address, "/secret")).status == 404
+    await world.stop_agent()
+    await until(lambda: world.publisher.problem)
+    not_ready = await get(address, "/readyz")
+    assert not_ready.status == 503
+    assert b"agent" in not_ready.body
+    await world.start_agent()
 
 
-def test_what_is_off_is_not_asked_for(played: Callable[..., None]) -> None:
-    async def story(world: World) -> None:
-        await until(lambda: world.cluster.events)
-        assert world.cluster.node["metadata"]["annotations"] == {}
-
-    played(story, node_annotations=False, node_labels=False)
-
-
-def test_pods_are_annotated_where_that_is_wanted(played: Callable[..., None]) -> None:
-    async def story(world: World) -> None:
-        await until(lambda: world.cluster.pods)
-        text = next(iter(world.cluster.pods.values()))["numa.kubernetes.io/assigned"]
-        assert "cpus" in next(iter(json.loads(text).values()))
-
-    played(story, pod_annotation=True)
+@pytest.mark.parametrize(
+    "world", [{"node_annotations": False, "node_labels": False}], indirect=True
+)
+async def test_what_is_off_is_not_asked_for(world: World) -> None:
+    await until(lambda: world.cluster.events)
+    assert world.cluster.node["metadata"]["annotations"] == {}
 
 
-def test_the_topology_follows_the_agent(played: Callable[..., None]) -> None:
+@pytest.mark.parametrize("world", [{"pod_annotation": True}], indirect=True)
+async def test_pods_are_annotated_where_that_is_wanted(world: World) -> None:
+    await until(lambda: world.cluster.pods)
+    text = next(iter(world.cluster.pods.values()))["numa.kubernetes.io/assigned"]
+    assert "cpus" in next(iter(json.loads(text).values()))
+
+
+@pytest.mark.parametrize("world", [{"node_resource_topology": True}], indirect=True)
+async def test_the_topology_follows_the_agent(world: World) -> None:
     def left(world: World) -> object:
         found = world.cluster.topology
         return found and found["zones"][0]["resources"][0]["available"]
@@ -306,77 +273,64 @@ def test_the_topology_follows_the_agent(played: Callable[..., None]) -> None:
             "numa.kubernetes.io/agent"
         ]
 
-    async def story(world: World) -> None:
-        await until(lambda: left(world) == "3")
-        world.view.free_cpus = 1
-        world.view.changed()
-        await until(lambda: left(world) == "1")
-        assert agent(world) == "ready"
-        world.view.ready = False
-        world.view.changed()
-        await until(lambda: agent(world) == "not-ready")
-        assert 'requests_total{output="topology",result="done",verb="patch"}' in world.text()
-
-    played(story, node_resource_topology=True)
+    await until(lambda: left(world) == "3")
+    world.view.free_cpus = 1
+    world.view.changed()
+    await until(lambda: left(world) == "1")
+    assert agent(world) == "ready"
+    world.view.ready = False
+    world.view.changed()
+    await until(lambda: agent(world) == "not-ready")
+    assert 'requests_total{output="topology",result="done",verb="patch"}' in world.text()
 
 
-def test_a_numa_node_that_is_left_out_is_said_once(
-    played: Callable[..., None], caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("world", [{"node_resource_topology": True}], indirect=True)
+async def test_a_numa_node_that_is_left_out_is_said_once(
+    world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def story(world: World) -> None:
-        world.view.zone_id = 64
-        world.view.changed()
-        await until(lambda: len(world.cluster.topology.get("zones", ())) > 60)
-        world.view.ready = False
-        world.view.changed()
-        await until(
-            lambda: {"not-ready"} & {a["value"] for a in world.cluster.topology["attributes"]}
-        )
-        assert "node-64" not in {zone["name"] for zone in world.cluster.topology["zones"]}
-
-    played(story, node_resource_topology=True)
+    world.view.zone_id = 64
+    world.view.changed()
+    await until(lambda: len(world.cluster.topology.get("zones", ())) > 60)
+    world.view.ready = False
+    world.view.changed()
+    await until(lambda: {"not-ready"} & {a["value"] for a in world.cluster.topology["attributes"]})
+    assert "node-64" not in {zone["name"] for zone in world.cluster.topology["zones"]}
     assert len([r for r in caplog.records if "left out" in r.message]) == 1
 
 
-def test_a_missing_definition_is_said_once(
-    played: Callable[..., None], caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("world", [{"node_resource_topology": True}], indirect=True)
+async def test_a_missing_definition_is_said_once(
+    world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def story(world: World) -> None:
-        world.cluster.defined = False
-        await until(lambda: [r for r in caplog.records if "is not written" in r.message])
-        assert 'result="unknown"' in world.text()
-        world.cluster.defined = True
-        await until(lambda: world.cluster.events)
-
-    played(story, node_resource_topology=True)
+    world.cluster.defined = False
+    await until(lambda: [r for r in caplog.records if "is not written" in r.message])
+    assert 'result="unknown"' in world.text()
+    world.cluster.defined = True
+    await until(lambda: world.cluster.events)
     assert len([r for r in caplog.records if "is not written" in r.message]) == 1
 
 
-def test_what_the_node_says_of_its_capacity_is_handed_to_the_agent(
-    played: Callable[..., None], caplog: pytest.LogCaptureFixture
+async def test_what_the_node_says_of_its_capacity_is_handed_to_the_agent(
+    world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whole or not at all, again when it differs or was taken away; a link is not followed."""
-
-    async def story(world: World) -> None:
-        await world.stop_publisher()
-        handed = world.directory / "handover" / "capacity.json"
-        world.offline_capacity = OfflineCapacity(file=str(handed), interval="0.05s")
-        annotations = world.cluster.node["metadata"]["annotations"]
-        annotations["numa.kubernetes.io/drained"] = "0"
-        world.start_publisher()
-        await until(lambda: [r for r in caplog.records if "not handed" in r.message])
-        handed.parent.mkdir()
-        (handed.parent / "other").write_text("kept")
-        handed.symlink_to("other")
-        await until(lambda: not handed.is_symlink())
-        assert json.loads(handed.read_text()) == {"offline-capacity": "", "drained": "0"}
-        assert (handed.parent / "other").read_text() == "kept"
-        handed.unlink()
-        await until(handed.exists)
-        annotations["numa.kubernetes.io/drained"] = "1"
-        await until(lambda: '"1"' in handed.read_text())
-        assert sorted(one.name for one in handed.parent.iterdir()) == ["capacity.json", "other"]
-
-    played(story)
+    await world.stop_publisher()
+    handed = world.directory / "handover" / "capacity.json"
+    world.offline_capacity = OfflineCapacity(file=str(handed), interval="0.05s")
+    annotations = world.cluster.node["metadata"]["annotations"]
+    annotations["numa.kubernetes.io/drained"] = "0"
+    world.start_publisher()
+    await until(lambda: [r for r in caplog.records if "not handed" in r.message])
+    handed.parent.mkdir()
+    (handed.parent / "other").write_text("kept")
+    handed.symlink_to("other")
+    await until(lambda: not handed.is_symlink())
+    assert json.loads(handed.read_text()) == {"offline-capacity": "", "drained": "0"}
+    assert (handed.parent / "other").read_text() == "kept"
+    handed.unlink()
+    await until(handed.exists)
+    annotations["numa.kubernetes.io/drained"] = "1"
+    await until(lambda: '"1"' in handed.read_text())
+    assert sorted(one.name for one in handed.parent.iterdir()) == ["capacity.json", "other"]
     said = [r for r in caplog.records if "capacity not handed" in r.message]
     assert len(said) == 1

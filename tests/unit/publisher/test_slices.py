@@ -6,46 +6,20 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from nri_numa.kube.requests import Outcome, Request, Resource, Result, Verb
+from nri_numa.kube.requests import Outcome, Request, Result
 from nri_numa.publisher.outbox import LONGEST_PAUSE
 from nri_numa.publisher.slices import SliceOutput, devices
 from nri_numa.web.responses import NUMANodeSlots
 from tests.beds.http_view import FakeView
 from tests.unit.publisher.test_outputs import World
+from tests.unit.publisher.test_topology_output import Cluster
 
 DRIVER = "dra.example.com"
 
 
-class Server:
-    """Node and slice behind the requests; a server of old drops what it does not know."""
-
-    def __init__(self, *, knows: bool = True) -> None:
-        self.slice: dict[str, Any] | None = None
-        self.uid = "node-1"
-        self.knows = knows
-        self.answer: Result | None = None
-
-    def __call__(self, request: Request) -> Outcome:
-        if self.answer is not None:
-            return Outcome(result=self.answer, text="no")
-        if request.resource is Resource.NODES:
-            return Outcome(result=Result.DONE, documents=({"metadata": {"uid": self.uid}},))
-        assert (request.verb, request.resource) == (Verb.PATCH, Resource.SLICES)
-        self.slice = request.body
-        spec = dict(request.body["spec"])
-        if not self.knows:
-            dropped = "allowMultipleAllocations"
-            spec["devices"] = [
-                {k: v for k, v in one.items() if k != dropped} for one in spec["devices"]
-            ]
-        return Outcome(result=Result.DONE, documents=({"metadata": {}, "spec": spec},))
-
-
-def world_of(server: Server) -> tuple[World, SliceOutput]:
-    output = SliceOutput("n1", DRIVER)
-    world = World(output)
-    world.server.answer = server
-    return world, output
+def world_of() -> tuple[World, SliceOutput, Cluster]:
+    output, cluster = SliceOutput("n1", DRIVER), Cluster()
+    return World(output, answer=cluster), output, cluster
 
 
 def found(cpus: int = 3) -> list[dict[str, Any]]:
@@ -125,8 +99,7 @@ def test_sizes_of_pages_and_sockets_that_are_not_known() -> None:
 
 
 def test_it_belongs_to_the_node_and_is_written_when_it_changes() -> None:
-    server = Server()
-    world, output = world_of(server)
+    world, output, cluster = world_of()
     world.work(100)
     assert world.server.requests == []
     for cpus in (3, 3, 2):
@@ -134,52 +107,60 @@ def test_it_belongs_to_the_node_and_is_written_when_it_changes() -> None:
         world.work(world.now + 60)
         assert output.waiting() == 0
     assert world.server.verbs() == ["get", "patch", "patch"]
-    assert server.slice is not None
+    assert cluster.there is not None
     owner = {"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": "node-1", "controller": True}
-    assert server.slice["metadata"] == {"name": f"00000-{DRIVER}-n1", "ownerReferences": [owner]}
-    assert server.slice["spec"]["pool"] == {
+    assert cluster.there["metadata"]["name"] == f"00000-{DRIVER}-n1"
+    assert cluster.there["metadata"]["ownerReferences"] == [owner]
+    assert cluster.there["spec"]["pool"] == {
         "name": "n1", "generation": 1, "resourceSliceCount": 1,
     }  # fmt: skip
 
 
 def test_it_is_there_again_after_the_kubelet_deleted_it() -> None:
     """Whether that comes before or after the kubelet takes the driver."""
-    server = Server()
-    world, output = world_of(server)
+    world, output, cluster = world_of()
     output.want(found())
     world.work(10)
     output.recheck(world.now)
     for after in (2.0, 20.0, 60.0):
-        server.slice = None
+        cluster.there = None
         world.work(10 + after)
-        assert server.slice is not None, after
-    server.slice = None
+        assert cluster.there is not None, after
+    cluster.there = None
     world.work(1000)
-    assert server.slice is None  # nobody said anything
-    server.uid = "node-2"
+    assert cluster.there is None  # nobody said anything
+    cluster.node_uid = "node-2"
     output.resync()
     world.work(1010)
-    assert server.slice["metadata"]["ownerReferences"][0]["uid"] == "node-2"
+    assert cluster.there["metadata"]["ownerReferences"][0]["uid"] == "node-2"
 
 
 def test_a_server_that_does_not_know_consumable_capacity_is_named() -> None:
-    world, output = world_of(Server(knows=False))
+    world, output, cluster = world_of()
+
+    def old(request: Request) -> Outcome:
+        """Drops what it does not know."""
+        answer = cluster(request)
+        for device in answer.documents[0].get("spec", {}).get("devices", ()):
+            del device["allowMultipleAllocations"]
+        return answer
+
+    world.server.answer = old
     output.want(found())
     world.work()
     assert "DRAConsumableCapacity" in output.problem
 
 
 def test_what_fails_is_tried_again_and_what_is_forbidden_later() -> None:
-    server = Server()
-    world, output = world_of(server)
+    world, output, cluster = world_of()
     output.want(found())
-    server.answer = Result.INVALID
+    cluster.forced = Outcome(result=Result.INVALID)
     world.work(3)
     assert output.waiting() == 1
-    server.answer = Result.FORBIDDEN
+    cluster.forced = Outcome(result=Result.FORBIDDEN)
     world.work(100)
     asked = len(world.server.requests)
-    server.answer = None
+    cluster.forced = None
     world.work(100 + LONGEST_PAUSE)
     assert len(world.server.requests) > asked
     assert output.waiting() == 0

@@ -11,12 +11,13 @@ from nri_numa.config import HTTP
 from nri_numa.observe.metrics import Metrics
 from nri_numa.publisher.source import AgentSource, AgentUnavailable
 from nri_numa.web.api import AgentServer
+from nri_numa.web.responses import Assignments, Notices
 from tests.beds.http_view import FakeView
 from tests.unit.publisher.test_publisher import until
 
 
 @pytest.mark.parametrize("body", [b'{"instance":"\xff"}', b"\xed\xa0\x80", b"[1]", b""])
-def test_what_is_no_document_of_the_agent_is_an_agent_that_is_gone(
+async def test_what_is_no_document_of_the_agent_is_an_agent_that_is_gone(
     tmp_path: Path, body: bytes
 ) -> None:
     """One sentence, after which the publisher asks again; bytes that are no text included."""
@@ -29,20 +30,14 @@ def test_what_is_no_document_of_the_agent_is_an_agent_that_is_gone(
         await writer.drain()
         writer.close()
 
-    async def asked() -> None:
-        server = await asyncio.start_unix_server(answer, path)
-        source = AgentSource(path)
-        async with server:
-            try:
-                await source.notices(0)
-            finally:
-                await source.close()
-
-    with pytest.raises(AgentUnavailable, match="something else than expected"):
-        asyncio.run(asked())
+    source = AgentSource(path)
+    async with await asyncio.start_unix_server(answer, path):
+        with pytest.raises(AgentUnavailable, match="something else than expected"):
+            await source.read(Notices, "/v1/notices?after=0")
+        await source.close()
 
 
-def test_proxies_and_authorities_of_the_environment_are_not_for_the_agents_socket(
+async def test_proxies_and_authorities_of_the_environment_are_not_for_the_agents_socket(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
@@ -51,18 +46,10 @@ def test_proxies_and_authorities_of_the_environment_are_not_for_the_agents_socke
     for name in ("NO_PROXY", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
     socket = str(tmp_path / "s")
-
-    async def asked() -> int:
-        server = AgentServer(
-            HTTP(address="off", socket=socket), FakeView(), Metrics("1"), version="1"
-        )
-        await server.start()
-        await until(Path(socket).exists)
-        source = AgentSource(socket)
-        try:
-            return len((await source.assignments()).containers)
-        finally:
-            await source.close()
-            await server.stop()
-
-    assert asyncio.run(asked())
+    server = AgentServer(HTTP(address="off", socket=socket), FakeView(), Metrics("1"), version="1")
+    await server.start()
+    await until(Path(socket).exists)
+    source = AgentSource(socket)
+    assert (await source.read(Assignments)).containers
+    await source.close()
+    await server.stop()

@@ -72,9 +72,8 @@ class Cluster:
 
 def world_of(*, force: bool = False) -> tuple[World, TopologyOutput, Cluster, FakeView]:
     output = TopologyOutput("n1", "x.io", force=force)
-    world, cluster = World(output), Cluster()
-    world.server.answer = cluster
-    return world, output, cluster, FakeView()
+    cluster = Cluster()
+    return World(output, answer=cluster), output, cluster, FakeView()
 
 
 def started() -> tuple[World, TopologyOutput, Cluster, FakeView]:
@@ -156,8 +155,7 @@ def test_the_count_goes_on_after_a_restart() -> None:
     before = int(cluster.freed)
     assert before > 0
     output = TopologyOutput("n1", "x.io")
-    world = World(output)
-    world.server.answer = cluster
+    world = World(output, answer=cluster)
     output.want(view.zones())
     world.work()
     assert int(cluster.freed) == before
@@ -311,8 +309,8 @@ def test_who_owns_something_else_is_no_owner() -> None:
 def test_where_it_has_a_validity_each_look_renews_it() -> None:
     """Readers tell by that whether its publisher is alive."""
     output = TopologyOutput("n1", "x.io", validity=900)
-    world, cluster = World(output), Cluster()
-    world.server.answer = cluster
+    cluster = Cluster()
+    world = World(output, answer=cluster)
     output.renew(1_795_000_000.0)
     output.want(FakeView().zones())
     world.work(TOUCH + 1)

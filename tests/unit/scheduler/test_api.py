@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -17,45 +18,62 @@ from nri_numa.kube.api import KubeAPI, Watch, Watched, name_of
 from nri_numa.scheduler.extender import Extender, SchedulerMetrics
 from nri_numa.scheduler.protocol import Binding
 from nri_numa.scheduler.watcher import TOPOLOGIES, PodActivator
-from tests.beds.fake_api_server import Asked, Said, fake, status
+from tests.beds.fake_api_server import Asked, FakeAPIServer, Said, fake, status
 from tests.unit.scheduler.objects import PREFIX, container, pod, single, topology
 
 DONE = Said(201, {"kind": "Status", "apiVersion": "v1", "status": "Success"})
 
 
-def run(directory: Path, talk: Callable[[Extender], Awaitable[None]], **section: Any) -> Extender:
-    """Talk to an extender with one node of twice four CPUs."""
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeAPIServer]:
+    """Its answer is `DONE` unless a test says something else."""
+    with fake(tmp_path, monkeypatch, lambda asked: DONE) as made:
+        yield made
 
-    async def all_of_it() -> Extender:
-        # Not the 4 s of a real one: what is shown here is not how busy the machine is.
-        patient = {"bind_timeout": "60s", **section}
-        scheduling = Scheduling(credentials=str(directory), **patient)
-        made = Extender(AgentConfig(scheduler=scheduling))
-        made.topologies.synced.set()
-        made.pods.synced.set()
-        made.node_watcher.put(topology(4, 4))
-        try:
-            await talk(made)
-        finally:
-            await made.api.close()
-            await made.lease_api.close()
-        return made
 
-    return asyncio.run(all_of_it())
+@pytest.fixture
+async def api(server: FakeAPIServer) -> AsyncIterator[KubeAPI]:
+    made = KubeAPI(str(server.directory), "test")
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def made(server: FakeAPIServer, request: pytest.FixtureRequest) -> AsyncIterator[Extender]:
+    """An extender with one node of twice four CPUs."""
+    # Not the 4 s of a real one: what is shown here is not how busy the machine is.
+    section = {"bind_timeout": "60s", **getattr(request, "param", {})}
+    scheduling = Scheduling(credentials=str(server.directory), **section)
+    made = Extender(AgentConfig(scheduler=scheduling))
+    made.topologies.synced.set()
+    made.pods.synced.set()
+    made.node_watcher.put(topology(4, 4))
+    yield made
+    await made.api.close()
+    await made.lease_api.close()
+
+
+@asynccontextmanager
+async def working(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """While it works, with time enough on a busy machine."""
+    tasks = [asyncio.create_task(one) for one in work]
+    try:
+        async with asyncio.timeout(180):
+            yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def binding(name: str = "p", node: str = "n1") -> Binding:
     return Binding("default", name, f"uid-{name}", node)
 
 
-def test_node_and_annotation_are_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def talk(made: Extender) -> None:
-        made.reader.request(single(3))
-        assert await made.binder.bind(binding()) == ""
-        assert list(made.nodes.holds) == ["uid-p"]
-
-    with fake(tmp_path, monkeypatch, lambda asked: DONE) as server:
-        run(tmp_path, talk)
+async def test_node_and_annotation_are_one_write(made: Extender, server: FakeAPIServer) -> None:
+    made.reader.request(single(3))
+    assert await made.binder.bind(binding()) == ""
+    assert list(made.nodes.holds) == ["uid-p"]
     (asked,) = server.asked
     assert asked.method == "POST"
     assert asked.path.startswith("/api/v1/namespaces/default/pods/p/binding")
@@ -65,85 +83,67 @@ def test_node_and_annotation_are_one_write(tmp_path: Path, monkeypatch: pytest.M
     }  # fmt: skip
 
 
-def test_an_ordinary_pod_is_bound_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_ordinary_pod_is_bound_as_it_is(made: Extender, server: FakeAPIServer) -> None:
     """Also one that was not filtered here: another replica was asked."""
     ordinary = pod(container(cpu="250m", memory="1Gi"))
 
     def answer(asked: Asked) -> Said:
         return Said(200, ordinary) if asked.method == "GET" else DONE
 
-    async def talk(made: Extender) -> None:
-        assert await made.binder.bind(binding()) == ""
-        assert not made.nodes.holds
-
-    with fake(tmp_path, monkeypatch, answer) as server:
-        run(tmp_path, talk)
+    server.answer = answer
+    assert await made.binder.bind(binding()) == ""
+    assert not made.nodes.holds
     assert [asked.method for asked in server.asked] == ["GET", "POST"]
     assert "annotations" not in server.asked[1].body["metadata"]
 
 
-def test_a_second_call_waits_for_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def talk(made: Extender) -> None:
-        made.reader.request(single(3))
-        made.node_watcher.put(topology(4, 4, name="n2"))
-        found = await asyncio.gather(
-            made.binder.bind(binding()),
-            made.binder.bind(binding()),
-            made.binder.bind(binding(node="n2")),
-        )
-        assert found == ["", "", "is on n1 already"]
-        assert [hold.node for hold in made.nodes.holds.values()] == ["n1"]
-
-    with fake(tmp_path, monkeypatch, lambda asked: DONE) as server:
-        run(tmp_path, talk)
+async def test_a_second_call_waits_for_the_first(made: Extender, server: FakeAPIServer) -> None:
+    made.reader.request(single(3))
+    made.node_watcher.put(topology(4, 4, name="n2"))
+    found = await asyncio.gather(
+        made.binder.bind(binding()),
+        made.binder.bind(binding()),
+        made.binder.bind(binding(node="n2")),
+    )
+    assert found == ["", "", "is on n1 already"]
+    assert [hold.node for hold in made.nodes.holds.values()] == ["n1"]
     assert len(server.asked) == 1
 
 
-def test_what_is_held_is_looked_at_again_when_a_pod_is_bound(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_what_is_held_is_looked_at_again_when_a_pod_is_bound(
+    made: Extender, server: FakeAPIServer
 ) -> None:
-    async def talk(made: Extender) -> None:
-        for name in ("a", "b", "c"):
-            made.reader.request(single(3, name=name))
-        assert await made.binder.bind(binding("a")) == ""
-        assert await made.binder.bind(binding("b")) == ""
-        why = await made.binder.bind(binding("c"))
-        assert why == "needs 3 exclusive CPUs on one NUMA node; most free: 1"
-        assert len(made.nodes.holds) == 2
-
-    with fake(tmp_path, monkeypatch, lambda asked: DONE) as server:
-        run(tmp_path, talk)
+    for name in ("a", "b", "c"):
+        made.reader.request(single(3, name=name))
+    assert await made.binder.bind(binding("a")) == ""
+    assert await made.binder.bind(binding("b")) == ""
+    why = await made.binder.bind(binding("c"))
+    assert why == "needs 3 exclusive CPUs on one NUMA node; most free: 1"
+    assert len(made.nodes.holds) == 2
     assert len(server.asked) == 2
 
 
-def test_a_pod_on_two_numa_nodes_takes_from_both(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_pod_on_two_numa_nodes_takes_from_both(
+    made: Extender, server: FakeAPIServer
 ) -> None:
-    async def talk(made: Extender) -> None:
-        made.reader.request(single(6, name="wide", policy="best-effort"))
-        for name, cpus in (("more", 3), ("rest", 2)):
-            made.reader.request(single(cpus, name=name))
-        assert await made.binder.bind(binding("wide")) == ""
-        why = await made.binder.bind(binding("more"))
-        assert why == "needs 3 exclusive CPUs on one NUMA node; most free: 2"
-        assert await made.binder.bind(binding("rest")) == ""
-
-    with fake(tmp_path, monkeypatch, lambda asked: DONE) as server:
-        run(tmp_path, talk)
+    made.reader.request(single(6, name="wide", policy="best-effort"))
+    for name, cpus in (("more", 3), ("rest", 2)):
+        made.reader.request(single(cpus, name=name))
+    assert await made.binder.bind(binding("wide")) == ""
+    why = await made.binder.bind(binding("more"))
+    assert why == "needs 3 exclusive CPUs on one NUMA node; most free: 2"
+    assert await made.binder.bind(binding("rest")) == ""
     placed = [asked.body["metadata"]["annotations"][f"{PREFIX}/placed"] for asked in server.asked]
     assert placed == ['{"main":"0-1"}', '{"main":"1"}'], "the first NUMA node is full"
 
 
-def test_a_binding_that_fails_for_sure_holds_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_binding_that_fails_for_sure_holds_nothing(
+    made: Extender, server: FakeAPIServer
 ) -> None:
-    async def talk(made: Extender) -> None:
-        made.reader.request(single(3))
-        assert "403: not allowed" in await made.binder.bind(binding())
-        assert not made.nodes.holds
-
-    with fake(tmp_path, monkeypatch, lambda asked: status(403, "not allowed")):
-        run(tmp_path, talk)
+    server.answer = lambda asked: status(403, "not allowed")
+    made.reader.request(single(3))
+    assert "403: not allowed" in await made.binder.bind(binding())
+    assert not made.nodes.holds
 
 
 @pytest.mark.parametrize(
@@ -155,13 +155,8 @@ def test_a_binding_that_fails_for_sure_holds_nothing(
         ("n1", "another", False, False),
     ],
 )
-def test_after_a_conflict_the_pod_is_read(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    node: str,
-    uid: str,
-    held: bool,
-    bound: bool,
+async def test_after_a_conflict_the_pod_is_read(
+    made: Extender, server: FakeAPIServer, node: str, uid: str, held: bool, bound: bool
 ) -> None:
     found = single(3, node=node)
     found["metadata"]["uid"] = uid
@@ -169,19 +164,16 @@ def test_after_a_conflict_the_pod_is_read(
     def answer(asked: Asked) -> Said:
         return Said(200, found) if asked.method == "GET" else status(409, "is already assigned")
 
-    async def talk(made: Extender) -> None:
-        made.reader.request(single(3))
-        problem = await made.binder.bind(binding())
-        assert (problem == "") == bound
-        assert bool(made.nodes.holds) == held
-
-    with fake(tmp_path, monkeypatch, answer):
-        run(tmp_path, talk)
+    server.answer = answer
+    made.reader.request(single(3))
+    problem = await made.binder.bind(binding())
+    assert (problem == "") == bound
+    assert bool(made.nodes.holds) == held
 
 
 @pytest.mark.parametrize(("code", "held"), [(409, "n1"), (403, "n1"), (404, "")])
-def test_a_pod_that_has_its_node_keeps_what_is_held_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, held: str
+async def test_a_pod_that_has_its_node_keeps_what_is_held_there(
+    made: Extender, server: FakeAPIServer, code: int, held: str
 ) -> None:
     """kube-scheduler calls bind again where the first call took too long, also for another node."""
     bindings: list[str] = []
@@ -192,15 +184,12 @@ def test_a_pod_that_has_its_node_keeps_what_is_held_there(
         bindings.append(asked.body["target"]["name"])
         return DONE if len(bindings) == 1 else status(code, "is assigned to node n1")
 
-    async def talk(made: Extender) -> None:
-        made.node_watcher.put(topology(4, 4, name="n2"))
-        made.reader.request(single(3))
-        assert await made.binder.bind(binding()) == ""
-        assert f"{code}" in await made.binder.bind(binding(node="n2"))
-        assert [hold.node for hold in made.nodes.holds.values()] == ([held] if held else [])
-
-    with fake(tmp_path, monkeypatch, answer):
-        run(tmp_path, talk)
+    server.answer = answer
+    made.node_watcher.put(topology(4, 4, name="n2"))
+    made.reader.request(single(3))
+    assert await made.binder.bind(binding()) == ""
+    assert f"{code}" in await made.binder.bind(binding(node="n2"))
+    assert [hold.node for hold in made.nodes.holds.values()] == ([held] if held else [])
     assert bindings == ["n1", "n2"]
 
 
@@ -209,8 +198,8 @@ def running(name: str, **keys: Any) -> dict[str, Any]:
     return single(3, name=name, node="n1", phase="Running", placed='{"main":"0"}', **keys)
 
 
-def test_who_started_before_anybody_watched_is_not_overlooked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_who_started_before_anybody_watched_is_not_overlooked(
+    made: Extender, server: FakeAPIServer
 ) -> None:
     """The kubelet says that it runs, the node's object is older than that: neither list has it."""
     chosen = "fieldSelector=spec.nodeName=n1,status.phase=Running"
@@ -222,32 +211,27 @@ def test_who_started_before_anybody_watched_is_not_overlooked(
         watched = "watch=true" in asked.path
         return Said(200, "" if watched else {"metadata": {"resourceVersion": "1"}, "items": there})
 
-    async def talk(made: Extender) -> None:
-        made.node_watcher.put(topology(4))
-        made.pods.synced.clear()
-        task = asyncio.create_task(made.pods.run())
-        await asyncio.wait_for(made.pods.synced.wait(), 180)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        assert not made.nodes.holds
-        for name in ("a", "b"):
-            made.reader.request(single(3, name=name))
-            why = await made.binder.bind(binding(name))
-            assert why == "needs 3 exclusive CPUs on one NUMA node; most free: 1"
-        assert list(made.nodes.holds) == ["uid-early"]
-        # The agent counts it, and then it is gone.
-        made.node_watcher.put(topology(1, charged=[("uid-early", "main")]))
-        assert not made.nodes.holds
-        made.node_watcher.put(topology(4))
-        assert await made.binder.bind(binding("a")) == ""
-
-    with fake(tmp_path, monkeypatch, answer) as server:
-        run(tmp_path, talk)
+    server.answer = answer
+    made.node_watcher.put(topology(4))
+    made.pods.synced.clear()
+    async with working(made.pods.run()):
+        await made.pods.synced.wait()
+    assert not made.nodes.holds
+    for name in ("a", "b"):
+        made.reader.request(single(3, name=name))
+        why = await made.binder.bind(binding(name))
+        assert why == "needs 3 exclusive CPUs on one NUMA node; most free: 1"
+    assert list(made.nodes.holds) == ["uid-early"]
+    # The agent counts it, and then it is gone.
+    made.node_watcher.put(topology(1, charged=[("uid-early", "main")]))
+    assert not made.nodes.holds
+    made.node_watcher.put(topology(4))
+    assert await made.binder.bind(binding("a")) == ""
     assert sum(chosen in unquote(asked.path) for asked in server.asked) == 1, "once for each node"
 
 
-def test_where_it_cannot_be_told_who_runs_nothing_is_bound(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_where_it_cannot_be_told_who_runs_nothing_is_bound(
+    made: Extender, server: FakeAPIServer
 ) -> None:
     """But ordinary pods are, and the next try asks again."""
     said: list[Said] = [
@@ -258,93 +242,70 @@ def test_where_it_cannot_be_told_who_runs_nothing_is_bound(
     def answer(asked: Asked) -> Said:
         return DONE if asked.method == "POST" else said.pop(0)
 
-    async def talk(made: Extender) -> None:
-        made.pod_watcher.listed(frozenset())
-        made.reader.request(pod(container(cpu="250m", memory="1Gi"), name="ordinary"))
-        assert await made.binder.bind(binding("ordinary")) == ""
-        made.reader.request(single(3))
-        assert "cannot list pods" in await made.binder.bind(binding())
-        assert await made.binder.bind(binding()) != ""
-        assert await made.binder.bind(binding()) != ""
-        assert not made.nodes.holds
-        assert await made.binder.bind(binding()) == ""
-
-    with fake(tmp_path, monkeypatch, answer):
-        run(tmp_path, talk)
+    server.answer = answer
+    made.pod_watcher.listed(frozenset())
+    made.reader.request(pod(container(cpu="250m", memory="1Gi"), name="ordinary"))
+    assert await made.binder.bind(binding("ordinary")) == ""
+    made.reader.request(single(3))
+    assert "cannot list pods" in await made.binder.bind(binding())
+    assert await made.binder.bind(binding()) != ""
+    assert await made.binder.bind(binding()) != ""
+    assert not made.nodes.holds
+    assert await made.binder.bind(binding()) == ""
     assert said == []
 
 
-def test_after_a_while_and_until_the_next_list_nobody_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_after_a_while_and_until_the_next_list_nobody_is_read(server: FakeAPIServer) -> None:
+    server.answer = lambda asked: Said(200, {"items": []})
     now = 0.0
-
-    async def read() -> None:
-        nonlocal now
-        made = Extender(
-            AgentConfig(scheduler=Scheduling(credentials=str(tmp_path), settle=10)),
-            clock=lambda: now,
-        )
-        pods = made.pod_watcher
-        await pods.read_node("n1")
-        assert not server.asked, "nothing was listed yet"
-        pods.listed(frozenset())
-        for at, node, asked in ((0.0, "n1", 1), (1.0, "n1", 1), (59.0, "n2", 2), (60.0, "n3", 2)):
-            now = at
-            await pods.read_node(node)
-            assert len(server.asked) == asked
-        pods.listed(frozenset())
-        await pods.read_node("n1")
-        assert len(server.asked) == 3
-        await made.api.close()
-        await made.lease_api.close()
-
-    with fake(tmp_path, monkeypatch, lambda asked: Said(200, {"items": []})) as server:
-        asyncio.run(read())
+    section = Scheduling(credentials=str(server.directory), settle=10)
+    made = Extender(AgentConfig(scheduler=section), clock=lambda: now)
+    pods = made.pod_watcher
+    await pods.read_node("n1")
+    assert not server.asked, "nothing was listed yet"
+    pods.listed(frozenset())
+    for at, node, asked in ((0.0, "n1", 1), (1.0, "n1", 1), (59.0, "n2", 2), (60.0, "n3", 2)):
+        now = at
+        await pods.read_node(node)
+        assert len(server.asked) == asked
+    pods.listed(frozenset())
+    await pods.read_node("n1")
+    assert len(server.asked) == 3
+    await made.api.close()
 
 
-def test_without_an_api_server_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_an_api_server_it_says_so(
+    made: Extender, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-
-    async def talk(made: Extender) -> None:
-        made.reader.request(single(3))
-        assert "no credentials" in await made.binder.bind(binding())
-
-    run(tmp_path, talk)
+    made.reader.request(single(3))
+    assert "no credentials" in await made.binder.bind(binding())
 
 
-def test_who_does_not_lead_binds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("made", [{"lease": "nri-numa-scheduler"}], indirect=True)
+async def test_who_does_not_lead_binds_nothing(made: Extender, server: FakeAPIServer) -> None:
     body = {"PodName": "p", "PodNamespace": "default", "PodUID": "uid-p", "Node": "n1"}
-
-    async def talk(made: Extender) -> None:
-        assert (
-            "another replica leads"
-            in json.loads(await made.bind(json.dumps(body).encode()))["Error"]
-        )
-        assert "another replica leads" in made.not_ready()
-
-    with fake(tmp_path, monkeypatch, lambda asked: DONE) as server:
-        run(tmp_path, talk, lease="nri-numa-scheduler")
+    assert (
+        "another replica leads" in json.loads(await made.bind(json.dumps(body).encode()))["Error"]
+    )
+    assert "another replica leads" in made.not_ready()
     assert not server.asked
 
 
 # --- the Lease --------------------------------------------------------------------------------
 
 
-def test_a_lease_that_may_not_be_read_is_why_nothing_is_bound(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("made", [{"lease": "nri-numa-scheduler"}], indirect=True)
+async def test_a_lease_that_may_not_be_read_is_why_nothing_is_bound(
+    made: Extender, server: FakeAPIServer
 ) -> None:
     """The sentence names the rule that is missing."""
-
-    async def talk(made: Extender) -> None:
-        assert made.election is not None
-        await made.election.step()
-        why = made.not_ready()
-        assert "the Lease cannot be used" in why
-        assert "lacks apiGroups ['coordination.k8s.io'], resources [leases], verbs [get]" in why
-
-    with fake(tmp_path, monkeypatch, lambda asked: status(403, "leases is forbidden")):
-        run(tmp_path, talk, lease="nri-numa-scheduler")
+    server.answer = lambda asked: status(403, "leases is forbidden")
+    assert made.election is not None
+    await made.election.step()
+    why = made.not_ready()
+    assert "the Lease cannot be used" in why
+    assert "lacks apiGroups ['coordination.k8s.io'], resources [leases], verbs [get]" in why
 
 
 # --- lists and watches ------------------------------------------------------------------------
@@ -377,8 +338,8 @@ class Recorder(Watched):
             self.empty.set()
 
 
-def test_pages_changes_and_a_second_list_after_410(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_pages_changes_and_a_second_list_after_410(
+    server: FakeAPIServer, api: KubeAPI
 ) -> None:
     gone = {"type": "ERROR", "object": {"kind": "Status", "code": 410, "message": "too old"}}
     watched: list[str] = []
@@ -398,27 +359,19 @@ def test_pages_changes_and_a_second_list_after_410(
         return Said(200, {"metadata": {"resourceVersion": "10", "continue": "more"},
                           "items": [topology(1, name="a")]})  # fmt: skip
 
-    async def follow() -> None:
-        connection = KubeAPI(str(tmp_path), "test")
-        objects = Recorder()
-        follower = Watch(connection, TOPOLOGIES, objects)
-        task = asyncio.create_task(follower.run())
-        await asyncio.wait_for(objects.empty.wait(), 180)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        await connection.close()
-        assert objects.changes[:9] == [
-            ("put", "a"), ("put", "b"), ("all", ["a", "b"]), ("put", "c"), ("removed", "a"),
-            ("gone", "a"), ("gone", "b"), ("gone", "c"), ("all", []),
-        ]  # fmt: skip
-        assert "resourceVersion=10" in watched[0]
-        assert "resourceVersion=12" in watched[1]
-
-    with fake(tmp_path, monkeypatch, answer):
-        asyncio.run(follow())
+    server.answer = answer
+    objects = Recorder()
+    async with working(Watch(api, TOPOLOGIES, objects).run()):
+        await objects.empty.wait()
+    assert objects.changes[:9] == [
+        ("put", "a"), ("put", "b"), ("all", ["a", "b"]), ("put", "c"), ("removed", "a"),
+        ("gone", "a"), ("gone", "b"), ("gone", "c"), ("all", []),
+    ]  # fmt: skip
+    assert "resourceVersion=10" in watched[0]
+    assert "resourceVersion=12" in watched[1]
 
 
-def test_a_watch_that_ends_is_resumed_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_watch_that_ends_is_resumed_soon(server: FakeAPIServer, api: KubeAPI) -> None:
     """Each goes on in a quarter of a second, so that a dozen need no minutes."""
     watched: list[str] = []
 
@@ -429,137 +382,93 @@ def test_a_watch_that_ends_is_resumed_soon(tmp_path: Path, monkeypatch: pytest.M
         name = f"n{len(watched)}"
         return Said(200, event("ADDED", topology(1, name=name), str(10 + len(watched))))
 
-    async def follow() -> None:
-        connection = KubeAPI(str(tmp_path), "test")
-        enough = asyncio.Event()
+    server.answer = answer
+    enough = asyncio.Event()
 
-        class Counted(Recorder):
-            def put(self, document: Mapping[str, Any]) -> None:
-                super().put(document)
-                if len(self.changes) == 14:  # the empty list is one
-                    enough.set()
+    class Counted(Recorder):
+        def put(self, document: Mapping[str, Any]) -> None:
+            super().put(document)
+            if len(self.changes) == 14:  # the empty list is one
+                enough.set()
 
-        follower = Watch(connection, TOPOLOGIES, Counted(), jitter=lambda: 0.0)
-        task = asyncio.create_task(follower.run())
-        await asyncio.wait_for(enough.wait(), 180)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        await connection.close()
-
-    with fake(tmp_path, monkeypatch, answer):
-        asyncio.run(follow())
+    async with working(Watch(api, TOPOLOGIES, Counted(), jitter=lambda: 0.0).run()):
+        await enough.wait()
 
 
-def test_a_kind_that_is_not_installed_has_no_objects(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_kind_that_is_not_installed_has_no_objects(
+    server: FakeAPIServer, api: KubeAPI
 ) -> None:
     """Ordinary pods are not kept waiting for it."""
-
-    async def follow() -> None:
-        connection = KubeAPI(str(tmp_path), "test")
-        follower = Watch(connection, TOPOLOGIES, Recorder())
-        task = asyncio.create_task(follower.run())
-        await asyncio.wait_for(follower.synced.wait(), 180)
+    server.answer = lambda asked: status(404, "could not find the resource")
+    follower = Watch(api, TOPOLOGIES, Recorder())
+    async with working(follower.run()):
+        await follower.synced.wait()
         assert "404" in follower.problem
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        await connection.close()
-
-    with fake(tmp_path, monkeypatch, lambda asked: status(404, "could not find the resource")):
-        asyncio.run(follow())
 
 
-def test_rights_that_are_missing_are_named_and_questions_wait(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_rights_that_are_missing_are_named_and_questions_wait(
+    made: Extender, server: FakeAPIServer
 ) -> None:
     """Ordinary pods do not: nothing has to be known for them."""
     text = 'noderesourcetopologies.topology.node.k8s.io is forbidden: User "u" cannot list'
-
-    async def talk(made: Extender) -> None:
-        made.topologies.synced.clear()
-        task = asyncio.create_task(made.topologies.run())
-        async with asyncio.timeout(180):
-            while not made.topologies.problem:
-                await asyncio.sleep(0.01)
-        asked = {"Pod": single(2), "NodeNames": ["n1"]}
-        assert text in json.loads(await made.filter(json.dumps(asked).encode()))["Error"]
-        assert "noderesourcetopologies: 403" in made.not_ready()
-        asked["Pod"] = pod(container(cpu="250m", memory="1Gi"))
-        assert json.loads(await made.filter(json.dumps(asked).encode()))["NodeNames"] == ["n1"]
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-    with fake(tmp_path, monkeypatch, lambda asked: status(403, text)):
-        run(tmp_path, talk)
+    server.answer = lambda asked: status(403, text)
+    made.topologies.synced.clear()
+    async with working(made.topologies.run()):
+        while not made.topologies.problem:
+            await asyncio.sleep(0.01)
+    asked = {"Pod": single(2), "NodeNames": ["n1"]}
+    assert text in json.loads(await made.filter(json.dumps(asked).encode()))["Error"]
+    assert "noderesourcetopologies: 403" in made.not_ready()
+    asked["Pod"] = pod(container(cpu="250m", memory="1Gi"))
+    assert json.loads(await made.filter(json.dumps(asked).encode()))["NodeNames"] == ["n1"]
 
 
 # --- waking -----------------------------------------------------------------------------------
 
 
-def activator(directory: Path, clock: Callable[[], float]) -> PodActivator:
-    config = AgentConfig(scheduler=Scheduling(credentials=str(directory)))
-    api = KubeAPI(str(directory), "test")
-    return PodActivator(api, config, SchedulerMetrics("test").wakes, clock=clock, wall=lambda: 1.5)
+def activator(api: KubeAPI, clock: Callable[[], float]) -> PodActivator:
+    wakes = SchedulerMetrics("test").wakes
+    return PodActivator(api, AgentConfig(), wakes, clock=clock, wall=lambda: 1.5)
 
 
-def test_room_wakes_who_was_refused_and_nobody_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_room_wakes_who_was_refused_and_nobody_else(
+    server: FakeAPIServer, api: KubeAPI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nri_numa.scheduler.watcher.WAKE_INTERVAL", 0.01)
-
-    async def wake() -> None:
-        now = [0.0]
-        made = activator(tmp_path, lambda: now[0])
-        made.more_room("n0")  # no pod waits
-        made.refused("a")
-        made.settled("a")
-        made.more_room("n0")
-        made.refused("b")
-        now[0] = 601.0
-        made.more_room("n0")  # it was tried again since, or does not exist any more
-        assert not made.due
-        made.refused("c")
-        made.more_room("n1")
-        task = asyncio.create_task(made.run(lambda: True))
-        async with asyncio.timeout(180):
-            while not server.asked:
-                await asyncio.sleep(0.01)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        await made._api.close()
-
-    with fake(tmp_path, monkeypatch, lambda asked: Said(200, asked.body)) as server:
-        asyncio.run(wake())
+    now = 0.0
+    made = activator(api, lambda: now)
+    made.more_room("n0")  # no pod waits
+    made.refused("a")
+    made.settled("a")
+    made.more_room("n0")
+    made.refused("b")
+    now = 601.0
+    made.more_room("n0")  # it was tried again since, or does not exist any more
+    assert not made.due
+    made.refused("c")
+    made.more_room("n1")
+    async with working(made.run(lambda: True)):
+        while not server.asked:
+            await asyncio.sleep(0.01)
     (asked,) = server.asked
     assert (asked.method, asked.content_type) == ("PATCH", "application/merge-patch+json")
     assert asked.path.startswith("/api/v1/nodes/n1")
     assert asked.body == {"metadata": {"annotations": {"numa.kubernetes.io/room": "1500"}}}
 
 
-def test_who_takes_over_wakes_the_pods_that_were_refused_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_who_takes_over_wakes_the_pods_that_were_refused_before(
+    made: Extender, server: FakeAPIServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are in the scheduler's queue, and whoever refused them is gone."""
     monkeypatch.setattr("nri_numa.scheduler.extender.TICK", 0.01)
-
-    async def talk(made: Extender) -> None:
-        tasks = [
-            asyncio.create_task(made.tick()),
-            asyncio.create_task(made.activator.run(made.leads)),
-        ]
-        async with asyncio.timeout(180):
-            while "wakes_total 1.0" not in made.measured().decode():
-                await asyncio.sleep(0.01)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    with fake(tmp_path, monkeypatch, lambda asked: Said(200, asked.body)) as server:
-        run(tmp_path, talk)
+    server.answer = lambda asked: Said(200, asked.body)
+    async with working(made.tick(), made.activator.run(made.leads)):
+        while "wakes_total 1.0" not in made.measured().decode():
+            await asyncio.sleep(0.01)
     assert [asked.path.partition("?")[0] for asked in server.asked] == ["/api/v1/nodes/n1"]
 
 
-def test_without_a_node_no_pod_is_activated(tmp_path: Path) -> None:
-    made = activator(tmp_path, lambda: 0.0)
+async def test_without_a_node_no_pod_is_activated(api: KubeAPI) -> None:
+    made = activator(api, lambda: 0.0)
     made.wake("")
     assert not made.due

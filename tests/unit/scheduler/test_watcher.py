@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from pathlib import Path
 from typing import Any
@@ -210,7 +209,7 @@ def test_who_runs_and_is_held_or_ends_or_is_not_ours_changes_nothing() -> None:
     assert not watched.nodes.holds
 
 
-def test_no_binding_waits_longer_than_one_reading_may_take(
+async def test_no_binding_waits_longer_than_one_reading_may_take(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The API server does not answer: each asks anew."""
@@ -220,23 +219,17 @@ def test_no_binding_waits_longer_than_one_reading_may_take(
         over.wait(60)
         return Said(200, {"items": []})
 
-    async def talk() -> None:
-        watched = watched_node()
-        api = KubeAPI(str(tmp_path), "test")
-        config = AgentConfig(scheduler=Scheduling(bind_timeout=2))
-        pods = PodWatcher(
-            api, watched.nodes, watched.reader, watched.activator, config, lambda: 0.0
-        )
-        pods.listed(frozenset())
-        for _ in range(2):
-            with pytest.raises(TimeoutError):
-                await pods.read_node("n1")
-        over.set()
-        await api.close()
-
+    watched = watched_node()
+    api = KubeAPI(str(tmp_path), "test")
+    config = AgentConfig(scheduler=Scheduling(bind_timeout=2))
+    pods = PodWatcher(api, watched.nodes, watched.reader, watched.activator, config, lambda: 0.0)
+    pods.listed(frozenset())
     with fake(tmp_path, monkeypatch, answer) as server:
         try:
-            asyncio.run(talk())
+            for _ in range(2):
+                with pytest.raises(TimeoutError):
+                    await pods.read_node("n1")
         finally:
             over.set()
+        await api.close()
     assert len(server.asked) == 2

@@ -7,9 +7,9 @@ import contextlib
 import io
 import json
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from aiohttp import ClientError, ClientSession, ClientTimeout
@@ -20,7 +20,7 @@ from nri_numa.scheduler.extender import LARGEST, Extender
 from tests.beds.certificates import make_certificate
 from tests.unit.scheduler.objects import container, pod, single, topology
 
-Ask = Callable[[str, bytes], Awaitable[tuple[int, Any]]]
+Ask = Callable[..., Coroutine[Any, Any, tuple[int, Any]]]
 
 
 def extender(*, synced: bool = True, **section: Any) -> Extender:
@@ -34,155 +34,128 @@ def extender(*, synced: bool = True, **section: Any) -> Extender:
     return made
 
 
-def serve(made: Extender, talk: Callable[[Ask], Awaitable[None]]) -> None:
-    """Serve it on loopback while somebody talks."""
+@pytest.fixture
+async def made(request: pytest.FixtureRequest) -> Extender:
+    return extender(**getattr(request, "param", {}))
 
-    async def run() -> None:
-        server = made.site("127.0.0.1")
-        server.listen(0)
-        port = server.port
-        async with ClientSession(timeout=ClientTimeout(60)) as session:
 
-            async def ask(path: str, body: bytes) -> tuple[int, Any]:
-                method = "POST" if body else "GET"
-                url = f"http://127.0.0.1:{port}{path}"
-                async with session.request(
-                    method, url, data=io.BytesIO(body) if body else None
-                ) as answer:
-                    text = await answer.read()
-                    assert answer.headers["Content-Length"] == str(len(text))
-                    plain = "json" not in answer.headers["Content-Type"]
-                    return answer.status, text.decode() if plain else json.loads(text)
+@pytest.fixture
+async def ask(made: Extender) -> AsyncIterator[Ask]:
+    """Asks it on loopback."""
+    server = made.site("127.0.0.1")
+    server.listen(0)
+    async with ClientSession(timeout=ClientTimeout(60)) as session:
 
-            try:
-                await talk(ask)
-            finally:
-                await server.stop()
+        async def answer_to(path: str, body: bytes = b"") -> tuple[int, Any]:
+            url = f"http://127.0.0.1:{server.port}{path}"
+            data = io.BytesIO(body) if body else None
+            async with session.request("POST" if body else "GET", url, data=data) as answer:
+                text = await answer.read()
+                assert answer.headers["Content-Length"] == str(len(text))
+                plain = "json" not in answer.headers["Content-Type"]
+                return answer.status, text.decode() if plain else json.loads(text)
 
-    asyncio.run(run())
+        yield answer_to
+        await server.stop()
 
 
 def question(document: object, *names: str) -> bytes:
     return json.dumps({"Pod": document, "Nodes": None, "NodeNames": list(names)}).encode()
 
 
-def test_a_scheduler_is_answered() -> None:
-    async def talk(ask: Ask) -> None:
-        status, found = await ask("/filter", question(single(6), "a", "b", "nobody"))
-        assert status == 200
-        assert found["NodeNames"] == ["b"]
-        assert found["FailedNodes"] == {
-            "a": "needs 6 exclusive CPUs on one NUMA node; most free: 4"
-        }
-        assert list(found["FailedAndUnresolvableNodes"]) == ["nobody"]
-        status, scores = await ask("/prioritize", question(single(2), "a", "b"))
-        assert [one["Host"] for one in scores] == ["a", "b"]
-        assert scores[1]["Score"] > scores[0]["Score"]
-        status, text = await ask("/metrics", b"")
-        assert 'nri_numa_scheduler_calls_total{result="answered",verb="filter"} 1.0' in text
-        assert "nri_numa_scheduler_nodes 2.0" in text
-        assert (await ask("/healthz", b"")) == (200, "ok\n")
-        assert (await ask("/readyz", b"")) == (200, "ok\n")
-
-    serve(extender(), talk)
+async def test_a_scheduler_is_answered(ask: Ask) -> None:
+    status, found = await ask("/filter", question(single(6), "a", "b", "nobody"))
+    assert status == 200
+    assert found["NodeNames"] == ["b"]
+    assert found["FailedNodes"] == {"a": "needs 6 exclusive CPUs on one NUMA node; most free: 4"}
+    assert list(found["FailedAndUnresolvableNodes"]) == ["nobody"]
+    status, scores = await ask("/prioritize", question(single(2), "a", "b"))
+    assert [one["Host"] for one in scores] == ["a", "b"]
+    assert scores[1]["Score"] > scores[0]["Score"]
+    status, text = await ask("/metrics")
+    assert 'nri_numa_scheduler_calls_total{result="answered",verb="filter"} 1.0' in text
+    assert "nri_numa_scheduler_nodes 2.0" in text
+    assert (await ask("/healthz")) == (200, "ok\n")
+    assert (await ask("/readyz")) == (200, "ok\n")
 
 
-def test_filter_names_all_nodes_with_room_where_prioritize_is_asked() -> None:
+async def test_filter_names_all_nodes_with_room_where_prioritize_is_asked() -> None:
     """By default it names the best ones: the configuration that is shipped asks nothing else."""
     for narrow, named in ((True, ["b"]), (False, ["a", "b"])):
         made = extender(narrow=narrow)
         # Two NUMA nodes of a would hold it, and one of b.
         body = question(single(6, policy="best-effort"), "a", "b")
-        found = json.loads(asyncio.run(made.filter(body)))
+        found = json.loads(await made.filter(body))
         assert found["NodeNames"] == named
         assert not found["FailedNodes"]
         assert not found["FailedAndUnresolvableNodes"]
-        scores = json.loads(asyncio.run(made.prioritize(body)))
+        scores = json.loads(await made.prioritize(body))
         assert [one["Host"] for one in scores] == ["a", "b"]
 
 
-def test_before_nodes_are_known_ordinary_pods_pass_and_ours_wait() -> None:
-    async def talk(ask: Ask) -> None:
-        ordinary = pod(container(cpu="250m", memory="1Gi"))
-        assert (await ask("/filter", question(ordinary, "a")))[1]["NodeNames"] == ["a"]
-        assert "still being read" in (await ask("/filter", question(single(2), "a")))[1]["Error"]
-        assert (await ask("/readyz", b""))[0] == 503
-        binding = {"PodName": "p", "PodNamespace": "n", "PodUID": "u", "Node": "a"}
-        found = await ask("/bind", json.dumps(binding).encode())
-        assert "still being read" in found[1]["Error"]
-
-    serve(extender(synced=False), talk)
+@pytest.mark.parametrize("made", [{"synced": False}], indirect=True)
+async def test_before_nodes_are_known_ordinary_pods_pass_and_ours_wait(ask: Ask) -> None:
+    ordinary = pod(container(cpu="250m", memory="1Gi"))
+    assert (await ask("/filter", question(ordinary, "a")))[1]["NodeNames"] == ["a"]
+    assert "still being read" in (await ask("/filter", question(single(2), "a")))[1]["Error"]
+    assert (await ask("/readyz"))[0] == 503
+    binding = {"PodName": "p", "PodNamespace": "n", "PodUID": "u", "Node": "a"}
+    found = await ask("/bind", json.dumps(binding).encode())
+    assert "still being read" in found[1]["Error"]
 
 
-def test_what_is_no_question_is_an_answer_too() -> None:
-    async def talk(ask: Ask) -> None:
-        for body, expected in (
-            (b"{", 400),
-            (b"null", 400),
-            (b'{"Pod":{},"Nodes":{"items":[]}}', 400),
-        ):
-            for verb in ("/filter", "/prioritize", "/bind"):
-                status, found = await ask(verb, body)
-                assert (status, bool(found["Error"])) == (expected, True)
-        with contextlib.suppress(ClientError):  # it need not hear all of it
-            assert (await ask("/filter", b"x" * (10 << 20)))[0] == 413
-        # Pods of nonsense are nobody's, and what asks is told what is wrong.
-        for document in ({}, {"spec": {"containers": 3}}, {"metadata": {"annotations": 3}}):
-            assert (await ask("/filter", question(document, "a")))[1]["NodeNames"] == ["a"]
-        wrong = question(single(6, policy="near"), "a")
-        (why,) = (await ask("/filter", wrong))[1]["FailedAndUnresolvableNodes"].values()
-        assert "policy is 'near'" in why
-        large = single(2)
-        large["metadata"]["annotations"]["example.com/note"] = "x" * (LARGEST - 100_000)
-        assert (await ask("/filter", question(large, "a")))[1]["NodeNames"] == ["a"]
-        assert (await ask("/nothing", b"{}"))[0] == 404
-        # And it still answers.
-        assert (await ask("/filter", question(single(2), "a")))[1]["NodeNames"] == ["a"]
-
-    serve(extender(), talk)
+async def test_what_is_no_question_is_an_answer_too(ask: Ask) -> None:
+    for body in (b"{", b"null", b'{"Pod":{},"Nodes":{"items":[]}}'):
+        for verb in ("/filter", "/prioritize", "/bind"):
+            status, found = await ask(verb, body)
+            assert (status, bool(found["Error"])) == (400, True)
+    with contextlib.suppress(ClientError):  # it need not hear all of it
+        assert (await ask("/filter", b"x" * (10 << 20)))[0] == 413
+    # Pods of nonsense are nobody's, and what asks is told what is wrong.
+    for document in ({}, {"spec": {"containers": 3}}, {"metadata": {"annotations": 3}}):
+        assert (await ask("/filter", question(document, "a")))[1]["NodeNames"] == ["a"]
+    wrong = question(single(6, policy="near"), "a")
+    (why,) = (await ask("/filter", wrong))[1]["FailedAndUnresolvableNodes"].values()
+    assert "policy is 'near'" in why
+    large = single(2)
+    large["metadata"]["annotations"]["example.com/note"] = "x" * (LARGEST - 100_000)
+    assert (await ask("/filter", question(large, "a")))[1]["NodeNames"] == ["a"]
+    assert (await ask("/nothing", b"{}"))[0] == 404
+    # And it still answers.
+    assert (await ask("/filter", question(single(2), "a")))[1]["NodeNames"] == ["a"]
 
 
-def test_a_mistake_of_ours_is_an_answer() -> None:
-    made = extender()
-
-    async def broken(body: bytes) -> bytes:
+async def test_a_mistake_of_ours_is_an_answer(ask: Ask, made: Extender) -> None:
+    def broken(document: object) -> NoReturn:
         raise RuntimeError("boom")
 
-    made.filter = broken  # type: ignore[method-assign]
-
-    async def talk(ask: Ask) -> None:
-        status, found = await ask("/filter", b"{}")
-        assert status == 500
-        assert "boom" not in str(found)
-
-    serve(made, talk)
+    made.reader.request = broken  # type: ignore[method-assign]
+    status, found = await ask("/filter", question({}))
+    assert status == 500
+    assert "boom" not in str(found)
 
 
-def test_with_an_authority_only_who_has_a_certificate_may_ask(tmp_path: Path) -> None:
+async def test_with_an_authority_only_who_has_a_certificate_may_ask(tmp_path: Path) -> None:
     """Probes and scrapers have none."""
     make_certificate(tmp_path, "test")
     cert, key = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
     made = extender(tls_cert=cert, tls_key=key, client_ca=cert)
-
-    async def run() -> list[int]:
-        server = made.site("127.0.0.1")
-        server.listen(0)
-        base = f"https://127.0.0.1:{server.port}"
-        found = []
-        for known in (True, False):
-            context = ssl.create_default_context(cafile=cert)
-            if known:
-                context.load_cert_chain(cert, key)
-            async with ClientSession() as session:
-                body = question(single(2), "a")
-                async with session.post(f"{base}/filter", data=body, ssl=context) as answer:
-                    found.append(answer.status)
-                async with session.get(f"{base}/readyz", ssl=context) as answer:
-                    found.append(answer.status)
-        await server.stop()
-        return found
-
-    assert asyncio.run(run()) == [200, 200, 403, 200]
+    server = made.site("127.0.0.1")
+    server.listen(0)
+    base = f"https://127.0.0.1:{server.port}"
+    found = []
+    for known in (True, False):
+        context = ssl.create_default_context(cafile=cert)
+        if known:
+            context.load_cert_chain(cert, key)
+        async with ClientSession() as session:
+            body = question(single(2), "a")
+            async with session.post(f"{base}/filter", data=body, ssl=context) as answer:
+                found.append(answer.status)
+            async with session.get(f"{base}/readyz", ssl=context) as answer:
+                found.append(answer.status)
+    await server.stop()
+    assert found == [200, 200, 403, 200]
 
 
 @pytest.mark.parametrize(
@@ -198,40 +171,32 @@ def test_with_an_authority_only_who_has_a_certificate_may_ask(tmp_path: Path) ->
         ("Host: localhost\r\n", 400),
     ],
 )
-def test_no_web_page_binds_a_pod(headers: str, status: int) -> None:
+async def test_no_web_page_binds_a_pod(headers: str, status: int) -> None:
     """A browser on the machine sends requests of foreign pages to loopback."""
-
-    async def run() -> int:
-        made = extender()
-        server = made.site("127.0.0.1")
-        server.listen(0)
-        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        writer.write(f"POST /bind HTTP/1.1\r\n{headers}\r\n".encode())
-        found = int((await reader.readline()).split()[1])
-        writer.close()
-        await server.stop()
-        return found
-
-    assert asyncio.run(run()) == status
+    made = extender()
+    server = made.site("127.0.0.1")
+    server.listen(0)
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(f"POST /bind HTTP/1.1\r\n{headers}\r\n".encode())
+    found = int((await reader.readline()).split()[1])
+    writer.close()
+    await server.stop()
+    assert found == status
 
 
-def test_bodies_have_a_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_bodies_have_a_sum(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of many clients that announce large bodies and send nothing, some wait for nothing."""
-
-    async def run() -> list[int]:
-        made = extender()
-        server = made.site("127.0.0.1")
-        server.listen(0)
-        head = f"POST /filter HTTP/1.1\r\nHost: localhost\r\nContent-Length: {LARGEST}\r\n"
-        found, streams = [], []
-        for _ in range(9):
-            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-            streams.append(writer)
-            writer.write(f"{head}Expect: 100-continue\r\n\r\n".encode())
-            found.append(int((await reader.readline()).split()[1]))
-        for writer in streams:
-            writer.close()
-        await server.stop()
-        return found
-
-    assert asyncio.run(run()) == [100] * 8 + [503]
+    made = extender()
+    server = made.site("127.0.0.1")
+    server.listen(0)
+    head = f"POST /filter HTTP/1.1\r\nHost: localhost\r\nContent-Length: {LARGEST}\r\n"
+    found, streams = [], []
+    for _ in range(9):
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        streams.append(writer)
+        writer.write(f"{head}Expect: 100-continue\r\n\r\n".encode())
+        found.append(int((await reader.readline()).split()[1]))
+    for writer in streams:
+        writer.close()
+    await server.stop()
+    assert found == [100] * 8 + [503]

@@ -209,11 +209,10 @@ def load(given: str | None) -> AgentConfig:
         return configuration.load(config_path(given), os.environ, given_settings())
 
 
-def serve(given: str | None, run: Callable[[AgentConfig], int]) -> int:
-    """Load the configuration and run a process that serves; the result is the exit code."""
+def serve(config: AgentConfig, run: Callable[[AgentConfig], int]) -> int:
+    """Run a process that serves, with its logs; the result is the exit code."""
     from nri_numa.observe import logs
 
-    config = load(given)
     try:
         logs.setup(config.log.level, config.log.format, file=config.log.file)
     except OSError as error:

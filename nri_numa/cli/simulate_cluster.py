@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from math import inf
 from typing import Any, Final
 
 import yaml
@@ -15,8 +16,8 @@ from nri_numa.cli.captured_cluster import (
     LARGEST,
     Captured,
     CaptureError,
-    Search,
     captured,
+    numa_nodes,
     search,
 )
 from nri_numa.cli.common import Mistake, Unreachable, progress
@@ -181,8 +182,8 @@ def _judged(
         "fits": bool(filtered.fits),
         "asks": not request.nothing,
         "node": fits[0][1] if fits else "",
-        "numaNodes": _places(fits[0][2]) if fits else {},
-        "nodes": [{"name": n, "score": s, "numaNodes": _places(v)} for s, n, v in fits],
+        "numaNodes": numa_nodes(fits[0][2]) if fits else {},
+        "nodes": [{"name": n, "score": s, "numaNodes": numa_nodes(v)} for s, n, v in fits],
         "refused": [
             {"reason": why, "hopeless": nodes[0] in filtered.hopeless, "nodes": nodes}
             for why, nodes in sorted(reasons.items(), key=lambda one: (-len(one[1]), one[0]))
@@ -191,38 +192,18 @@ def _judged(
     }
     if fits:
         _, node, verdict = fits[0]
-        hold = Hold(
-            request=request,
-            node=node,
-            places=dict(verdict.places),
-            charge=verdict.charge,
-            since=0.0,
-            until=float("inf"),
+        places, charge = dict(verdict.places), verdict.charge
+        cluster.nodes.hold(
+            Hold(request=request, node=node, places=places, charge=charge, since=0, until=inf)
         )
-        cluster.nodes.hold(hold)
     elif not filtered.fits and not request.wrong:
         rooms = {
             name: room
             for name in names
             if isinstance(room := cluster.nodes.room(name), NodeRoom) and not room.silent
         }
-        document["wouldHaveToMove"] = _moving(search(request, rooms, cluster.running, strategy))
+        document["wouldHaveToMove"] = search(request, rooms, cluster.running, strategy)
     return document
-
-
-def _places(verdict: Fits) -> dict[str, str]:
-    return {name: str(numa_nodes) for name, numa_nodes in verdict.places}
-
-
-def _moving(found: Search) -> dict[str, Any]:
-    moves = found.moves
-    return {
-        "node": moves.node if moves else "",
-        "numaNodes": dict(moves.places) if moves else {},
-        "pods": [{"pod": pod, "fitsOn": to} for pod, to in moves.pods] if moves else [],
-        "setsTried": found.tried,
-        "cut": found.cut,
-    }
 
 
 # --- in words -------------------------------------------------------------------------------------

@@ -189,46 +189,17 @@ def lines(explanations: list[dict[str, Any]], now: float) -> Iterator[str]:
     for number, one in enumerate(explanations):
         if number:
             yield ""
-        assignment, refusal = one.get("assignment"), one.get("refusal")
-        real = assignment.get("actual") if assignment else None
-        if one.get("details") is not None:
-            document = one["details"]
-            if real:  # how long is easier to read than since when
-                document = {**document, "actual": actual_since(real, now)}
-            yield from sentences.text(document, terminal_width()).split("\n")
-            yield from _memory(assignment)
-            continue
-        yield harmless(f"{one['namespace']}/{one['pod']}, container {one['container']}")
-        if real:
-            yield from wrapped(f"not so at present: {actual_since(real, now)}", "  ")
-        if assignment is not None:
-            cpus = assignment["cpus"] or "any"
-            mems = assignment["mems"] or "any"
-            yield f"  CPUs: {cpus}, memory nodes: {mems}: {assignment['kind']}, policy " + (
-                f"{assignment['policy']}"
-                f"{'' if assignment['preferred'] else ', not the preferred set'}"
-            )
-            if "mempolicy" in assignment:
-                yield f"  memory policy: {harmless(assignment['mempolicy'])}"
-            yield from wrapped(f"because {one['summary']}", "  ")
-            yield from _memory(assignment)
-        if refusal is not None:
-            yield f"  refused: {harmless(refusal['reason'])}"
-            yield from wrapped(one["summary"], "  ")
-        for step in one["steps"]:
-            yield from wrapped(f"- {step}", "    ", "      ")
-        if assignment is not None and not one["steps"]:
-            yield from wrapped(
-                "How this came about is not kept: the container was placed before the agent "
-                "last started, or nothing was asked for it.",
-                "    ",
-            )
+        assignment, document = one.get("assignment") or {}, one["details"]
+        if real := assignment.get("actual"):  # how long is easier to read than since when
+            document = {**document, "actual": actual_since(real, now)}
+        yield from sentences.text(document, terminal_width()).split("\n")
+        yield from _memory(assignment)
 
 
-def _memory(assignment: dict[str, Any] | None) -> Iterator[str]:
+def _memory(assignment: dict[str, Any]) -> Iterator[str]:
     """Where its memory is, if the agent looks for that."""
-    memory = assignment.get("memory") if assignment else None
-    if assignment is None or memory is None:
+    memory = assignment.get("memory")
+    if memory is None:
         return
     by_numa_node = ", ".join(
         f"{human_size(amount)} on NUMA node {i}"
@@ -255,23 +226,19 @@ def kubelet_grants(kubelet_root: str, namespace: str, pod: str) -> dict[str, Any
     found = given_to(kubelet_root, namespace, pod)
     if isinstance(found, str):
         return {"problem": found}
+
+    def where(one: Any, **more: Any) -> dict[str, Any]:
+        return {**more, "numaNodes": str(one.numa_nodes)}
+
     return {
         "problem": "",
         "containers": [
             {
                 "container": given.container,
                 "cpus": str(given.cpus),
-                "memory": [
-                    {"type": one.kind, "sizeBytes": one.size, "numaNodes": str(one.numa_nodes)}
-                    for one in given.memory
-                ],
+                "memory": [where(one, type=one.kind, sizeBytes=one.size) for one in given.memory],
                 "devices": [
-                    {
-                        "resource": one.resource,
-                        "ids": list(one.ids),
-                        "numaNodes": str(one.numa_nodes),
-                    }
-                    for one in given.devices
+                    where(one, resource=one.resource, ids=list(one.ids)) for one in given.devices
                 ],
                 "claims": list(given.claims),
             }

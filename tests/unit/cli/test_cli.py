@@ -330,7 +330,7 @@ def test_status_says_when_the_runtime_does_not_answer(agent: tuple[str, FakeView
 def test_explain_says_first_what_is_not_so(agent: tuple[str, FakeView]) -> None:
     agent[1].containers = [intruder(1)]
     lines = invoke("explain", "shop/pod-1", "--api", agent[0]).output.splitlines()
-    assert lines[1].startswith("  not so at present: meant 0-3, has 0-7 since 1")
+    assert lines[1].startswith("  Not so at present: meant 0-3, has 0-7 since 1")
     assert all(line.isprintable() for line in lines)
 
 
@@ -349,8 +349,8 @@ def test_hostile_names_do_not_reach_the_terminal(agent: tuple[str, object]) -> N
 def test_explain_shows_the_steps(agent: tuple[str, object]) -> None:
     result = invoke("explain", "shop/pod-1", "--api", agent[0])
     assert result.exit_code == 0, result.output
-    assert "because emptiest NUMA node" in result.output
-    assert "- looked" in result.output
+    assert "It runs on CPUs 0-3, with memory of NUMA node 0." in result.output
+    assert "Later\n  Looked" in result.output
     result = invoke("explain", "pod-1", "server", "-n", "shop", "--api", agent[0], "-o", "json")
     assert json.loads(result.output)["explanations"][0]["container"] == "server"
 

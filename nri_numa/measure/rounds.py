@@ -6,16 +6,16 @@ Turns are short and the sides alternate, so that whatever else the machine does 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from nri_numa.machine import waiting
 from nri_numa.machine.usage import cpu_times
@@ -39,7 +39,7 @@ class WorkerProcess:
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
-        argument = json.dumps(asdict(worker))
+        argument = msgspec.json.encode(worker)
         self._process = subprocess.Popen(  # noqa: S603  # ourselves
             [sys.executable, "-m", "nri_numa.measure.worker", argument],
             stdin=subprocess.PIPE,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+from msgspec import to_builtins
+
 from nri_numa.cli.output import Column, Kind, human_size, table, terminal_width, wrapped
 from nri_numa.engine.explain import explanation, sentences
 from nri_numa.engine.state import Kind as Placement
@@ -84,20 +86,7 @@ def comparison(
     )
     yield ""
     yield "How full at the end"
-    rows = [
-        [
-            str(a.numa_node),
-            *(
-                text
-                for room in (a, b)
-                for text in (
-                    *_where_any(room.cpus, human_cpus(room.cpu_bound), human_cpus(room.cpu_left)),
-                    *_where_any(room.memory_total, human_size(room.memory_left)),
-                )
-            ),
-        ]
-        for a, b in zip(first.after, second.after, strict=True)
-    ]
+    rows = [[i, *_left(first.after[i]), *_left(second.after[i])] for i in first.after]
     yield from table(
         list(map(Column, _FILL_AT_END)),
         rows,
@@ -203,24 +192,32 @@ def _changed_cpus(event: SimulatedEvent) -> Iterator[str]:
         yield f"  {event.number}: and {len(names) - NAMED} more"
 
 
-def _fill(result: Simulation) -> Iterator[list[str]]:
-    for before, after in zip(result.before, result.after, strict=True):
+def _fill(result: Simulation) -> Iterator[list[object]]:
+    for i, after in result.after.items():
+        before = result.before[i]
+        idle = f" (+{after.idle} idle)" if after.idle else ""
         yield [
-            str(after.numa_node),
+            i,
             *_where_any(
                 after.cpus,
                 str(after.cpus),
-                human_cpus(before.cpu_bound),
-                human_cpus(after.cpu_bound) + (f" (+{after.idle} idle)" if after.idle else ""),
-                human_cpus(after.cpu_left),
+                human_cpus(before.cpu_bound_milli),
+                human_cpus(after.cpu_bound_milli) + idle,
+                human_cpus(after.cpu_left_milli),
             ),
             *_where_any(
-                after.memory_total,
-                human_size(after.memory_total),
-                human_size(after.memory_bound),
-                human_size(after.memory_left),
+                after.memory_bytes,
+                human_size(after.memory_bytes),
+                human_size(after.memory_bound_bytes),
+                human_size(after.memory_left_bytes),
             ),
         ]
+
+
+def _left(room: Room) -> Sequence[str]:
+    cpus = human_cpus(room.cpu_bound_milli), human_cpus(room.cpu_left_milli)
+    memory = human_size(room.memory_left_bytes)
+    return [*_where_any(room.cpus, *cpus), *_where_any(room.memory_bytes, memory)]
 
 
 def _where_any(total: int, *texts: str) -> Sequence[str]:
@@ -324,8 +321,8 @@ def _run(result: Simulation) -> dict[str, Any]:
             for a, cpus in result.standing
         ],
         "numaNodes": [
-            {"id": a.numa_node, "before": _room(b), "after": _room(a)}
-            for b, a in zip(result.before, result.after, strict=True)
+            {"id": i, "before": to_builtins(result.before[i]), "after": to_builtins(room)}
+            for i, room in result.after.items()
         ],
     }
 
@@ -377,17 +374,3 @@ def _outcome(outcome: Outcome) -> dict[str, Any]:
             "memoryBytes": a.memory_bytes,
         }
     return found
-
-
-def _room(room: Room) -> dict[str, int]:
-    return {
-        "cpus": room.cpus,
-        "exclusive": room.owned,
-        "idle": room.idle,
-        "cpuTotalMilli": room.cpu_total,
-        "cpuBoundMilli": room.cpu_bound,
-        "cpuLeftMilli": room.cpu_left,
-        "memoryBytes": room.memory_total,
-        "memoryBoundBytes": room.memory_bound,
-        "memoryLeftBytes": room.memory_left,
-    }

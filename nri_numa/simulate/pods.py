@@ -241,22 +241,26 @@ def container_of(
     The OOM score depends on the machine's memory, in bytes. In an annotation with the key
     ``slots_key``, where there is one, the device plugin says which slots it holds.
     """
-    sandbox_id = _id(pod.uid)
     # What it does not limit itself, the kubelet limits to what the pod has (KEP-2837).
     limits = _over(container.limits, pod.pod_limits or NO_AMOUNTS)
     limits = replace(limits, hugepages=container.limits.hugepages)
     held = ",".join(f"slot-{number}" for number in range(min(container.slots, MOST_SLOTS + 1)))
     return Container(
-        id=_id(f"{pod.uid}/{container.name}"),
-        pod_id=sandbox_id,
+        id=container_id(pod, container.name),
+        pod_id=_id(pod.uid),
         name=container.name,
         labels={"io.kubernetes.container.name": container.name, **_labels(pod)},
         annotations={slots_key: held} if slots_key and held else {},
         resources=resources_of(container.requests, limits),
         oom_score_adj=oom_score(pod, container, memory_total),
         cgroups_path=f"{cgroup_parent(pod.uid, pod.qos).rpartition('/')[2]}:cri-containerd:"
-        f"{_id(f'{pod.uid}/{container.name}')}",
+        f"{container_id(pod, container.name)}",
     )
+
+
+def container_id(pod: PodManifest, name: str) -> str:
+    """The id that a runtime gives to a container of the pod."""
+    return _id(f"{pod.uid}/{name}")
 
 
 def oom_score(pod: PodManifest, container: ContainerManifest, memory_total: int) -> int:

@@ -40,9 +40,9 @@ def test_a_guaranteed_pod_gets_cpus_of_its_own_and_memory_beside_them() -> None:
     outcome = the(result)
     assert (outcome.verdict, outcome.cpus, outcome.mems) == (Verdict.PLACED, "0-3", "0")
     room = result.after[0]
-    assert (room.owned, room.cpu_bound, room.cpu_left) == (4, 4000, 4000)
-    assert room.memory_bound == 2 << 30
-    assert result.before[0].cpu_bound == 0
+    assert (room.exclusive, room.cpu_bound_milli, room.cpu_left_milli) == (4, 4000, 4000)
+    assert room.memory_bound_bytes == 2 << 30
+    assert result.before[0].cpu_bound_milli == 0
     assert result.first_refused is None
 
 
@@ -138,7 +138,7 @@ def test_other_resources_are_a_resize_in_place() -> None:
     (outcome,) = event.outcomes
     assert outcome.before == "0-1"
     assert outcome.cpus == "0-3"
-    assert result.after[0].memory_bound == 2 << 30
+    assert result.after[0].memory_bound_bytes == 2 << 30
 
 
 def test_a_resize_down_keeps_some_of_the_cpus() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 from typing import Any, Final
@@ -30,14 +29,14 @@ from nri_numa.scheduler.fit import Fits
 from nri_numa.scheduler.node_room import NodeRoom
 from nri_numa.scheduler.nodes import Hold
 from nri_numa.scheduler.pod_reader import PodReader
-from nri_numa.simulate.manifests import parse_all
+from nri_numa.simulate.manifests import ManifestError, parse_all, text_of
 from nri_numa.simulate.pods import PodManifest, misaddressed
 from nri_numa.text import harmless
 
 LARGEST_FILE: Final = 256 << 20
 """Bytes of a capture: 5,000 nodes with 20 pods each are below it without managed fields."""
 LARGEST_YAML: Final = 16 << 20
-"""YAML is read a hundred times slower than JSON."""
+"""Characters: YAML is read a hundred times slower than JSON."""
 NAMED: Final = 5
 """Nodes that a line names."""
 NOT_JUDGED: Final = (
@@ -73,6 +72,8 @@ def simulate_cluster(
             cluster = captured(_documents(file), reader, settings.prefix)
         except CaptureError as error:
             raise Mistake(harmless(f"--cluster {file}: {error}")) from error
+        except ManifestError as error:
+            raise Mistake(harmless(f"--cluster {error}")) from error
     with progress(f"judging {len(pods)} pods on {len(cluster.names)} nodes"):
         document = judged(cluster, pods, reader, settings, claims=claims)
     answer(document, output, story(document))
@@ -81,23 +82,13 @@ def simulate_cluster(
 
 def _documents(file: str) -> Iterator[object]:
     try:
-        if file == "-":
-            data = sys.stdin.buffer.read(LARGEST_FILE + 1)
-        else:
-            with open(file, "rb") as opened:
-                data = opened.read(LARGEST_FILE + 1)
+        text = text_of(file, LARGEST_FILE).strip()
     except OSError as error:
         raise Unreachable(f"--cluster {file}: cannot be read: {error.strerror or error}") from error
-    if len(data) > LARGEST_FILE:
-        raise CaptureError(f"is larger than {LARGEST_FILE >> 20} MiB")
-    try:
-        text = data.decode("utf-8-sig").strip()
-    except UnicodeDecodeError as error:
-        raise CaptureError(f"is not UTF-8: byte {error.start}") from error
     if not text:
         raise CaptureError(f"is empty, expected what {EXPECTED} prints")
     if text[0] not in "{[":
-        if len(data) > LARGEST_YAML:
+        if len(text) > LARGEST_YAML:
             raise CaptureError(
                 f"is YAML of more than {LARGEST_YAML >> 20} MiB; expected JSON (-o json)"
             )

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Final, NamedTuple
 
 import yaml
@@ -29,7 +28,7 @@ from nri_numa.model.cpuset import ListFormatError, NUMASet
 from nri_numa.model.machine import Topology, numa_text
 from nri_numa.model.workload import MOST_DEVICES as MOST_OF_ONE_POD
 from nri_numa.model.workload import Device, DeviceRequest
-from nri_numa.simulate.manifests import ManifestError, Place, parse_all
+from nri_numa.simulate.manifests import ManifestError, Place, parse_all, text_of
 from nri_numa.simulate.pods import PodManifest, Role
 
 Inventory = Mapping[str, tuple[Device, ...]]
@@ -62,16 +61,9 @@ def read_inventory(
     """
     problems: list[str] = []
     try:
-        with Path(path).open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        raise _mistake(path, f"cannot be read: {getattr(error, 'strerror', error)}") from error
-    if len(data) > MAX_BYTES:
-        raise _mistake(path, f"is larger than {MAX_BYTES >> 20} MiB, expected an inventory")
-    try:
-        documents = [one for one in parse_all(data.decode("utf-8-sig")) if one is not None]
-    except UnicodeDecodeError as error:
-        raise _mistake(path, f"is not UTF-8: byte {error.start}") from error
+        documents = [one for one in parse_all(text_of(path, MAX_BYTES)) if one is not None]
+    except OSError as error:
+        raise _mistake(path, f"cannot be read: {error.strerror or error}") from error
     except yaml.YAMLError as error:
         raise _mistake(path, safe_yaml.problem_of(error)) from error
     if len(documents) != 1:

@@ -17,6 +17,7 @@ import re
 import sys
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Final
 
@@ -90,6 +91,24 @@ def parse_all(text: str) -> Iterator[object]:
         if number >= MAX_DOCUMENTS:
             raise yaml.YAMLError(f"has more than {MAX_DOCUMENTS} documents")
         yield document
+
+
+def text_of(path: str | Path, most: int) -> str:
+    """The text of a file, or of standard input for ``-``, of at most so many bytes.
+
+    Raises:
+        OSError: it cannot be read.
+        ManifestError: it is too large, or no text; the one problem names the file.
+    """
+    name = "standard input" if str(path) == "-" else str(path)
+    with nullcontext(sys.stdin.buffer) if str(path) == "-" else open(path, "rb") as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise ManifestError((f"{name}: is larger than {most >> 20} MiB",))
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ManifestError((f"{name}: is not UTF-8: byte {error.start}",)) from error
 
 
 def shown(value: object) -> str:
@@ -232,17 +251,15 @@ def read_files(
     """
     reading = _Reading(counted, devices)
     for path in paths:
-        if str(path) == "-":
-            reading.add_bytes("standard input", sys.stdin.buffer.read(MAX_BYTES + 1))
-            continue
         for file in _files(Path(path), reading.problems):
             try:
-                with file.open("rb") as opened:
-                    data = opened.read(MAX_BYTES + 1)
+                text = text_of(file, MAX_BYTES)
             except OSError as error:
                 reading.problems.append(f"{file}: cannot be read: {error.strerror or error}")
-                continue
-            reading.add_bytes(str(file), data)
+            except ManifestError as error:
+                reading.problems += error.problems
+            else:
+                reading.add("standard input" if str(file) == "-" else str(file), text)
     return reading.done()
 
 
@@ -265,7 +282,7 @@ def read_pod(document: object, source: str = "pod", counted: str = "") -> PodMan
     meta.mapping(required=True)
     name = meta["name"].text() or meta["generateName"].text()
     namespace = meta["namespace"].text("default")
-    template = _Template(_Reading(counted), source).pod(place, namespace)
+    template = _Reading(counted).pod(place, namespace)
     uid = meta["uid"].text() or _uid(f"Pod/{namespace}/{name}/{name}")
     if place.problems:
         raise ManifestError(tuple(place.problems))
@@ -286,7 +303,7 @@ def _files(path: Path, problems: list[str]) -> list[Path]:
 
 
 class _Reading:
-    """Gathers workloads, notes and mistakes over all files."""
+    """Makes workloads of documents, and gathers them, notes and mistakes over all files."""
 
     def __init__(self, counted: str, devices: Collection[str] | None = None) -> None:
         self.counted, self.devices = counted, devices
@@ -294,29 +311,19 @@ class _Reading:
         self.notes: list[str] = []
         self.problems: list[str] = []
 
-    def add_bytes(self, source: str, data: bytes) -> None:
-        """Read one file."""
-        if len(data) > MAX_BYTES:
-            self.problems.append(f"{source}: is larger than 8 MiB, expected manifests")
-            return
-        try:
-            self.add(source, data.decode("utf-8-sig"))
-        except UnicodeDecodeError as error:
-            self.problems.append(f"{source}: is not UTF-8: byte {error.start}")
-
     def add(self, source: str, text: str) -> None:
         """Read the text of one file."""
-        count = 0
+        empty = True
         try:
             for number, document in enumerate(parse_all(text), 1):
-                if document is None:
-                    continue
-                count += 1
-                self._document(Place(f"{source}, document {number}", "", document, self.problems))
+                if document is not None:
+                    empty = False
+                    place = Place(f"{source}, document {number}", "", document, self.problems)
+                    self._document(place)
         except yaml.YAMLError as error:
             self.problems.append(f"{source}: {safe_yaml.problem_of(error)}")
         else:
-            if not count:
+            if empty:
                 self.problems.append(f"{source}: is empty, expected at least one manifest")
 
     def done(self) -> Manifests:
@@ -351,113 +358,46 @@ class _Reading:
                 self._document(Place(f"{place.where}, {item.path}", "", item.value, self.problems))
             return
         before = len(self.problems)
-        workload = _workload(place, kind, self)
+        workload = self._workload(place, kind)
         if len(self.problems) == before:
             self.workloads.append(workload)
 
-
-def _workload(place: Place, kind: str, reading: _Reading) -> Workload:
-    meta = place["metadata"]
-    meta.mapping(required=True)
-    namespace = _named(meta["namespace"], "default", _LABEL)
-    generated = meta["name"].value is None and meta["generateName"].value is not None
-    name_at = meta["generateName"] if generated else meta["name"]
-    name = name_at.text().rstrip("-") if generated else _named(name_at, "", _SUBDOMAIN)
-    if not generated and name_at.value is None:
-        name_at.expected("a name")
-    where = f"{place.where} ({kind} {name})" if name else place.where
-    place = Place(where, "", place.value, place.problems)
-    spec = place["spec"]["jobTemplate"]["spec"] if kind == "CronJob" else place["spec"]
-    template = place
-    if kind != "Pod":
-        template = spec["template"]
-        template.mapping(required=True)
-    made = _Template(reading, where).pod(template, namespace)
-    names = list(_pod_names(place, spec, kind, name, generated=generated))
-    pods = tuple(
-        replace(made, name=each, uid=_uid(f"{kind}/{namespace}/{name}/{each}")) for each in names
-    )
-    return Workload(source=where, kind=kind, namespace=namespace, name=name, pods=pods)
-
-
-def _named(place: Place, default: str, pattern: re.Pattern[str]) -> str:
-    text = place.text(default)
-    if place.value is not None and text and (len(text) > 253 or not pattern.fullmatch(text)):
-        place.expected("lower case letters, digits and dashes")
-    return text
-
-
-def _pod_names(
-    place: Place, spec: Place, kind: str, name: str, *, generated: bool
-) -> Iterator[str]:
-    """Names of the pods, such as their controller would give them.
-
-    Random endings are worked out from the names, so that every reading gives the same ones.
-    """
-    match kind:
-        case "Pod":
-            yield f"{name}-{_ending(place.where, 5)}" if generated else name
-        case "StatefulSet":
-            start = spec["ordinals"]["start"].number(0, 1 << 31)
-            for number in range(spec["replicas"].number(1, MAX_PODS)):
-                yield f"{name}-{start + number}"
-        case "Deployment":
-            # The ending of the replica set is the hash of its template; here, of its owner.
-            owner = f"{name}-{_ending(f'{kind} {name}', 10)}"
-            for number in range(spec["replicas"].number(1, MAX_PODS)):
-                yield f"{owner}-{_ending(f'{owner} {number}', 5)}"
-        case "DaemonSet":
-            yield f"{name}-{_ending(f'{kind} {name}', 5)}"
-        case "Job" | "CronJob":
-            count = spec["parallelism"].number(1, MAX_PODS)
-            if spec["completions"].value is not None:
-                count = min(count, spec["completions"].number(1, 1 << 31))
-            indexed = spec["completionMode"].text("NonIndexed") == "Indexed"
-            for number in range(count):
-                ending = _ending(f"{kind} {name} {number}", 5)
-                yield f"{name}-{number}-{ending}" if indexed else f"{name}-{ending}"
-        case _:
-            for number in range(spec["replicas"].number(1, MAX_PODS)):
-                yield f"{name}-{_ending(f'{kind} {name} {number}', 5)}"
-
-
-def _ending(text: str, length: int) -> str:
-    number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:16])
-    letters = []
-    for _ in range(length):
-        number, place = divmod(number, len(_SUFFIX_LETTERS))
-        letters.append(_SUFFIX_LETTERS[place])
-    return "".join(letters)
-
-
-def _uid(path: str) -> str:
-    return str(uuid.uuid5(_NAMESPACE, path))
-
-
-class _Template:
-    """The part that all pods of a workload share, checked once."""
-
-    def __init__(self, reading: _Reading, where: str) -> None:
-        self._counted, self._devices = reading.counted, reading.devices
-        self._where, self._notes = where, reading.notes
-        self._pod_claims: set[str] = set()
+    def _workload(self, place: Place, kind: str) -> Workload:
+        meta = place["metadata"]
+        meta.mapping(required=True)
+        namespace = _named(meta["namespace"], "default", _LABEL)
+        generated = meta["name"].value is None and meta["generateName"].value is not None
+        name_at = meta["generateName"] if generated else meta["name"]
+        name = name_at.text().rstrip("-") if generated else _named(name_at, "", _SUBDOMAIN)
+        if not generated and name_at.value is None:
+            name_at.expected("a name")
+        where = f"{place.where} ({kind} {name})" if name else place.where
+        place = Place(where, "", place.value, place.problems)
+        spec = place["spec"]["jobTemplate"]["spec"] if kind == "CronJob" else place["spec"]
+        template = place if kind == "Pod" else spec["template"]
+        if kind != "Pod":
+            template.mapping(required=True)
+        made = self.pod(template, namespace)
+        names = list(_pod_names(place, spec, kind, name, generated=generated))
+        pods = tuple(
+            replace(made, name=each, uid=_uid(f"{kind}/{namespace}/{name}/{each}"))
+            for each in names
+        )
+        return Workload(source=where, kind=kind, namespace=namespace, name=name, pods=pods)
 
     def pod(self, place: Place, namespace: str) -> PodManifest:
         """A pod that still wants a name and a uid."""
         meta, spec = place["metadata"], place["spec"]
         spec.mapping(required=True)
         labels, annotations = _texts(meta["labels"]), _texts(meta["annotations"])
-        requests, limits = self._pod_level(spec["resources"])
-        self._pod_claims = {
-            item["name"].text() for item in spec["resourceClaims"].items("one claim")
-        }
-        containers = self._all_containers(spec)
-        handler = spec["runtimeClassName"].text()
-        critical = spec["priorityClassName"].text() == _CRITICAL
+        requests = limits = None
+        if spec["resources"].value is not None:
+            requests, limits = self._resources(spec["resources"], _POD)
+        containers = self._containers(spec)
         if spec["overhead"].value is not None:
-            self._notes.append(f"{self._where}: the pod's overhead is not placed: passed over")
+            self.notes.append(f"{place.where}: the pod's overhead is not placed: passed over")
         return PodManifest(
-            source=self._where,
+            source=place.where,
             namespace=namespace,
             name="",
             uid="",
@@ -467,32 +407,28 @@ class _Template:
             containers=containers,
             pod_requests=requests,
             pod_limits=limits,
-            critical=critical,
-            runtime_handler=handler,
+            critical=spec["priorityClassName"].text() == _CRITICAL,
+            runtime_handler=spec["runtimeClassName"].text(),
         )
 
-    def _pod_level(self, place: Place) -> tuple[Amounts | None, Amounts | None]:
-        if place.value is None:
-            return None, None
-        requests, limits = self._resources(place, _POD)
-        return requests, limits
-
-    def _all_containers(self, spec: Place) -> tuple[ContainerManifest, ...]:
-        found: list[ContainerManifest] = []
-        names: set[str] = set()
+    def _containers(self, spec: Place) -> tuple[ContainerManifest, ...]:
+        claims = {item["name"].text() for item in spec["resourceClaims"].items("one claim")}
+        roles: list[tuple[Place, Role]] = []
         for item in spec["initContainers"].items("one container"):
             policy = item["restartPolicy"].text()
             if policy not in ("", "Always", "Never", "OnFailure"):
                 item["restartPolicy"].expected("Always (a sidecar), or nothing")
-            role = Role.SIDECAR if policy == "Always" else Role.INIT
-            found.append(self._container(item, role, names))
-        found += [
-            self._container(item, Role.APP, names)
-            for item in spec["containers"].items("one container", required=True)
-        ]
-        return tuple(found)
+            roles.append((item, Role.SIDECAR if policy == "Always" else Role.INIT))
+        apps = spec["containers"].items("one container", required=True)
+        names: set[str] = set()
+        return tuple(
+            self._container(item, role, names, claims)
+            for item, role in [*roles, *((item, Role.APP) for item in apps)]
+        )
 
-    def _container(self, place: Place, role: Role, names: set[str]) -> ContainerManifest:
+    def _container(
+        self, place: Place, role: Role, names: set[str], pod_claims: Collection[str]
+    ) -> ContainerManifest:
         place.mapping(required=True)
         at = place["name"]
         name = at.text()
@@ -506,40 +442,39 @@ class _Template:
             resource: self._count(place["resources"], resource, unit)
             for resource, unit in self._countable(place["resources"])
         }
-        claims = self._claims(place["resources"]["claims"], name)
         return ContainerManifest(
             name=name,
             role=role,
             requests=requests,
             limits=limits,
-            slots=counts.pop(self._counted, 0),
+            slots=counts.pop(self.counted, 0),
             devices={resource: count for resource, count in counts.items() if count},
-            claims=claims,
+            claims=self._claims(place["resources"]["claims"], name, pod_claims),
         )
 
-    def _claims(self, place: Place, container: str) -> tuple[str, ...]:
+    def _claims(self, place: Place, container: str, pod_claims: Collection[str]) -> tuple[str, ...]:
         """The pod's claims that a container uses; what they allocate stands in other objects."""
         names = []
         for item in place.items("one claim"):
             name = item["name"].text()
-            if name not in self._pod_claims or not _LABEL.fullmatch(name):
+            if name not in pod_claims or not _LABEL.fullmatch(name):
                 item["name"].expected("one of the pod's resourceClaims")
             elif name not in names:  # each request of a claim is named by itself
                 names.append(name)
         if names:
             kind = "ResourceClaim" if len(names) == 1 else "ResourceClaims"
-            self._notes.append(
-                f"{self._where}: what container {container} gets of {kind} {', '.join(names)} is "
+            self.notes.append(
+                f"{place.where}: what container {container} gets of {kind} {', '.join(names)} is "
                 "allocated by the scheduler: it is placed as if it had none"
             )
         return tuple(names)
 
     def _countable(self, place: Place) -> Iterator[tuple[str, str]]:
         """Extended resources that count for a place, and what they count."""
-        if self._counted:
-            yield self._counted, "CPUs"
+        if self.counted:
+            yield self.counted, "CPUs"
         named = {**place["requests"].mapping(), **place["limits"].mapping()}
-        yield from ((name, "devices") for name in sorted(named) if name in (self._devices or ()))
+        yield from ((name, "devices") for name in sorted(named) if name in (self.devices or ()))
 
     def _count(self, place: Place, resource: str, unit: str) -> int:
         """How many of an extended resource, which is asked for as a limit."""
@@ -609,24 +544,78 @@ class _Template:
         return Amounts(cpu_milli=cpu, memory=memory, hugepages=hugepages)
 
     def _other(self, name: str, place: Place, whose: str) -> None:
-        if name in _KNOWN or (name == self._counted and name):
+        if name in _KNOWN or (name == self.counted and name):
             return
         if "/" not in name:
             near = difflib.get_close_matches(name, [*_KNOWN, "hugepages-2Mi", "hugepages-1Gi"], n=1)
             hint = f", did you mean {near[0]}?" if near else ""
             place.complain(f"is no resource, expected cpu, memory or hugepages-<size>{hint}")
             return
-        if self._devices is not None:
-            if name not in self._devices:
-                near = difflib.get_close_matches(name, self._devices, n=1)
+        if self.devices is not None:
+            if name not in self.devices:
+                near = difflib.get_close_matches(name, self.devices, n=1)
                 hint = f" (did you mean {near[0]}?)" if near else ""
                 place.complain(f"is not in the inventory of devices, expected it there{hint}")
             elif whose == _POD:
                 place.complain("is asked for by the pod as a whole, expected in a container")
             return
-        note = f"{self._where}: {whose} is placed without {name}, whose NUMA nodes nobody tells"
-        if note not in self._notes:
-            self._notes.append(note)
+        note = f"{place.where}: {whose} is placed without {name}, whose NUMA nodes nobody tells"
+        if note not in self.notes:
+            self.notes.append(note)
+
+
+def _named(place: Place, default: str, pattern: re.Pattern[str]) -> str:
+    text = place.text(default)
+    if place.value is not None and text and (len(text) > 253 or not pattern.fullmatch(text)):
+        place.expected("lower case letters, digits and dashes")
+    return text
+
+
+def _pod_names(
+    place: Place, spec: Place, kind: str, name: str, *, generated: bool
+) -> Iterator[str]:
+    """Names of the pods, such as their controller would give them.
+
+    Random endings are worked out from the names, so that every reading gives the same ones.
+    """
+    match kind:
+        case "Pod":
+            yield f"{name}-{_ending(place.where, 5)}" if generated else name
+        case "StatefulSet":
+            start = spec["ordinals"]["start"].number(0, 1 << 31)
+            for number in range(spec["replicas"].number(1, MAX_PODS)):
+                yield f"{name}-{start + number}"
+        case "Deployment":
+            # The ending of the replica set is the hash of its template; here, of its owner.
+            owner = f"{name}-{_ending(f'{kind} {name}', 10)}"
+            for number in range(spec["replicas"].number(1, MAX_PODS)):
+                yield f"{owner}-{_ending(f'{owner} {number}', 5)}"
+        case "DaemonSet":
+            yield f"{name}-{_ending(f'{kind} {name}', 5)}"
+        case "Job" | "CronJob":
+            count = spec["parallelism"].number(1, MAX_PODS)
+            if spec["completions"].value is not None:
+                count = min(count, spec["completions"].number(1, 1 << 31))
+            indexed = spec["completionMode"].text("NonIndexed") == "Indexed"
+            for number in range(count):
+                ending = _ending(f"{kind} {name} {number}", 5)
+                yield f"{name}-{number}-{ending}" if indexed else f"{name}-{ending}"
+        case _:
+            for number in range(spec["replicas"].number(1, MAX_PODS)):
+                yield f"{name}-{_ending(f'{kind} {name} {number}', 5)}"
+
+
+def _ending(text: str, length: int) -> str:
+    number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:16])
+    letters = []
+    for _ in range(length):
+        number, place = divmod(number, len(_SUFFIX_LETTERS))
+        letters.append(_SUFFIX_LETTERS[place])
+    return "".join(letters)
+
+
+def _uid(path: str) -> str:
+    return str(uuid.uuid5(_NAMESPACE, path))
 
 
 def _texts(place: Place) -> dict[str, str]:

@@ -369,7 +369,7 @@ class _Simulator:
             if live is None:
                 continue  # an init container, or one of a pod that was refused
             requested = replace(made.resources, hugepages={})
-            before = self._cpus_now()[made.id]
+            before = self._cpus_now(made.id)[made.id]
             found = resize(self._machine, self.state, sandbox, live, requested, self._reading)
             if isinstance(found, Refused):
                 refusal = _refused(manifest, found.reason, found.message, found.trace)
@@ -404,19 +404,19 @@ class _Simulator:
             container=manifest.name,
             role=manifest.role,
             verdict=verdict,
-            cpus=self._cpus_now()[id],
+            cpus=self._cpus_now(id)[id],
             mems=str(allocation.mems),
             allocation=allocation,
             reason=allocation.reason,
             trace=trace,
         )
 
-    def _cpus_now(self) -> dict[str, str]:
+    def _cpus_now(self, *only: str) -> dict[str, str]:
         machine, state = self._machine, self.state
         pool, withheld = state.pool(machine.topology, machine.settings), state.withheld_bits
         return {
             i: str(effective_cpus(state.allocations[i], pool, machine.topology, withheld))
-            for i in self._live
+            for i in only or self._live
         }
 
 

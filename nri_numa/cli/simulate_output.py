@@ -8,7 +8,8 @@ from typing import Any, Final
 from msgspec import to_builtins
 
 from nri_numa.cli.output import Column, Kind, human_size, table, terminal_width, wrapped
-from nri_numa.engine.explain import explanation, sentences
+from nri_numa.engine.explain import explanation as explaining
+from nri_numa.engine.explain import sentences
 from nri_numa.engine.state import Kind as Placement
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.machine import Topology, counted, human_cpus, numa_text
@@ -41,21 +42,14 @@ def story(
         head = (Column(""), "POD", "CONTAINER", _CPUS, Column("MEMORY", Kind.LIST))
         yield from table((*head, Column("WHY", Kind.TEXT)), rows)
         yield ""
-    given = [line for event in result.events for line in _given(event)]
-    if given:
-        yield "Devices that the kubelet gave"
-        yield from given
-        yield ""
-    changed = [line for event in result.events for line in _changed_cpus(event)]
-    if changed:
-        yield "Other containers whose CPUs changed"
-        yield from changed
-        yield ""
+    for heading, about in (
+        ("Devices that the kubelet gave", _given),
+        ("Other containers whose CPUs changed", _changed_cpus),
+    ):
+        if lines := [line for event in result.events for line in about(event)]:
+            yield from (heading, *lines, "")
     yield "How full"
-    yield from table(
-        list(map(Column, _FILL)),
-        _fill(result),
-    )
+    yield from table(list(map(Column, _FILL)), _fill(result))
     yield ""
     yield from _verdict(result)
     yield from _notes(notes)
@@ -64,7 +58,7 @@ def story(
             for outcome in event.outcomes:
                 if outcome.verdict is not Verdict.REFUSED:
                     yield ""
-                    yield from _explanation(outcome)
+                    yield from _in_words(outcome)
 
 
 def comparison(
@@ -87,10 +81,7 @@ def comparison(
     yield ""
     yield "How full at the end"
     rows = [[i, *_left(first.after[i]), *_left(second.after[i])] for i in first.after]
-    yield from table(
-        list(map(Column, _FILL_AT_END)),
-        rows,
-    )
+    yield from table(list(map(Column, _FILL_AT_END)), rows)
     yield ""
     for label, result in (("A", first), ("B", second)):
         lines = list(_verdict(result, trace=False))
@@ -133,12 +124,10 @@ def _rows(event: SimulatedEvent, result: Simulation) -> Iterator[list[str]]:
     if event.action is Action.REMOVE:
         yield [str(event.number), name, "", "", "", "removed"]
     for number, outcome in enumerate(event.outcomes):
-        cpus = _arrow(outcome)
         yield [
-            "" if number else str(event.number),
-            "" if number else name,
+            *(("", "") if number else (str(event.number), name)),
             outcome.container,
-            cpus,
+            _arrow(outcome),
             outcome.mems or ("" if outcome.verdict is Verdict.REFUSED else "any"),
             _why(event, outcome),
         ]
@@ -164,7 +153,7 @@ def _why(event: SimulatedEvent, outcome: Outcome) -> str:
     role = f"{outcome.role}: " if outcome.role is not Role.APP else ""
     because = ""
     if outcome.allocation is not None and outcome.allocation.kind is Placement.SHARED:
-        because = explanation.shares_because(explanation.grounds(outcome.trace))
+        because = explaining.shares_because(explaining.grounds(outcome.trace))
     return f"{what}{role}{outcome.reason}{because and f', because {because}'}"
 
 
@@ -177,14 +166,10 @@ def _given(event: SimulatedEvent) -> Iterator[str]:
 
 
 def _where(device: Device) -> str:
-    if not device.numa_nodes:
-        return "no NUMA node"
-    return numa_text(NUMASet(sorted(device.numa_nodes)))
+    return numa_text(NUMASet(device.numa_nodes)) if device.numa_nodes else "no NUMA node"
 
 
 def _changed_cpus(event: SimulatedEvent) -> Iterator[str]:
-    if not event.moved:
-        return
     names = sorted(event.moved.items())
     for name, cpus in names[:NAMED]:
         yield from wrapped(f"{event.number}: {name} -> {cpus}", "  ", "     ")
@@ -228,12 +213,15 @@ def _where_any(total: int, *texts: str) -> Sequence[str]:
 def _verdict(result: Simulation, *, trace: bool = True) -> Iterator[str]:
     refused = result.first_refused
     pods = len({e.pod.uid for e in result.events if e.action is Action.CREATE and not e.refused})
-    widened = result.counts[Verdict.WIDENED]
-    extra = f", {counted(widened, 'container')} wider than ideal" if widened else ""
-    less = result.counts[Verdict.LESS]
-    extra += f", {counted(less, 'container')} with less than asked for" if less else ""
-    unpinned = result.counts[Verdict.UNPINNED]
-    extra += f", {counted(unpinned, 'container')} not pinned" if unpinned else ""
+    extra = "".join(
+        f", {counted(result.counts[verdict], 'container')} {how}"
+        for verdict, how in (
+            (Verdict.WIDENED, "wider than ideal"),
+            (Verdict.LESS, "with less than asked for"),
+            (Verdict.UNPINNED, "not pinned"),
+        )
+        if result.counts[verdict]
+    )
     if refused is None:
         yield f"All {counted(pods, 'pod')} placed{extra}." if pods != 1 else f"1 pod placed{extra}."
         return
@@ -247,20 +235,20 @@ def _verdict(result: Simulation, *, trace: bool = True) -> Iterator[str]:
         f"{'First refused' if total > 1 else 'Refused'}: {refused.pod.source}", "", "  "
     )
     if trace:
-        yield from _explanation(outcome)
+        yield from _in_words(outcome)
     else:
         yield from wrapped(f"{outcome.reason}: {outcome.message}", "  ")
 
 
 def explained(outcome: Outcome) -> dict[str, Any]:
     """How a decision came about, as the running agent would explain it."""
-    known = explanation.grounds(outcome.trace)
+    known = explaining.grounds(outcome.trace)
     if outcome.allocation is None:
-        return explanation.of_refusal(known, outcome.reason, outcome.message)
-    return explanation.of_allocation(outcome.allocation, known, outcome.cpus)
+        return explaining.of_refusal(known, outcome.reason, outcome.message)
+    return explaining.of_allocation(outcome.allocation, known, outcome.cpus)
 
 
-def _explanation(outcome: Outcome) -> list[str]:
+def _in_words(outcome: Outcome) -> list[str]:
     return sentences.text(explained(outcome), terminal_width()).splitlines()
 
 
@@ -341,6 +329,7 @@ def _event(event: SimulatedEvent) -> dict[str, Any]:
 
 
 def _outcome(outcome: Outcome) -> dict[str, Any]:
+    explanation = explained(outcome)
     found: dict[str, Any] = {
         "container": outcome.container,
         "role": outcome.role.value,
@@ -350,27 +339,16 @@ def _outcome(outcome: Outcome) -> dict[str, Any]:
         "cpusBefore": outcome.before,
         "cpus": outcome.cpus,
         "mems": outcome.mems,
-        "explanation": explained(outcome),
+        "explanation": explanation,
     }
     if outcome.devices:
         found["devices"] = [
-            {
-                "resource": resource,
-                "id": one.id,
-                "numaNodes": str(NUMASet(sorted(one.numa_nodes))),
-            }
+            {"resource": resource, "id": one.id, "numaNodes": str(NUMASet(one.numa_nodes))}
             for resource, devices in outcome.devices.items()
             for one in devices
         ]
-    a = outcome.allocation
-    if a is not None:
-        found |= {
-            "kind": a.kind.value,
-            "policy": a.policy.value,
-            "numaNodes": str(a.numa_nodes),
-            "idle": str(a.idle),
-            "preferred": a.preferred,
-            "cpuMilli": a.cpu_milli,
-            "memoryBytes": a.memory_bytes,
-        }
+    if (a := outcome.allocation) is not None:
+        names = ("kind", "policy", "numaNodes", "idle", "preferred")
+        found |= {name: explanation["result"][name] for name in names}
+        found |= {"cpuMilli": a.cpu_milli, "memoryBytes": a.memory_bytes}
     return found

@@ -83,7 +83,10 @@ def explain(
         )
     agent = client(api, token_file, ca_file)
     with progress(f"asking {agent.address}"):
-        spaces = _namespaces_of(agent, pod) if namespace is None else [namespace]
+        if namespace is not None:
+            spaces = [namespace]
+        else:
+            spaces = sorted({one.namespace for one in agent.names() if one.pod == pod})
         if len(spaces) > 1 and not all_namespaces:
             raise click.UsageError(
                 f"pods called {harmless(pod)} are in {len(spaces)} namespaces: "
@@ -160,27 +163,16 @@ def _explanations(
     return {"explanations": found}
 
 
-def _namespaces_of(agent: AgentClient, pod: str) -> list[str]:
-    """Namespaces with a pod of this name that runs here or was refused lately, sorted."""
-    listed = [
-        *agent.get(f"/v1/assignments?pod={segment(pod)}")["containers"],
-        *agent.get("/v1/refusals")["refusals"],
-    ]
-    return sorted({one["namespace"] for one in listed if one["pod"] == pod})
-
-
 def _near(agent: AgentClient, namespace: str, pod: str) -> str:
     """Names that were perhaps meant."""
-    known = {f"{c['namespace']}/{c['pod']}" for c in agent.get("/v1/assignments")["containers"]} | {
-        f"{r['namespace']}/{r['pod']}" for r in agent.get("/v1/refusals")["refusals"]
-    }
-    if namespace:
-        same = sorted(name for name in known if name.partition("/")[2] == pod)
-        near = same or difflib.get_close_matches(f"{namespace}/{pod}", sorted(known), n=3)
+    pods: dict[str, list[str]] = {}  # by their name alone
+    for space, name in sorted({one[:2] for one in agent.names()}):
+        pods.setdefault(name, []).append(f"{space}/{name}")
+    known = [name for names in pods.values() for name in names]
+    if not namespace:
+        near = [name for one in difflib.get_close_matches(pod, pods, n=3) for name in pods[one]]
     else:
-        alone = sorted({name.partition("/")[2] for name in known})
-        close = difflib.get_close_matches(pod, alone, n=3)
-        near = [n for c in close for n in sorted(known) if n.partition("/")[2] == c]
+        near = pods.get(pod) or difflib.get_close_matches(f"{namespace}/{pod}", known, n=3)
     return f"\n  Did you mean {harmless(' or '.join(near[:3]))}?" if near else ""
 
 

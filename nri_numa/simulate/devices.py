@@ -17,6 +17,7 @@ would place pods beside devices that are elsewhere.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -240,12 +241,12 @@ class KubeletDevices:
         What an init container had is taken first for those after it, as it has ended by then.
         """
         free = self._free()
-        ended: dict[str, list[Device]] = {}
+        ended: dict[str, list[Device]] = {resource: [] for resource in free}
         given: dict[str, Given] = {}
         for container in pod.containers:
             own: dict[str, tuple[Device, ...]] = {}
             for resource, count in sorted(container.devices.items()):
-                pool = [*ended.get(resource, ()), *free[resource]]
+                pool = [*ended[resource], *free[resource]]
                 if len(pool) < count:
                     return TooFew(
                         container.name,
@@ -253,12 +254,9 @@ class KubeletDevices:
                         f"the inventory's {len(self._inventory[resource])} are free",
                     )
                 own[resource] = first = tuple(pool[:count])
-                had = ended.get(resource, [])
                 free[resource] = [one for one in free[resource] if one not in first]
-                if container.role is Role.INIT:
-                    ended[resource] = [*had, *(one for one in first if one not in had)]
-                else:
-                    ended[resource] = [one for one in had if one not in first]
+                left = [one for one in ended[resource] if one not in first]
+                ended[resource] = [*first, *left] if container.role is Role.INIT else left
             if own:
                 given[container.name] = own
         if given:
@@ -293,16 +291,13 @@ class KubeletDevices:
         for resource, devices in sorted(by_resource.items()):
             placed: list[Device] = []
             for one in devices.values():
-                usable = frozenset(i for i in one.numa_nodes if i in self._places)
-                if usable:
+                if usable := one.numa_nodes.intersection(self._places):
                     placed.append(Device(id=one.id, numa_nodes=usable))
-                elif one.numa_nodes:
-                    where = numa_text(NUMASet(sorted(one.numa_nodes)))
-                    notes.append(
-                        f"its {resource} {one.id} is on {where}, where no CPUs are: no hint"
-                    )
-                else:
-                    notes.append(f"its {resource} {one.id} tells no NUMA node: no hint")
+                    continue
+                why = "tells no NUMA node"
+                if one.numa_nodes:
+                    why = f"is on {numa_text(NUMASet(one.numa_nodes))}, where no CPUs are"
+                notes.append(f"its {resource} {one.id} {why}: no hint")
             if placed:
                 requests.append(
                     DeviceRequest(resource=resource, count=len(placed), devices=tuple(placed))
@@ -311,12 +306,8 @@ class KubeletDevices:
 
     def free_by_node(self) -> dict[int, int]:
         """By NUMA node, how many devices of all kinds are free."""
-        found: dict[int, int] = {}
-        for devices in self._free().values():
-            for one in devices:
-                for i in one.numa_nodes:
-                    found[i] = found.get(i, 0) + 1
-        return found
+        free = [one for devices in self._free().values() for one in devices]
+        return Counter(i for one in free for i in one.numa_nodes)
 
     def _free(self) -> dict[str, list[Device]]:
         used = {

@@ -184,40 +184,29 @@ def pod_amounts(
 
     An init container that ends counts beside the sidecars started before it.
     """
-    return Amounts(
-        cpu_milli=_peak(containers, lambda c: pick(c).cpu_milli),
-        memory=_peak(containers, lambda c: pick(c).memory),
-    )
 
+    def peak(key: str) -> int | None:
+        staying, peak, together, given = 0, 0, 0, False
+        for container in containers:
+            one: int | None = getattr(pick(container), key)
+            given, amount = given or one is not None, one or 0
+            if container.role is Role.APP:
+                together += amount
+            else:
+                peak = max(peak, staying + amount)
+                if container.role is Role.SIDECAR:
+                    staying += amount
+        return max(staying + together, peak) if given else None
 
-def _peak(
-    containers: Sequence[ContainerManifest], amount: Callable[[ContainerManifest], int | None]
-) -> int | None:
-    together, staying, peak, given = 0, 0, 0, False
-    for container in containers:
-        one = amount(container)
-        given = given or one is not None
-        one = one or 0
-        match container.role:
-            case Role.INIT:
-                peak = max(peak, staying + one)
-            case Role.SIDECAR:
-                staying += one
-                together += one
-                peak = max(peak, staying)
-            case Role.APP:
-                together += one
-    return max(together, peak) if given else None
+    return Amounts(cpu_milli=peak("cpu_milli"), memory=peak("memory"))
 
 
 def pod_sandbox(pod: PodManifest) -> PodSandbox:
     """The sandbox as an NRI plugin sees it."""
     requests = pod_amounts(pod.containers, lambda c: c.requests)
     limits = pod_amounts(pod.containers, lambda c: c.limits)
-    if pod.pod_requests is not None:
-        requests = _over(pod.pod_requests, requests)
-    if pod.pod_limits is not None:
-        limits = _over(pod.pod_limits, limits)
+    requests = _over(pod.pod_requests or NO_AMOUNTS, requests)
+    limits = _over(pod.pod_limits or NO_AMOUNTS, limits)
     return PodSandbox(
         id=_id(pod.uid),
         uid=pod.uid,
@@ -276,9 +265,7 @@ def oom_score(pod: PodManifest, container: ContainerManifest, memory_total: int)
             (c.requests.memory or 0 for c in pod.containers if c.role is Role.APP), default=0
         )
         score = min(score, _score(least, memory_total))
-    if score < BEST_EFFORT_SCORE + GUARANTEED_SCORE:
-        return BEST_EFFORT_SCORE + GUARANTEED_SCORE
-    return min(score, BEST_EFFORT_SCORE - 1)
+    return min(max(score, BEST_EFFORT_SCORE + GUARANTEED_SCORE), BEST_EFFORT_SCORE - 1)
 
 
 def cgroup_parent(uid: str, qos: QoSClass) -> str:

@@ -29,6 +29,7 @@ from nri_numa.scheduler.fit import Fits
 from nri_numa.scheduler.node_room import NodeRoom
 from nri_numa.scheduler.nodes import Hold
 from nri_numa.scheduler.pod_reader import PodReader
+from nri_numa.scheduler.pod_request import PodRequest
 from nri_numa.simulate.manifests import ManifestError, parse_all, text_of
 from nri_numa.simulate.pods import PodManifest, misaddressed
 from nri_numa.text import harmless
@@ -74,10 +75,36 @@ def simulate_cluster(
             raise Mistake(harmless(f"--cluster {file}: {error}")) from error
         except ManifestError as error:
             raise Mistake(harmless(f"--cluster {error}")) from error
+    nodes, candidates = cluster.nodes, CandidateIndex(cluster.nodes, settings.strategy)
+    claimed = claims and any(one.claims for pod in pods for one in pod.containers)
     with progress(f"judging {len(pods)} pods on {len(cluster.names)} nodes"):
-        document = judged(cluster, pods, reader, settings, claims=claims)
+        about = {
+            "nodes": len(cluster.names),
+            "cordoned": sorted(cluster.cordoned),
+            "unknown": {
+                name: candidates.why(name) or "it has no NodeResourceTopology"
+                for name in cluster.names
+                if not isinstance(nodes.published(name), NodeRoom)
+            },
+            "pods": cluster.pods,
+            "onTheirWay": len(nodes.holds),
+        }
+        judged = [
+            _judged(pod, reader.request_of(pod), cluster, candidates, settings.strategy)
+            for pod in pods
+        ]
+    document = {
+        "cluster": about,
+        "pods": judged,
+        "notes": [
+            *misaddressed(pods, settings.prefix),
+            *cluster.notes,
+            *([CLAIMS] if claimed else []),
+            NOT_JUDGED,
+        ],
+    }
     answer(document, output, story(document))
-    return all(one["fits"] for one in document["pods"])
+    return all(one["fits"] for one in judged)
 
 
 def _documents(file: str) -> Iterator[object]:
@@ -110,50 +137,14 @@ def _documents(file: str) -> Iterator[object]:
             at += 1
 
 
-# --- the answer -----------------------------------------------------------------------------------
-
-
-def judged(
-    cluster: Captured,
-    pods: Sequence[PodManifest],
-    reader: PodReader,
-    settings: Settings,
-    *,
-    claims: bool = False,
-) -> dict[str, Any]:
-    """The document: for each pod where it fits, why not elsewhere, and what would have to move."""
-    nodes, strategy = cluster.nodes, settings.strategy
-    candidates = CandidateIndex(nodes, strategy)
-    claimed = claims and any(one.claims for pod in pods for one in pod.containers)
-    unknown = [name for name in cluster.names if not isinstance(nodes.published(name), NodeRoom)]
-    return {
-        "cluster": {
-            "nodes": len(cluster.names),
-            "cordoned": sorted(cluster.cordoned),
-            "unknown": {
-                name: candidates.why(name) or "it has no NodeResourceTopology" for name in unknown
-            },
-            "pods": cluster.pods,
-            "onTheirWay": len(nodes.holds),
-        },
-        "pods": [_judged(pod, reader, cluster, candidates, strategy) for pod in pods],
-        "notes": [
-            *misaddressed(pods, settings.prefix),
-            *cluster.notes,
-            *([CLAIMS] if claimed else []),
-            NOT_JUDGED,
-        ],
-    }
-
-
 def _judged(
     pod: PodManifest,
-    reader: PodReader,
+    request: PodRequest,
     cluster: Captured,
     candidates: CandidateIndex,
     strategy: Strategy,
 ) -> dict[str, Any]:
-    request = reader.request_of(pod)
+    """Where a pod fits, which it then takes; why not elsewhere; and what would have to move."""
     names = [name for name in cluster.names if name not in cluster.cordoned]
     filtered = candidates.filter(request, names)
     fits: list[tuple[int, str, Fits]] = []

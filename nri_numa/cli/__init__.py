@@ -14,6 +14,8 @@ from collections.abc import Sequence
 
 import click
 
+from nri_numa import __version__
+
 EXIT_CODES = """\b
 Exit codes:
   0  done
@@ -92,27 +94,12 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
 
 
-def _version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
-    if value and not ctx.resilient_parsing:
-        from nri_numa import __version__
-
-        click.echo(f"nri-numa {__version__}")
-        ctx.exit()
-
-
 @click.group(
     cls=LazyGroup,
     epilog=EXIT_CODES,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 79},
 )
-@click.option(
-    "--version",
-    is_flag=True,
-    callback=_version,
-    expose_value=False,
-    is_eager=True,
-    help="Show the version.",
-)
+@click.version_option(__version__, message="nri-numa %(version)s", help="Show the version.")
 def cli() -> None:
     """NUMA placement for Kubernetes nodes.
 

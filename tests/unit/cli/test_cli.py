@@ -12,30 +12,14 @@ from pathlib import Path
 
 import pytest
 import yaml
-from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
 from nri_numa import cli as package
-from nri_numa.cli import cli
 from tests.beds.http_view import HOSTILE, FakeView, assignment, intruder
 from tests.machines import named as machines
-from tests.unit.cli.conftest import Columns
+from tests.unit.cli.conftest import Columns, invoke
 
 SUBCOMMANDS = list(package.COMMANDS)
-
-
-@pytest.fixture(autouse=True)
-def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in list(os.environ):
-        if name.startswith("NRI_NUMA_"):
-            monkeypatch.delenv(name)
-    empty = tmp_path / "empty.yaml"
-    empty.touch()
-    monkeypatch.setenv("NRI_NUMA_CONFIG", str(empty))
-
-
-def invoke(*arguments: str) -> Result:
-    return CliRunner().invoke(cli, arguments)
 
 
 # --- help and slips -----------------------------------------------------------------------------

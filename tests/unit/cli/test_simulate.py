@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -20,17 +19,10 @@ from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import MemoryReading, NUMAMemory
 from tests.machines.named import snc_smt, write_sysfs
 from tests.machines.pods import container, document, pod, replicated
+from tests.unit.cli.conftest import invoke
 
 SINGLE = {"policy": "single-numa-node"}
 MODEL = "synthetic:sockets=2,numa=2,cores=4,threads=2,memory=16Gi,hugepages-2Mi=1Gi"
-
-
-@pytest.fixture(autouse=True)
-def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in list(os.environ):
-        if name.startswith("NRI_NUMA_"):
-            monkeypatch.delenv(name)
-    monkeypatch.chdir(tmp_path)
 
 
 def simulate(*arguments: str, machine: str = MODEL, stdin: str | None = None) -> Result:
@@ -417,7 +409,7 @@ def test_a_captured_machine_says_where_its_devices_are() -> None:
         facts = {"class": "0x030200\n", "vendor": "0x10de\n", "device": "0x20b0\n"}
         for name, content in {**facts, "numa_node": node}.items():
             (at / name).write_text(content)
-    packed = CliRunner().invoke(cli, ["capture", "m.tar.gz", "--sysfs-root", str(machine)])
+    packed = invoke("capture", "m.tar.gz", "--sysfs-root", str(machine))
     assert packed.exit_code == 0, packed.output
     files = write(gpu_pod())
     done = simulate("--devices", inventory(f"{GPU}: ['0000:3b:00.0']"), files, machine="m.tar.gz")
@@ -517,7 +509,7 @@ def test_a_machine_that_cannot_be_is_wrong_usage(text: str, words: str) -> None:
     ],
 )
 def test_an_empty_name_is_not_this_machine(command: list[str]) -> None:
-    done = CliRunner().invoke(cli, command)
+    done = invoke(*command)
     assert done.exit_code == 2
     assert "is empty; expected the name of a folder or file" in " ".join(done.output.split())
 

@@ -6,21 +6,16 @@ import json
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
-from nri_numa.cli import cli, status
+from nri_numa.cli import status
 from tests.beds.http_view import FakeView, assignment
-from tests.unit.cli.conftest import Columns
+from tests.unit.cli.conftest import Columns, invoke
 
 LONG = "checkout-service-with-a-long-name-7d4b9c6f5d-x2x1z"
 IDS = "0-3,8-11,16-19,24-27,32-35,40-43,48-51,56-59"
 
 Agent = tuple[str, FakeView]
-
-
-def invoke(*arguments: str) -> Result:
-    return CliRunner().invoke(cli, arguments)
 
 
 @pytest.fixture

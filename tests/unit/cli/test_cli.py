@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -83,22 +82,6 @@ def test_completion_scripts_are_printed_for_every_shell() -> None:
     for shell in ("bash", "zsh", "fish"):
         assert "_NRI_NUMA_COMPLETE" in invoke("completion", shell).output
     assert invoke("completion", "csh").exit_code == 2
-
-
-def test_the_program_completes_its_commands() -> None:
-    environment = {
-        **os.environ,
-        "_NRI_NUMA_COMPLETE": "bash_complete",
-        "COMP_WORDS": "nri-numa top",
-        "COMP_CWORD": "1",
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", "from nri_numa.cli import main; main()"],
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert done.stdout == "plain,topology\n"
 
 
 def test_the_version_is_told() -> None:
@@ -321,13 +304,6 @@ def test_explain_says_first_what_is_not_so(agent: tuple[str, FakeView]) -> None:
 def test_status_can_be_narrowed(agent: tuple[str, object]) -> None:
     result = invoke("status", "--api", agent[0], "-n", "infra", "-o", "json")
     assert [c["namespace"] for c in json.loads(result.output)["containers"]] == ["infra"]
-
-
-def test_hostile_names_do_not_reach_the_terminal(agent: tuple[str, object]) -> None:
-    for arguments in (["status"], ["explain", "shop/pod-1"], ["status", "-o", "yaml"]):
-        output = invoke(*arguments, "--api", agent[0]).output
-        assert "\x1b" not in output
-        assert all(line.isprintable() for line in output.splitlines())
 
 
 def test_explain_shows_the_steps(agent: tuple[str, object]) -> None:

@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
@@ -223,27 +222,6 @@ def serve(config: AgentConfig, run: Callable[[AgentConfig], int]) -> int:
             return run(config)
     finally:
         logs.flush()
-
-
-# --- Files --------------------------------------------------------------------------------------
-
-
-def replace_file(path: Path, data: bytes, mode: int = 0o644) -> None:
-    """Write a file in one step: it stays as it was when anything fails."""
-    import tempfile
-
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, mode)
-        os.replace(temporary, path)
-    except OSError:
-        with suppress(OSError):
-            os.unlink(temporary)
-        raise
 
 
 # --- Says on a terminal what a command is at, when that takes longer than a moment ----------------

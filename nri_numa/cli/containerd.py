@@ -7,6 +7,7 @@ only used when exactly the NRI table differs.
 from __future__ import annotations
 
 import copy
+import os
 import re
 import tomllib
 from collections.abc import Mapping
@@ -17,7 +18,8 @@ from typing import Any, NamedTuple
 import click
 
 from nri_numa.agent.preflight import nri_section
-from nri_numa.cli.common import Failure, Mistake, replace_file
+from nri_numa.cli.common import Failure, Mistake
+from nri_numa.store.files import replace_file
 
 NAME = "io.containerd.nri.v1.nri"
 _HEADER = re.compile(rf"^[ \t]*\[[ \t]*plugins[ \t]*\.[ \t]*(['\"]){re.escape(NAME)}\1[ \t]*\]")
@@ -141,5 +143,5 @@ def _write(change: Change) -> Path | None:
         backup = next(name for name in names if not name.exists())
         backup.write_bytes(path.read_bytes())
         backup.chmod(mode)
-    replace_file(path, change.text.encode(), mode)
+    os.close(replace_file(str(path), change.text.encode(), sync=True, mode=mode))
     return backup

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import gzip
 import io
+import os
 import re
 import tarfile
 from collections import Counter
@@ -23,7 +24,6 @@ from nri_numa.cli.common import (
     friendly,
     output_option,
     progress,
-    replace_file,
     sysfs_option,
 )
 from nri_numa.cli.output import (
@@ -50,6 +50,7 @@ from nri_numa.model.machine import (
     cpus_text,
     topology_document,
 )
+from nri_numa.store.files import replace_file
 from nri_numa.text import HUGEPAGES, BadQuantity, harmless, page_size, whole_bytes
 
 _MATRIX_LIMIT: Final = 16  # columns of four characters that fit beside the row's head
@@ -333,7 +334,7 @@ def pack(root: Path, target: Path) -> CaptureReport:
                 info = tarfile.TarInfo(name)
                 info.size = len(content)
                 archive.addfile(info, io.BytesIO(content))
-    replace_file(target, data.getvalue())
+    os.close(replace_file(str(target), data.getvalue(), sync=True, mode=0o644))
     return CaptureReport(
         target=target,
         files=tuple(sorted(members)),

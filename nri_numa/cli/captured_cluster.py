@@ -45,14 +45,9 @@ class CaptureError(AgentError):
 
 
 class Running(Struct, frozen=True):
-    """A pod that has NUMA nodes of its node.
+    """A pod that has NUMA nodes of its node, and is charged for them there.
 
-    Attributes:
-        name: namespace and name.
-        node: where it is.
-        charge: what it takes there.
-        request: what it asks for.
-        movable: its workload makes it again, perhaps elsewhere, when it is evicted.
+    Where it is ``movable`` its workload makes it again, perhaps elsewhere, when it is evicted.
     """
 
     name: str
@@ -63,15 +58,9 @@ class Running(Struct, frozen=True):
 
 
 class Captured(Struct, frozen=True):
-    """A cluster.
+    """A cluster: what nodes publish, with pods on their way to them, and what was odd.
 
-    Attributes:
-        nodes: what they publish, and pods on their way to them.
-        names: of all nodes, in order; those without an object too.
-        cordoned: those that take no new pods.
-        running: pods that have NUMA nodes.
-        pods: how many there are.
-        notes: what was odd, one sentence each.
+    The names, in order, are those of all nodes, without an object too; ``pods`` counts them all.
     """
 
     nodes: Nodes

@@ -126,13 +126,10 @@ def shown(value: object) -> str:
 
 
 class Place(msgspec.Struct, frozen=True):
-    """A place in a document.
+    """A place in a document: what stands there, or None, and where complaints are gathered.
 
-    Attributes:
-        where: file and document.
-        path: from the document's top, such as ``spec.containers[0].name``.
-        value: what stands there; None when nothing does.
-        problems: where complaints are gathered, in the order of the documents.
+    It is named by file and document, and by the path from the document's top, such as
+    ``spec.containers[0].name``.
     """
 
     where: str

@@ -28,7 +28,6 @@ from msgspec.structs import replace
 from nri_numa import safe_yaml
 from nri_numa.errors import AgentError
 from nri_numa.simulate.pods import (
-    NO_AMOUNTS,
     Amounts,
     ContainerManifest,
     PodManifest,
@@ -499,20 +498,14 @@ class _Reading:
             if request is not None and limit is not None and request > limit:
                 at = place["requests"][label]
                 at.expected(f"at most the limit, {shown(place['limits'][label].value)}")
-        for size in sorted(given.hugepages.keys() | limits.hugepages.keys()):
-            request = given.hugepages.get(size, limits.hugepages.get(size))
-            if request != limits.hugepages.get(size):
-                place["requests"].complain("has huge pages that differ from the limits")
+        if not given.hugepages.items() <= limits.hugepages.items():
+            place["requests"].complain("has huge pages that differ from the limits")
         if (given.hugepages or limits.hugepages) and not any(
             a.cpu_milli or a.memory for a in (given, limits)
         ):
             place.complain("has huge pages alone, expected cpu or memory beside them")
-        requests = Amounts(
-            cpu_milli=limits.cpu_milli if given.cpu_milli is None else given.cpu_milli,
-            memory=limits.memory if given.memory is None else given.memory,
-            hugepages={**limits.hugepages, **given.hugepages},
-        )
-        return requests, limits
+        requests = given.over(limits)
+        return replace(requests, hugepages={**limits.hugepages, **given.hugepages}), limits
 
     def _amounts(self, place: Place, whose: str) -> Amounts:
         cpu: int | None = None
@@ -536,8 +529,6 @@ class _Reading:
                     self._other(name, at, whose)
             except BadQuantity as error:
                 at.expected(str(error))
-        if cpu is None and memory is None and not hugepages:
-            return NO_AMOUNTS
         return Amounts(cpu_milli=cpu, memory=memory, hugepages=hugepages)
 
     def _other(self, name: str, place: Place, whose: str) -> None:

@@ -48,6 +48,13 @@ class Amounts(msgspec.Struct, frozen=True, kw_only=True):
     memory: int | None = None
     hugepages: Mapping[int, int] = msgspec.field(default_factory=dict)
 
+    def over(self, weak: Amounts) -> Amounts:
+        """CPU and memory as given here, or else there."""
+        return Amounts(
+            cpu_milli=weak.cpu_milli if self.cpu_milli is None else self.cpu_milli,
+            memory=weak.memory if self.memory is None else self.memory,
+        )
+
 
 NO_AMOUNTS = Amounts()
 
@@ -205,8 +212,8 @@ def pod_sandbox(pod: PodManifest) -> PodSandbox:
     """The sandbox as an NRI plugin sees it."""
     requests = pod_amounts(pod.containers, lambda c: c.requests)
     limits = pod_amounts(pod.containers, lambda c: c.limits)
-    requests = _over(pod.pod_requests or NO_AMOUNTS, requests)
-    limits = _over(pod.pod_limits or NO_AMOUNTS, limits)
+    requests = (pod.pod_requests or NO_AMOUNTS).over(requests)
+    limits = (pod.pod_limits or NO_AMOUNTS).over(limits)
     return PodSandbox(
         id=_id(pod.uid),
         uid=pod.uid,
@@ -231,7 +238,7 @@ def container_of(
     ``slots_key``, where there is one, the device plugin says which slots it holds.
     """
     # What it does not limit itself, the kubelet limits to what the pod has (KEP-2837).
-    limits = _over(container.limits, pod.pod_limits or NO_AMOUNTS)
+    limits = container.limits.over(pod.pod_limits or NO_AMOUNTS)
     limits = replace(limits, hugepages=container.limits.hugepages)
     held = ",".join(f"slot-{number}" for number in range(min(container.slots, MOST_SLOTS + 1)))
     return Container(
@@ -279,13 +286,6 @@ def cgroup_parent(uid: str, qos: QoSClass) -> str:
 
 def _score(request: int | None, memory_total: int) -> int:
     return 1000 - 1000 * (request or 0) // max(memory_total, 1)
-
-
-def _over(strong: Amounts, weak: Amounts) -> Amounts:
-    return Amounts(
-        cpu_milli=weak.cpu_milli if strong.cpu_milli is None else strong.cpu_milli,
-        memory=weak.memory if strong.memory is None else strong.memory,
-    )
 
 
 def _labels(pod: PodManifest) -> dict[str, str]:

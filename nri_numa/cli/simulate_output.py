@@ -37,7 +37,8 @@ def story(
     """Everything that happened, in lines that fit the terminal."""
     yield from _head(machine, result.machine.topology)
     yield ""
-    rows = [row for event in result.events for row in _rows(event, result)]
+    several = _several_namespaces(result)
+    rows = [row for event in result.events for row in _rows(event, several=several)]
     if rows:
         head = (Column(""), "POD", "CONTAINER", _CPUS, Column("MEMORY", Kind.LIST))
         yield from table((*head, Column("WHY", Kind.TEXT)), rows)
@@ -119,8 +120,8 @@ def _head(machine: str, topology: Topology) -> Iterator[str]:
     )
 
 
-def _rows(event: SimulatedEvent, result: Simulation) -> Iterator[list[str]]:
-    name = _short(event, result)
+def _rows(event: SimulatedEvent, *, several: bool) -> Iterator[list[str]]:
+    name = event.pod.full_name if several else event.pod.name
     if event.action is Action.REMOVE:
         yield [str(event.number), name, "", "", "", "removed"]
     for number, outcome in enumerate(event.outcomes):
@@ -133,10 +134,9 @@ def _rows(event: SimulatedEvent, result: Simulation) -> Iterator[list[str]]:
         ]
 
 
-def _short(event: SimulatedEvent, result: Simulation) -> str:
-    """The pod's name, with its namespace only where there are several."""
-    several = len({e.pod.namespace for e in result.events}) > 1
-    return event.pod.full_name if several else event.pod.name
+def _several_namespaces(*results: Simulation) -> bool:
+    """Whether a pod's name alone may not be enough."""
+    return len({event.pod.namespace for one in results for event in one.events}) > 1
 
 
 def _arrow(outcome: Outcome) -> str:
@@ -254,7 +254,7 @@ def _in_words(outcome: Outcome) -> list[str]:
 
 def _pairs(first: Simulation, second: Simulation) -> Iterator[list[str]]:
     a, b = _by_place(first), _by_place(second)
-    several = len({e.pod.namespace for e in (*first.events, *second.events)}) > 1
+    several = _several_namespaces(first, second)
     last = None
     for place in {**a, **b}:
         number, pod, container = place

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import importlib.util
 import os
 import sys
 from collections.abc import Sequence
 
 import click
+
+from nri_numa import __version__
 
 EXIT_CODES = """\b
 Exit codes:
@@ -65,17 +66,15 @@ class LazyGroup(click.Group):
     """A group whose commands are imported on use, with suggestions for typing slips."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Name the commands that are installed, in the order of their table."""
-        return [name for name in COMMANDS if _installed(COMMANDS[name][0])]
+        """The commands in the order of their table."""
+        return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import a command."""
-        entry = COMMANDS.get(cmd_name)
-        if entry is None or not _installed(entry[0]):
+        if cmd_name not in COMMANDS:
             return None
-        module, _, attribute = entry[0].partition(":")
-        command = getattr(importlib.import_module(module), attribute)
-        assert isinstance(command, click.Command), entry[0]  # noqa: S101  # our own table
+        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
 
     def resolve_command(
@@ -84,29 +83,15 @@ class LazyGroup(click.Group):
         """Find the command, or fail with the nearest names."""
         name = args[0]
         if name not in COMMANDS and not name.startswith("-"):
-            near = difflib.get_close_matches(name, self.list_commands(ctx), n=2, cutoff=0.5)
+            near = difflib.get_close_matches(name, COMMANDS, n=2, cutoff=0.5)
             hint = f" Did you mean {' or '.join(near)}?" if near else ""
             ctx.fail(f"There is no command {name!r}.{hint}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands without importing them."""
-        rows = [(name, COMMANDS[name][1]) for name in self.list_commands(ctx)]
         with formatter.section("Commands"):
-            formatter.write_dl(rows)
-
-
-def _installed(target: str) -> bool:
-    module = target.partition(":")[0]
-    return importlib.util.find_spec(module) is not None
-
-
-def _version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
-    if value and not ctx.resilient_parsing:
-        from nri_numa import __version__
-
-        click.echo(f"nri-numa {__version__}")
-        ctx.exit()
+            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
 
 
 @click.group(
@@ -114,14 +99,7 @@ def _version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
     epilog=EXIT_CODES,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 79},
 )
-@click.option(
-    "--version",
-    is_flag=True,
-    callback=_version,
-    expose_value=False,
-    is_eager=True,
-    help="Show the version.",
-)
+@click.version_option(__version__, message="nri-numa %(version)s", help="Show the version.")
 def cli() -> None:
     """NUMA placement for Kubernetes nodes.
 

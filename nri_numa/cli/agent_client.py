@@ -6,7 +6,9 @@ import http.client
 import json
 import os
 from collections.abc import Callable
-from typing import Any, Final
+from contextlib import closing
+from functools import partial
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 from nri_numa.cli.common import Failure, Mistake, Unreachable, load
@@ -18,6 +20,14 @@ MAX_ANSWER: Final = 64 << 20
 
 class NotKnown(Failure):
     """The agent does not know the pod or container; exit code 1."""
+
+
+class Known(NamedTuple):
+    """One container that the agent knows."""
+
+    namespace: str
+    pod: str
+    container: str
 
 
 class AgentClient:
@@ -41,11 +51,11 @@ class AgentClient:
                 context = ssl.create_default_context(cafile=ca_file or None)
             except OSError as error:
                 raise Mistake(f"--ca-file {ca_file}: {error.strerror or error}") from error
-            self._connect: Callable[[], http.client.HTTPConnection] = lambda: (
-                http.client.HTTPSConnection(self.address, timeout=timeout, context=context)
+            self._connect: Callable[[], http.client.HTTPConnection] = partial(
+                http.client.HTTPSConnection, self.address, timeout=timeout, context=context
             )
         else:
-            self._connect = lambda: http.client.HTTPConnection(self.address, timeout=timeout)
+            self._connect = partial(http.client.HTTPConnection, self.address, timeout=timeout)
 
     @property
     def on_this_node(self) -> bool:
@@ -70,13 +80,10 @@ class AgentClient:
         if self._token:
             headers["Authorization"] = f"Bearer {self._token}"
         try:
-            connection = self._connect()
-            try:
+            with closing(self._connect()) as connection:
                 connection.request("GET", path, headers=headers)
                 response = connection.getresponse()
                 body = response.read(MAX_ANSWER)
-            finally:
-                connection.close()
         except (OSError, http.client.HTTPException, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise Unreachable(
@@ -91,13 +98,19 @@ class AgentClient:
         except ValueError as error:
             raise Unreachable(f"{self.address} did not answer with JSON") from error
         if response.status >= 400 and "error" in document:
-            message = harmless(str(document["error"].get("message", "")))
-            if response.status == 404:
-                raise NotKnown(message)
             if response.status == 401:
                 raise Failure(f"{self.address} wants a token: --token-file")
-            raise Failure(message)
+            message = harmless(str(document["error"].get("message", "")))
+            raise (NotKnown if response.status == 404 else Failure)(message)
         return document
+
+    def names(self) -> list[Known]:
+        """The containers that run here or were refused lately, in the order of their names."""
+        listed = [
+            *self.get("/v1/assignments")["containers"],
+            *self.get("/v1/refusals")["refusals"],
+        ]
+        return sorted({Known(one["namespace"], one["pod"], one["container"]) for one in listed})
 
 
 def segment(text: str) -> str:

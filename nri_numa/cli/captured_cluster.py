@@ -8,7 +8,8 @@ pods of one node are searched that would have to move, by trying.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache, partial
 from itertools import combinations
 from typing import Any, Final
 
@@ -19,7 +20,7 @@ from nri_numa.errors import AgentError
 from nri_numa.kube.requests import mapping
 from nri_numa.model.cpuset import ListFormatError, NUMASet
 from nri_numa.model.workload import Strategy
-from nri_numa.scheduler.fit import Fits, Verdict, fit
+from nri_numa.scheduler.fit import Fits, fit
 from nri_numa.scheduler.node_room import Counts, NodeRoom
 from nri_numa.scheduler.nodes import Hold, Nodes
 from nri_numa.scheduler.pod_reader import PodReader
@@ -45,14 +46,9 @@ class CaptureError(AgentError):
 
 
 class Running(Struct, frozen=True):
-    """A pod that has NUMA nodes of its node.
+    """A pod that has NUMA nodes of its node, and is charged for them there.
 
-    Attributes:
-        name: namespace and name.
-        node: where it is.
-        charge: what it takes there.
-        request: what it asks for.
-        movable: its workload makes it again, perhaps elsewhere, when it is evicted.
+    Where it is ``movable`` its workload makes it again, perhaps elsewhere, when it is evicted.
     """
 
     name: str
@@ -63,15 +59,9 @@ class Running(Struct, frozen=True):
 
 
 class Captured(Struct, frozen=True):
-    """A cluster.
+    """A cluster: what nodes publish, with pods on their way to them, and what was odd.
 
-    Attributes:
-        nodes: what they publish, and pods on their way to them.
-        names: of all nodes, in order; those without an object too.
-        cordoned: those that take no new pods.
-        running: pods that have NUMA nodes.
-        pods: how many there are.
-        notes: what was odd, one sentence each.
+    The names, in order, are those of all nodes, without an object too; ``pods`` counts them all.
     """
 
     nodes: Nodes
@@ -83,12 +73,9 @@ class Captured(Struct, frozen=True):
 
 
 def captured(documents: Iterable[object], reader: PodReader, prefix: str) -> Captured:
-    """Read a capture.
+    """Read a capture: lists of objects, or objects, as kubectl prints them.
 
-    Args:
-        documents: lists of objects, or objects, as kubectl prints them.
-        reader: of pods, with the settings of the nodes.
-        prefix: of annotations and attributes.
+    The reader has the settings of the nodes, as the prefix of annotations and attributes is theirs.
 
     Raises:
         CaptureError: it is something else, or has no NodeResourceTopology.
@@ -100,11 +87,10 @@ def captured(documents: Iterable[object], reader: PodReader, prefix: str) -> Cap
         if not isinstance(kind, str) or kind not in found:
             others.add(kind[:60] if isinstance(kind, str) else "something without a kind")
             continue
-        metadata = one.get("metadata")
-        name = metadata.get("name") if isinstance(metadata, Mapping) else None
+        metadata = mapping(one.get("metadata"))
+        name = metadata.get("name")
         if not isinstance(name, str) or not name:
             raise CaptureError(f"a {kind} has no metadata.name; expected what {EXPECTED} prints")
-        assert isinstance(metadata, Mapping)  # noqa: S101  # it has a name
         found[kind][f"{metadata.get('namespace', '')}/{name}"] = one
     topologies, nodes, pods = (found[kind] for kind in _KINDS)
     if not topologies:
@@ -124,20 +110,16 @@ def captured(documents: Iterable[object], reader: PodReader, prefix: str) -> Cap
     cordoned = {
         key[1:] for key, one in nodes.items() if mapping(one.get("spec")).get("unschedulable")
     }
-    running: list[Running] = []
-    for key, one in sorted(pods.items()):
-        made = _pod(one, known, reader, prefix)
-        if made is not None:
-            node, charge, request = made
-            running.append(Running(key, node, charge, request, movable(one)))
+    running = [_pod(key, one, known, reader, prefix) for key, one in sorted(pods.items())]
     names = {key[1:] for key in (nodes or topologies)}
     if lost := known.names - names:
         notes.append(
             f"NodeResourceTopology without a Node, passed over: {', '.join(sorted(lost)[:5])}"
             f"{f' and {len(lost) - 5} more' if len(lost) > 5 else ''}."
         )
+    standing = tuple(filter(None, running))
     return Captured(
-        known, tuple(sorted(names)), frozenset(cordoned), tuple(running), len(pods), tuple(notes)
+        known, tuple(sorted(names)), frozenset(cordoned), standing, len(pods), tuple(notes)
     )
 
 
@@ -158,8 +140,8 @@ def _objects(documents: Iterable[object]) -> Iterator[Document]:
 
 
 def _pod(
-    document: Document, nodes: Nodes, reader: PodReader, prefix: str
-) -> tuple[str, Counts, PodRequest] | None:
+    name: str, document: Document, nodes: Nodes, reader: PodReader, prefix: str
+) -> Running | None:
     """Take a pod in: as a hold when it is on its way, else what it takes of its node."""
     node = mapping(document.get("spec")).get("nodeName")
     phase = mapping(document.get("status")).get("phase")
@@ -176,7 +158,7 @@ def _pod(
             )
         return None
     charge = room.charge_of(request, _assigned(document, prefix) or placed)
-    return None if charge is None else (node, charge, request)
+    return None if charge is None else Running(name, node, charge, request, movable(document))
 
 
 def _assigned(document: Document, prefix: str) -> dict[str, NUMASet]:
@@ -192,34 +174,6 @@ def _assigned(document: Document, prefix: str) -> dict[str, NUMASet]:
 # --- what would have to move ----------------------------------------------------------------------
 
 
-class Moves(Struct, frozen=True):
-    """A set of pods.
-
-    Attributes:
-        node: where they are, and where the pod fits without them.
-        places: its NUMA nodes by container then.
-        pods: that would have to move, and where each of them fits; empty for nowhere.
-    """
-
-    node: str
-    places: tuple[tuple[str, str], ...]
-    pods: tuple[tuple[str, str], ...]
-
-
-class Search(Struct, frozen=True):
-    """What was found.
-
-    Attributes:
-        moves: the smallest set that was found; None where none was.
-        tried: sets that were judged.
-        cut: not all sets of up to `LARGEST` pods were.
-    """
-
-    moves: Moves | None
-    tried: int
-    cut: bool
-
-
 def search(
     request: PodRequest,
     rooms: Mapping[str, NodeRoom],
@@ -227,83 +181,69 @@ def search(
     strategy: Strategy,
     *,
     tries: int = TRIES,
-) -> Search:
-    """Find the fewest pods of one node without which a pod fits there.
+) -> dict[str, Any]:
+    """Find the fewest pods of one node without which a pod fits there, in at most so many tries.
 
-    Args:
-        request: of the pod.
-        rooms: what each node has left for others, by name; those that may get it.
-        running: pods that have NUMA nodes; those that no workload makes again stay.
-        strategy: which of equally good NUMA nodes.
-        tries: sets that are judged at most.
+    Rooms are what each node has left for others, by name, of those that may get it; pods that no
+    workload makes again stay. The answer, a part of the document, has the pod's node and NUMA nodes
+    then, and where each of the pods that move fits, empty for nowhere. The search was ``cut`` when
+    not all sets of up to `LARGEST` pods were judged.
     """
     by_node: dict[str, list[Running]] = {}
     for one in running:
         if one.movable and one.node in rooms:
             by_node.setdefault(one.node, []).append(one)
-    known: dict[NodeRoom, Verdict] = {}
-
-    def fits(room: NodeRoom) -> Verdict:
-        found = known.get(room)
-        if found is None:
-            found = known[room] = fit(room, request, strategy)
-        return found
-
     tried = 0
-    hopeful: list[tuple[str, list[Running]]] = []
-    for node in sorted(by_node):
-        if tried >= tries:
-            return Search(None, tried, cut=True)
+    judge = lru_cache(maxsize=None)(partial(fit, strategy=strategy))
+
+    def fits_without(node: str, pods: Iterable[Running]) -> Fits | None:
+        nonlocal tried
         tried += 1
-        everything = rooms[node].plus([one.charge for one in by_node[node]])
-        if isinstance(fits(everything), Fits):
-            hopeful.append((node, sorted(by_node[node], key=lambda one: one.name)))
+        verdict = judge(rooms[node].plus([one.charge for one in pods]), request)
+        return verdict if isinstance(verdict, Fits) else None
+
+    hopeful = [
+        (node, sorted(pods, key=lambda one: one.name))
+        for node, pods in sorted(by_node.items())
+        if tried < tries and fits_without(node, pods)
+    ]
     found: list[tuple[str, tuple[Running, ...], Fits]] = []
     for size in range(1, LARGEST + 1):
         for node, pods in hopeful:
             for chosen in combinations(pods, size):
                 if tried >= tries or len(found) >= _KEPT:
                     break
-                tried += 1
-                room = rooms[node].plus([one.charge for one in chosen])
-                verdict = fits(room)
-                if isinstance(verdict, Fits):
+                if verdict := fits_without(node, chosen):
                     found.append((node, chosen, verdict))
-        if found or tried >= tries:
+        if found:
             break
     cut = tried >= tries or (not found and any(len(pods) > LARGEST for _, pods in hopeful))
-    if not found:
-        return Search(None, tried, cut)
-    moves = [_moves(node, pods, verdict, rooms, strategy) for node, pods, verdict in found]
+    moves: list[dict[str, Any]] = []
+    for node, chosen, verdict in found:
+        others, pods_to = {name: room for name, room in rooms.items() if name != node}, []
+        for one in chosen:
+            to = ""
+            for name, room in sorted(others.items()):
+                if isinstance(there := judge(room, one.request), Fits):
+                    to = name
+                    if there.charge is not None:
+                        others[name] = room.less([there.charge])
+                    break
+            pods_to.append({"pod": one.name, "fitsOn": to})
+        moves.append({"node": node, "numaNodes": numa_nodes(verdict), "pods": pods_to})
     # Those first whose pods have somewhere to go; then by names, which are total.
-    best = min(moves, key=lambda one: (sum(not to for _, to in one.pods), one.node, one.pods))
-    return Search(best, tried, cut)
+    best = min(
+        moves,
+        key=lambda one: (
+            sum(not pod["fitsOn"] for pod in one["pods"]),
+            one["node"],
+            [pod["pod"] for pod in one["pods"]],
+        ),
+        default={"node": "", "numaNodes": {}, "pods": []},
+    )
+    return {**best, "setsTried": tried, "cut": cut}
 
 
-def _moves(
-    node: str,
-    pods: Sequence[Running],
-    verdict: Fits,
-    rooms: Mapping[str, NodeRoom],
-    strategy: Strategy,
-) -> Moves:
-    charges: dict[str, list[Counts]] = {}
-    where: list[tuple[str, str]] = []
-    for one in pods:
-        to = ""
-        known: dict[NodeRoom, Verdict] = {}
-        for name in sorted(rooms):
-            if name == node:
-                continue
-            room = rooms[name].less(charges.get(name, []))
-            found = known.get(room)
-            if found is None:
-                found = known[room] = fit(room, one.request, strategy)
-            if isinstance(found, Fits):
-                to = name
-                if found.charge is not None:
-                    charges.setdefault(name, []).append(found.charge)
-                break
-        where.append((one.name, to))
-    places = tuple((name, str(numa_nodes)) for name, numa_nodes in verdict.places)
-    return Moves(node, places, tuple(where))
+def numa_nodes(verdict: Fits) -> dict[str, str]:
+    """NUMA nodes by container."""
+    return {name: str(numa_nodes) for name, numa_nodes in verdict.places}

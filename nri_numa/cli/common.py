@@ -9,8 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 from click.shell_completion import get_completion_class
@@ -20,6 +19,7 @@ from nri_numa.errors import AgentError, ConfigError, RuntimeUnavailable, Topolog
 from nri_numa.text import harmless
 
 if TYPE_CHECKING:
+    from nri_numa.cli.agent_client import Known
     from nri_numa.config import AgentConfig
 
 DEFAULT_CONFIG: Final = "/etc/nri-numa/agent.yaml"
@@ -114,7 +114,7 @@ def setting(
 def given_settings() -> dict[str, object]:
     """By key, what the command line says; None for what it does not say."""
     ctx = click.get_current_context(silent=True)  # none in the thread that completes names
-    return dict(ctx.meta.get(_SETTINGS, {})) if ctx is not None else {}
+    return ctx.meta.get(_SETTINGS, {}) if ctx is not None else {}
 
 
 config_option = click.option(
@@ -209,11 +209,10 @@ def load(given: str | None) -> AgentConfig:
         return configuration.load(config_path(given), os.environ, given_settings())
 
 
-def serve(given: str | None, run: Callable[[AgentConfig], int]) -> int:
-    """Load the configuration and run a process that serves; the result is the exit code."""
+def serve(config: AgentConfig, run: Callable[[AgentConfig], int]) -> int:
+    """Run a process that serves, with its logs; the result is the exit code."""
     from nri_numa.observe import logs
 
-    config = load(given)
     try:
         logs.setup(config.log.level, config.log.format, file=config.log.file)
     except OSError as error:
@@ -223,27 +222,6 @@ def serve(given: str | None, run: Callable[[AgentConfig], int]) -> int:
             return run(config)
     finally:
         logs.flush()
-
-
-# --- Files --------------------------------------------------------------------------------------
-
-
-def replace_file(path: Path, data: bytes, mode: int = 0o644) -> None:
-    """Write a file in one step: it stays as it was when anything fails."""
-    import tempfile
-
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, mode)
-        os.replace(temporary, path)
-    except OSError:
-        with suppress(OSError):
-            os.unlink(temporary)
-        raise
 
 
 # --- Says on a terminal what a command is at, when that takes longer than a moment ----------------
@@ -303,20 +281,17 @@ _FINE: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,252}", re.ASCII)
 """Names as Kubernetes allows them; others are not put into a command line."""
 
 
-class Known(NamedTuple):
-    """One container that runs here or was refused lately."""
-
-    namespace: str
-    pod: str
-    container: str
-
-
 def known(ctx: click.Context) -> list[Known]:
     """The containers that the agent knows, in the order of their names; empty without an agent."""
+    from nri_numa.cli.agent_client import client
+
     found: list[Known] = []
 
     def ask() -> None:
-        found.extend(_ask(ctx))
+        given = [ctx.params.get(name) for name in ("api", "token_file", "ca_file")]
+        with suppress(Exception):  # whatever it is, a shell shows nothing of it
+            names = client(*given, timeout=LIMIT).names()
+            found.extend(one for one in names if all(map(_FINE.fullmatch, one)))
 
     # A thread that is left behind: a name that is resolved, or an answer that comes byte by byte,
     # keeps to no time limit of a socket.
@@ -324,24 +299,6 @@ def known(ctx: click.Context) -> list[Known]:
     request.start()
     request.join(LIMIT)
     return [] if request.is_alive() else found
-
-
-def _ask(ctx: click.Context) -> Iterator[Known]:
-    from nri_numa.cli.agent_client import client
-
-    given = [ctx.params.get(name) for name in ("api", "token_file", "ca_file")]
-    try:
-        agent = client(*given, timeout=LIMIT)
-        listed: list[dict[str, Any]] = [
-            *agent.get("/v1/assignments")["containers"],
-            *agent.get("/v1/refusals")["refusals"],
-        ]
-        names = {(one["namespace"], one["pod"], one["container"]) for one in listed}
-    except Exception:  # whatever it is, a shell shows nothing of it
-        return
-    for each in sorted(names):
-        if all(isinstance(part, str) and _FINE.fullmatch(part) for part in each):
-            yield Known(*each)
 
 
 def _completion(
@@ -356,10 +313,6 @@ def _completion(
     return complete
 
 
-def _namespace(ctx: click.Context) -> str | None:
-    return ctx.params.get("namespace")
-
-
 @_completion
 def namespaces(_ctx: click.Context, found: list[Known], _begun: str) -> Iterable[str]:
     """Of all namespaces with containers here."""
@@ -369,14 +322,14 @@ def namespaces(_ctx: click.Context, found: list[Known], _begun: str) -> Iterable
 @_completion
 def pods(ctx: click.Context, found: list[Known], _begun: str) -> Iterable[str]:
     """Of pods by their name alone, of the namespace that is given."""
-    within = _namespace(ctx)
+    within = ctx.params.get("namespace")
     return (one.pod for one in found if within in (None, one.namespace))
 
 
 @_completion
 def pods_of_namespaces(ctx: click.Context, found: list[Known], begun: str) -> Iterable[str]:
     """Of pods as ``explain`` takes them: NAMESPACE/POD, or POD behind ``-n`` or once begun."""
-    within = _namespace(ctx)
+    within = ctx.params.get("namespace")
     if within is None:
         yield from (f"{one.namespace}/{one.pod}" for one in found)
     if within is not None or begun:
@@ -387,7 +340,7 @@ def pods_of_namespaces(ctx: click.Context, found: list[Known], begun: str) -> It
 def containers(ctx: click.Context, found: list[Known], _begun: str) -> Iterable[str]:
     """Of the containers of the pod that stands before it."""
     namespace, slash, pod = str(ctx.params.get("pod") or "").partition("/")
-    within = namespace if slash else _namespace(ctx)
+    within = namespace if slash else ctx.params.get("namespace")
     for one in found:
         if one.pod == (pod if slash else namespace) and within in (None, one.namespace):
             yield one.container

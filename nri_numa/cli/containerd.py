@@ -7,27 +7,29 @@ only used when exactly the NRI table differs.
 from __future__ import annotations
 
 import copy
+import os
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
 from nri_numa.agent.preflight import nri_section
-from nri_numa.cli.common import Failure, Mistake, replace_file
+from nri_numa.cli.common import Failure, Mistake
+from nri_numa.store.files import replace_file
 
 NAME = "io.containerd.nri.v1.nri"
 _HEADER = re.compile(rf"^[ \t]*\[[ \t]*plugins[ \t]*\.[ \t]*(['\"]){re.escape(NAME)}\1[ \t]*\]")
 _ANY_HEADER = re.compile(r"^[ \t]*\[")
-_SWITCHES = ("disable", "disable_connections")
+_SWITCH = re.compile(r"^[ \t]*(disable|disable_connections)[ \t]*=")
+_ON = f"[plugins.'{NAME}']\n  disable = false\n"
 _ADVICE = "Then restart it: systemctl restart containerd. Running containers are not touched."
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(NamedTuple):
     """A file with its whole new content, of which one part is shown."""
 
     path: Path
@@ -35,17 +37,12 @@ class Change:
     shown: str
 
 
-def section(version: int) -> str:
-    """The table that turns NRI on, for a file of its own."""
-    return f"version = {version}\n\n[plugins.'{NAME}']\n  disable = false\n"
-
-
 def plan(path: Path) -> Change | None:
     """The change that turns NRI on; None when it is on."""
     try:
         text = path.read_text()
     except FileNotFoundError:
-        return Change(path, section(2), section(2))
+        return _new_file(path, 2)
     except OSError as error:
         raise Failure(f"{path}: {error.strerror}") from error
     try:
@@ -55,14 +52,18 @@ def plan(path: Path) -> Change | None:
     version = document.get("version", 1)
     if version < 2:
         raise Mistake(f"{path} has version {version}; migrate it first: containerd config migrate")
-    if not _is_off(nri_section(document), version):
+    section = nri_section(document)
+    if not _is_off(section, version):
         return None
     directory = _drop_in_directory(document, path)
-    if directory is not None and not nri_section(document):
-        target = directory / "nri-numa.toml"
-        return Change(target, section(version), section(version))
-    edited = _edit(text, document)
-    return Change(path, edited, _shown(edited))
+    if directory is not None and not section:
+        return _new_file(directory / "nri-numa.toml", version)
+    return _edited(path, text, document)
+
+
+def _new_file(path: Path, version: int) -> Change:
+    text = f"version = {version}\n\n{_ON}"
+    return Change(path, text, text)
 
 
 def _is_off(table: Mapping[str, Any], version: int) -> bool:
@@ -79,22 +80,21 @@ def _drop_in_directory(document: Mapping[str, Any], path: Path) -> Path | None:
     return None
 
 
-def _edit(text: str, document: Mapping[str, Any]) -> str:
+def _edited(path: Path, text: str, document: Mapping[str, Any]) -> Change:
     lines = text.splitlines(keepends=True)
     start = next((i for i, line in enumerate(lines) if _HEADER.match(line)), None)
     if start is None:
         tail = "" if not text or text.endswith("\n") else "\n"
-        edited = f"{text}{tail}\n[plugins.'{NAME}']\n  disable = false\n"
+        change = Change(path, f"{text}{tail}\n{_ON}", _ON)
     else:
-        end = next(
-            (i for i in range(start + 1, len(lines)) if _ANY_HEADER.match(lines[i])), len(lines)
-        )
-        switch = re.compile(rf"^[ \t]*({'|'.join(_SWITCHES)})[ \t]*=")
-        kept = [line for line in lines[start + 1 : end] if not switch.match(line)]
-        head = lines[start] if lines[start].endswith("\n") else lines[start] + "\n"
-        edited = "".join([*lines[:start], head, "  disable = false\n", *kept, *lines[end:]])
-    _must_differ_in_nri_only(document, edited)
-    return edited
+        behind = range(start + 1, len(lines))
+        end = next((i for i in behind if _ANY_HEADER.match(lines[i])), len(lines))
+        kept = [line for line in lines[start + 1 : end] if not _SWITCH.match(line)]
+        table = "".join([lines[start].rstrip("\n"), "\n  disable = false\n", *kept])
+        edited = "".join([*lines[:start], table, *lines[end:]])
+        change = Change(path, edited, table.rstrip() + "\n")
+    _must_differ_in_nri_only(document, change.text)
+    return change
 
 
 def _must_differ_in_nri_only(before: Mapping[str, Any], edited: str) -> None:
@@ -112,13 +112,6 @@ def _must_differ_in_nri_only(before: Mapping[str, Any], edited: str) -> None:
     table["disable"] = False
     if after != wanted:
         raise wrong
-
-
-def _shown(text: str) -> str:
-    lines = text.splitlines()
-    start = next(i for i, line in enumerate(lines) if _HEADER.match(line))
-    end = next((i for i in range(start + 1, len(lines)) if _ANY_HEADER.match(lines[i])), len(lines))
-    return "\n".join(lines[start:end]).rstrip() + "\n"
 
 
 def fix(config: str, *, write: bool) -> None:
@@ -140,20 +133,15 @@ def fix(config: str, *, write: bool) -> None:
     click.echo(f"{change.path} written{f', the old one is {backup}' if backup else ''}. {_ADVICE}")
 
 
-def _free_name(path: Path) -> Path:
-    number = 0
-    while (name := path.with_name(f"{path.name}.backup{number or ''}")).exists():
-        number += 1
-    return name
-
-
 def _write(change: Change) -> Path | None:
+    """Write the file; the backup of the old one, where there was one."""
     path, backup, mode = change.path, None, 0o644
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists():
         mode = path.stat().st_mode & 0o7777
-        backup = _free_name(path)
+        names = (path.with_name(f"{path.name}.backup{number or ''}") for number in count())
+        backup = next(name for name in names if not name.exists())
         backup.write_bytes(path.read_bytes())
         backup.chmod(mode)
-    replace_file(path, change.text.encode(), mode)
+    os.close(replace_file(str(path), change.text.encode(), sync=True, mode=mode))
     return backup

@@ -83,7 +83,10 @@ def explain(
         )
     agent = client(api, token_file, ca_file)
     with progress(f"asking {agent.address}"):
-        spaces = _namespaces_of(agent, pod) if namespace is None else [namespace]
+        if namespace is not None:
+            spaces = [namespace]
+        else:
+            spaces = sorted({one.namespace for one in agent.names() if one.pod == pod})
         if len(spaces) > 1 and not all_namespaces:
             raise click.UsageError(
                 f"pods called {harmless(pod)} are in {len(spaces)} namespaces: "
@@ -160,27 +163,16 @@ def _explanations(
     return {"explanations": found}
 
 
-def _namespaces_of(agent: AgentClient, pod: str) -> list[str]:
-    """Namespaces with a pod of this name that runs here or was refused lately, sorted."""
-    listed = [
-        *agent.get(f"/v1/assignments?pod={segment(pod)}")["containers"],
-        *agent.get("/v1/refusals")["refusals"],
-    ]
-    return sorted({one["namespace"] for one in listed if one["pod"] == pod})
-
-
 def _near(agent: AgentClient, namespace: str, pod: str) -> str:
     """Names that were perhaps meant."""
-    known = {f"{c['namespace']}/{c['pod']}" for c in agent.get("/v1/assignments")["containers"]} | {
-        f"{r['namespace']}/{r['pod']}" for r in agent.get("/v1/refusals")["refusals"]
-    }
-    if namespace:
-        same = sorted(name for name in known if name.partition("/")[2] == pod)
-        near = same or difflib.get_close_matches(f"{namespace}/{pod}", sorted(known), n=3)
+    pods: dict[str, list[str]] = {}  # by their name alone
+    for space, name in sorted({one[:2] for one in agent.names()}):
+        pods.setdefault(name, []).append(f"{space}/{name}")
+    known = [name for names in pods.values() for name in names]
+    if not namespace:
+        near = [name for one in difflib.get_close_matches(pod, pods, n=3) for name in pods[one]]
     else:
-        alone = sorted({name.partition("/")[2] for name in known})
-        close = difflib.get_close_matches(pod, alone, n=3)
-        near = [n for c in close for n in sorted(known) if n.partition("/")[2] == c]
+        near = pods.get(pod) or difflib.get_close_matches(f"{namespace}/{pod}", known, n=3)
     return f"\n  Did you mean {harmless(' or '.join(near[:3]))}?" if near else ""
 
 
@@ -189,46 +181,17 @@ def lines(explanations: list[dict[str, Any]], now: float) -> Iterator[str]:
     for number, one in enumerate(explanations):
         if number:
             yield ""
-        assignment, refusal = one.get("assignment"), one.get("refusal")
-        real = assignment.get("actual") if assignment else None
-        if one.get("details") is not None:
-            document = one["details"]
-            if real:  # how long is easier to read than since when
-                document = {**document, "actual": actual_since(real, now)}
-            yield from sentences.text(document, terminal_width()).split("\n")
-            yield from _memory(assignment)
-            continue
-        yield harmless(f"{one['namespace']}/{one['pod']}, container {one['container']}")
-        if real:
-            yield from wrapped(f"not so at present: {actual_since(real, now)}", "  ")
-        if assignment is not None:
-            cpus = assignment["cpus"] or "any"
-            mems = assignment["mems"] or "any"
-            yield f"  CPUs: {cpus}, memory nodes: {mems}: {assignment['kind']}, policy " + (
-                f"{assignment['policy']}"
-                f"{'' if assignment['preferred'] else ', not the preferred set'}"
-            )
-            if "mempolicy" in assignment:
-                yield f"  memory policy: {harmless(assignment['mempolicy'])}"
-            yield from wrapped(f"because {one['summary']}", "  ")
-            yield from _memory(assignment)
-        if refusal is not None:
-            yield f"  refused: {harmless(refusal['reason'])}"
-            yield from wrapped(one["summary"], "  ")
-        for step in one["steps"]:
-            yield from wrapped(f"- {step}", "    ", "      ")
-        if assignment is not None and not one["steps"]:
-            yield from wrapped(
-                "How this came about is not kept: the container was placed before the agent "
-                "last started, or nothing was asked for it.",
-                "    ",
-            )
+        assignment, document = one.get("assignment") or {}, one["details"]
+        if real := assignment.get("actual"):  # how long is easier to read than since when
+            document = {**document, "actual": actual_since(real, now)}
+        yield from sentences.text(document, terminal_width()).split("\n")
+        yield from _memory(assignment)
 
 
-def _memory(assignment: dict[str, Any] | None) -> Iterator[str]:
+def _memory(assignment: dict[str, Any]) -> Iterator[str]:
     """Where its memory is, if the agent looks for that."""
-    memory = assignment.get("memory") if assignment else None
-    if assignment is None or memory is None:
+    memory = assignment.get("memory")
+    if memory is None:
         return
     by_numa_node = ", ".join(
         f"{human_size(amount)} on NUMA node {i}"
@@ -255,23 +218,19 @@ def kubelet_grants(kubelet_root: str, namespace: str, pod: str) -> dict[str, Any
     found = given_to(kubelet_root, namespace, pod)
     if isinstance(found, str):
         return {"problem": found}
+
+    def where(one: Any, **more: Any) -> dict[str, Any]:
+        return {**more, "numaNodes": str(one.numa_nodes)}
+
     return {
         "problem": "",
         "containers": [
             {
                 "container": given.container,
                 "cpus": str(given.cpus),
-                "memory": [
-                    {"type": one.kind, "sizeBytes": one.size, "numaNodes": str(one.numa_nodes)}
-                    for one in given.memory
-                ],
+                "memory": [where(one, type=one.kind, sizeBytes=one.size) for one in given.memory],
                 "devices": [
-                    {
-                        "resource": one.resource,
-                        "ids": list(one.ids),
-                        "numaNodes": str(one.numa_nodes),
-                    }
-                    for one in given.devices
+                    where(one, resource=one.resource, ids=list(one.ids)) for one in given.devices
                 ],
                 "claims": list(given.claims),
             }

@@ -7,12 +7,15 @@ of a matrix. In a pipe lists stay in one piece and nothing is left out.
 from __future__ import annotations
 
 import difflib
+import gzip
+import io
+import os
 import re
+import tarfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import click
 
@@ -21,7 +24,6 @@ from nri_numa.cli.common import (
     friendly,
     output_option,
     progress,
-    replace_file,
     sysfs_option,
 )
 from nri_numa.cli.output import (
@@ -48,6 +50,7 @@ from nri_numa.model.machine import (
     cpus_text,
     topology_document,
 )
+from nri_numa.store.files import replace_file
 from nri_numa.text import HUGEPAGES, BadQuantity, harmless, page_size, whole_bytes
 
 _MATRIX_LIMIT: Final = 16  # columns of four characters that fit beside the row's head
@@ -74,15 +77,11 @@ def topology(sysfs_root: str | None, output: str) -> None:
 
 
 def topology_lines(
-    topology: Topology,
-    *,
-    reserved: CPUSet = NO_CPUS,
-    devices: Sequence[PCIDevice] = (),
-    width: int | None = WIDTH,
+    topology: Topology, *, devices: Sequence[PCIDevice] = (), width: int | None = WIDTH
 ) -> Iterator[str]:
-    """The tables of a machine, of whose CPUs the configuration keeps ``reserved``."""
+    """The tables of a machine."""
     blocks = [
-        _summary(topology, reserved, width),
+        _summary(topology, width),
         _numa_table(topology, width),
         _distances(topology, width),
     ]
@@ -106,16 +105,14 @@ def topology_lines(
         yield from block
 
 
-def _summary(topology: Topology, reserved: CPUSet, width: int | None) -> list[str]:
+def _summary(topology: Topology, width: int | None) -> list[str]:
     threads = Counter(len(core.cpus) for core in topology.cores.values())
-    if len(threads) == 1:
-        (count,) = threads
-        smt = f"{counted(count, 'thread')} each"
-    else:
-        smt = ", ".join(
-            f"{cores} with {counted(count, 'thread')}"
-            for count, cores in sorted(threads.items(), reverse=True)
-        )
+    smt = ", ".join(
+        f"{counted(count, 'thread')} each"
+        if len(threads) == 1
+        else f"{cores} with {counted(count, 'thread')}"
+        for count, cores in sorted(threads.items(), reverse=True)
+    )
     memory = sum(n.memory_bytes for n in topology.numa_nodes.values())
     lines = wrapped(
         f"{counted(len(topology.sockets), 'socket')}, "
@@ -124,17 +121,18 @@ def _summary(topology: Topology, reserved: CPUSet, width: int | None) -> list[st
         f"{counted(len(topology.online), 'CPU')}, {human_size(memory, ' ')}B of memory",
         width=width or WIDTH,
     )
+    kinds = {
+        kind: CPUSet(i for c in topology.cores.values() if c.kind is kind for i in c.cpus)
+        for kind in (CoreKind.PERFORMANCE, CoreKind.EFFICIENT)
+    }
     facts = [
         ("online", topology.online),
         ("offline", topology.present - topology.online),
         ("isolated", topology.isolated),
         ("nohz_full", topology.nohz_full),
-        ("reserved", reserved),
         ("for containers", topology.allowed if topology.allowed != topology.online else NO_CPUS),
+        *((kind.value, cpus) for kind, cpus in kinds.items()),
     ]
-    for kind in (CoreKind.PERFORMANCE, CoreKind.EFFICIENT):
-        cpus = CPUSet(i for c in topology.cores.values() if c.kind is kind for i in c.cpus)
-        facts.append((kind.value, cpus))
     for name, cpus in facts:
         if cpus:
             lines += _hanging(f"  {name}: ", str(cpus), width)
@@ -190,11 +188,9 @@ def _distances(topology: Topology, width: int | None) -> list[str]:
     if len(ids) == 1:
         return []
     if len(ids) <= _MATRIX_LIMIT:
-        lines = ["DISTANCE    " + "".join(f"{i:>4}" for i in ids)]
-        lines += [
+        return ["DISTANCE    " + "".join(f"{i:>4}" for i in ids)] + [
             f"  from {a:>4} " + "".join(f"{topology.distance(a, b):>4}" for b in ids) for a in ids
         ]
-        return lines
     rows = []
     for a in ids:
         near: dict[int, list[int]] = {}
@@ -218,10 +214,7 @@ def _l3_table(topology: Topology, width: int | None) -> list[str]:
     rows = [(g.id, str(topology.numa_of(g.cpus)) or "-", g.cpus) for g in groups[:limit]]
     if len(groups) > limit:
         first += f"; the first {_GROUP_LIMIT} (-o json shows all):"
-    return [
-        *wrapped(first, width=width or WIDTH),
-        *_cpu_table("L3 GROUP", rows, width),
-    ]
+    return [*wrapped(first, width=width or WIDTH), *_cpu_table("L3 GROUP", rows, width)]
 
 
 def _hanging(head: str, text: str, width: int | None) -> list[str]:
@@ -280,8 +273,7 @@ _TEXT = re.compile(r"[\w\s:,()/.+-]*", re.ASCII)
 """What the files on the list consist of; anything else is not what we took it for."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CaptureReport:
+class CaptureReport(NamedTuple):
     """What a capture holds.
 
     Attributes:
@@ -311,59 +303,45 @@ def pack(root: Path, target: Path) -> CaptureReport:
     """
     tree = open_tree(root)
     topology = discover(root)
-    members: dict[str, str | None] = {}  # None: a link
+    members: dict[str, tarfile.TarInfo | bytes] = {}
     left_out: Counter[str] = Counter()
     unreadable: list[str] = []
     for name in tree.walk():
-        if LINKS.fullmatch(name):
-            members[name] = None
-        elif NEEDED.fullmatch(name):
-            text = tree.read(name)
-            if text is None or not _TEXT.fullmatch(text):
-                unreadable.append(name)
-            else:
-                members[name] = text
-        else:
+        if link := LINKS.fullmatch(name):
+            members[name] = info = tarfile.TarInfo(name)
+            info.type = tarfile.SYMTYPE
+            to_cpu = link[1].startswith("cpu")
+            info.linkname = f"../../{'node/' if to_cpu else '../'}node{link[2]}"
+        elif not NEEDED.fullmatch(name):
             left_out[_NUMBER.sub("*", name)] += 1
+        elif (text := tree.read(name)) is None or not _TEXT.fullmatch(text):
+            unreadable.append(name)
+        else:
+            members[name] = f"{text}\n".encode()
     allowed_memory = NUMASet(topology.numa_nodes) - topology.withheld_memory
-    members["proc/self/status"] = (
-        f"Cpus_allowed_list:\t{topology.allowed}\nMems_allowed_list:\t{allowed_memory}"
-    )
-    size = _write(target, members)
-    return CaptureReport(
-        target=target,
-        files=tuple(sorted(members)),
-        size_bytes=size,
-        left_out=dict(sorted(left_out.items())),
-        unreadable=tuple(unreadable),
-    )
-
-
-def _write(target: Path, members: Mapping[str, str | None]) -> int:
-    import gzip
-    import io
-    import tarfile
-
+    allowed = f"Cpus_allowed_list:\t{topology.allowed}\nMems_allowed_list:\t{allowed_memory}\n"
+    members["proc/self/status"] = allowed.encode()
     data = io.BytesIO()
     # mtime and owner of files in /sys are those of the boot and of root: noise, or a clue.
     with (
         gzip.GzipFile(fileobj=data, mode="wb", mtime=0) as zipped,
         tarfile.open(fileobj=zipped, mode="w", format=tarfile.USTAR_FORMAT) as archive,
     ):
-        for name, text in sorted(members.items()):
-            info = tarfile.TarInfo(name)
-            link = LINKS.fullmatch(name)
-            if text is None and link is not None:
-                info.type = tarfile.SYMTYPE
-                to_cpu = link[1].startswith("cpu")
-                info.linkname = f"../../{'node/' if to_cpu else '../'}node{link[2]}"
-                archive.addfile(info)
-            elif text is not None:
-                content = f"{text}\n".encode()
+        for name, content in sorted(members.items()):
+            if isinstance(content, tarfile.TarInfo):
+                archive.addfile(content)
+            else:
+                info = tarfile.TarInfo(name)
                 info.size = len(content)
                 archive.addfile(info, io.BytesIO(content))
-    replace_file(target, data.getvalue())
-    return len(data.getvalue())
+    os.close(replace_file(str(target), data.getvalue(), sync=True, mode=0o644))
+    return CaptureReport(
+        target=target,
+        files=tuple(sorted(members)),
+        size_bytes=len(data.getvalue()),
+        left_out=dict(sorted(left_out.items())),
+        unreadable=tuple(unreadable),
+    )
 
 
 # --- ``synthetic:KEY=VALUE,…``: a machine in one argument ----------------------------------------
@@ -385,14 +363,12 @@ def made_up(text: str) -> Topology:
 
     given: dict[str, Any] = {}
     hugepages: dict[int, int] = {}
-    seen: set[str] = set()
-    for part in filter(None, text.split(",")):
-        key, equals, value = part.partition("=")
+    pairs = [part.partition("=") for part in text.split(",") if part]
+    for number, (key, equals, value) in enumerate(pairs):
         if not equals:
-            raise ValueError(f"{part!r} is no KEY=VALUE; keys are {', '.join(KEYS)}")
-        if key in seen:
+            raise ValueError(f"{key!r} is no KEY=VALUE; keys are {', '.join(KEYS)}")
+        if any(key == before for before, _, _ in pairs[:number]):
             raise ValueError(f"{key} is given twice; expected it once")
-        seen.add(key)
         try:
             if key.startswith(HUGEPAGES):
                 hugepages[page_size(key)] = whole_bytes(value)

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
+from msgspec import to_builtins
 
 from nri_numa.cli.common import (
     Failure,
     Mistake,
     Unreachable,
     config_option,
-    config_path,
     describe,
     friendly,
     given_settings,
@@ -27,6 +27,7 @@ from nri_numa.cli.common import (
     state_dir_setting,
     sysfs_setting,
 )
+from nri_numa.cli.common import config_path as default_path
 from nri_numa.cli.output import Column, Kind, answer, emit, human_age, table, wrapped
 from nri_numa.errors import CheckpointCorrupt, CheckpointError, CheckpointTooNew, ConfigError
 from nri_numa.text import harmless
@@ -81,43 +82,33 @@ def check(
         return
     if write:
         raise click.UsageError("--write goes with --fix-containerd")
-    _check(ctx, config_path, output)
-
-
-def _check(ctx: click.Context, given: str | None, output: str) -> None:
     from nri_numa import config as configuration
-    from nri_numa.agent import preflight as checks
+    from nri_numa.agent.preflight import Finding, Level, examine, worst
 
-    path = config_path(given)
+    path = default_path(config_path)
     try:
         config = configuration.load(path, os.environ, given_settings())
     except ConfigError as error:
         if output == "table":
             raise Mistake(describe(error)) from error
-        findings = [_finding("configuration", "fail", problem, "") for problem in error.problems]
-        emit({"ready": False, "findings": findings, "config": None}, output)
+        found = [
+            Finding(subject="configuration", level=Level.FAIL, message=problem)
+            for problem in error.problems
+        ]
+        emit({"ready": False, "findings": to_builtins(found), "config": None}, output)
         ctx.exit(2)
     with progress("looking at this node"):
-        found = list(checks.examine(config))
-    worst = checks.worst(found)
-    effective = configuration.effective(config)
-    document = {
-        "ready": worst is not checks.Level.FAIL,
-        "findings": [_finding(f.subject, str(f.level), f.message, f.remedy) for f in found],
-        "config": effective,
-    }
+        found = list(examine(config))
+    ready, effective = worst(found) is not Level.FAIL, configuration.effective(config)
+    document = {"ready": ready, "findings": to_builtins(found), "config": effective}
     source = path or "built-in defaults"
     head = f"Effective configuration ({source}, environment and flags):"
     answer(document, output, [*_finding_lines(found), "", head, ""])
     if output == "table":
         emit(effective, "yaml")
-    if worst is checks.Level.FAIL:
+    if not ready:
         wrong = any(f.subject == "configuration" and f.level == "fail" for f in found)
         ctx.exit(2 if wrong else 1)
-
-
-def _finding(subject: str, level: str, message: str, remedy: str) -> dict[str, str]:
-    return {"subject": subject, "level": level, "message": message, "remedy": remedy}
 
 
 def _finding_lines(found: list[Finding]) -> Iterator[str]:
@@ -200,23 +191,22 @@ def _checkpoint_lines(path: Path, document: dict[str, Any]) -> Iterator[str]:
     age = f", compacted {human_age(written, now)} ago" if written else ""
     version = document["writtenBy"].get("version", "?")
     yield harmless(f"{path}: {document['records']} records by version {version}{age}")
-    rows = [
-        (
-            c["namespace"],
-            c["pod"],
-            c["container"],
-            c["kind"],
-            c["cpus"] or c["numaNodes"] or "any",
-            c["mems"] or "any",
-            human_age(c["since"], now),
-        )
-        for c in document["containers"]
-    ]
-    if not rows:
+    if not document["containers"]:
         yield "No containers."
         return
     cpus, mems = Column("CPUS OR NODES", Kind.LIST), _PLACE[1]
-    yield from table((*_CONTAINER, Column("KIND"), cpus, mems, Column("AGE")), rows)
+    yield from table(
+        (*_CONTAINER, Column("KIND"), cpus, mems, Column("AGE")),
+        [
+            (
+                *(c[key] for key in ("namespace", "pod", "container", "kind")),
+                c["cpus"] or c["numaNodes"] or "any",
+                c["mems"] or "any",
+                human_age(c["since"], now),
+            )
+            for c in document["containers"]
+        ],
+    )
 
 
 @click.command()

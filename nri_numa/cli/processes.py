@@ -19,8 +19,8 @@ from nri_numa.cli.common import (
     config_option,
     config_path,
     describe,
-    friendly,
     given_settings,
+    load,
     log_settings,
     nri_socket_setting,
     serve,
@@ -31,7 +31,6 @@ from nri_numa.cli.common import (
 from nri_numa.errors import ConfigError, RuntimeUnavailable
 
 if TYPE_CHECKING:
-    from nri_numa.cli.agent_client import AgentClient
     from nri_numa.config import AgentConfig
 
 NRI_CONFIG_DIR: Final = "/etc/nri/conf.d"
@@ -126,7 +125,7 @@ def start(given: str | None, flags: dict[str, object], directory: str = NRI_CONF
 
     early, unusable = "", None
 
-    def load(text: str = "") -> configuration.AgentConfig:
+    def load_again(text: str = "") -> AgentConfig:
         """Read everything again, with the text of NRI's Configure request where it belongs.
 
         Where the runtime has the same text as we read ourselves, it read the same file: then the
@@ -136,40 +135,34 @@ def start(given: str | None, flags: dict[str, object], directory: str = NRI_CONF
             text = drop_in(env, directory)
         return configuration.load(path, env, flags, text=text)
 
+    launched = "NRI_PLUGIN_SOCKET" in env
     try:
         try:
             early = drop_in(env, directory)
-            config = load()
+            config = load_again()
         except ConfigError as error:
-            if "NRI_PLUGIN_SOCKET" not in env:
+            if not launched:
                 raise
             # Some runtimes end when a plugin they launched does. A mistake in the file fails again
             # here; one in the drop-in costs no more than the drop-in.
             config, unusable = configuration.load(path, env, flags), error
-        logs.setup(config.log.level, config.log.format, file=config.log.file)
+    except ConfigError as error:
+        if launched:  # standard error is not seen: the journal must do
+            logs.setup()
+            logs.get_logger("daemon").error(describe(error))
+        raise Mistake(describe(error)) from error
+
+    def run_daemon(config: AgentConfig) -> int:
         if unusable is not None:
             for problem in unusable.problems:
                 logs.get_logger("daemon").error(
                     "drop-in configuration not used", source=unusable.source, problem=problem
                 )
-    except ConfigError as error:
-        if "NRI_PLUGIN_SOCKET" in env:  # standard error is not seen: the journal must do
-            logs.setup()
-            logs.get_logger("daemon").error(describe(error))
-        with friendly():
-            raise
-    except OSError as error:
-        raise Mistake(f"log.file: {error.filename}: {error.strerror or error}") from error
+        from nri_numa.agent import daemon
 
-    from nri_numa.agent import daemon
+        return daemon.run(config, load_again)
 
-    try:
-        return daemon.run(config, load)
-    except ConfigError:
-        with friendly():
-            raise
-    finally:
-        logs.flush()
+    return serve(config, run_daemon)
 
 
 @click.command()
@@ -193,13 +186,9 @@ def publish(config_path: str | None) -> None:
     In a pod the API server and the credentials are found as usual: KUBERNETES_SERVICE_HOST,
     KUBERNETES_SERVICE_PORT, and the directory of publish.credentials.
     """
-    sys.exit(serve(config_path, _publish))
-
-
-def _publish(config: AgentConfig) -> int:
     from nri_numa.publisher import publisher
 
-    return publisher.run(config)
+    sys.exit(serve(load(config_path), publisher.run))
 
 
 @click.command()
@@ -224,13 +213,9 @@ def controller(config_path: str | None) -> None:
     from a file and from a query of Prometheus, and writes the annotation offline-capacity of Nodes;
     nri-numa publish hands it to the agent there where offlineCapacity.file is set.
     """
-    sys.exit(serve(config_path, _control))
-
-
-def _control(config: AgentConfig) -> int:
     from nri_numa.controller import service
 
-    return service.run(config)
+    sys.exit(serve(load(config_path), service.run))
 
 
 @click.command()
@@ -248,13 +233,9 @@ def scheduler(config_path: str | None) -> None:
     usual: KUBERNETES_SERVICE_HOST, KUBERNETES_SERVICE_PORT, and the directory of
     scheduler.credentials.
     """
-    sys.exit(serve(config_path, _schedule))
-
-
-def _schedule(config: AgentConfig) -> int:
     from nri_numa.scheduler import extender
 
-    return extender.run(config)
+    sys.exit(serve(load(config_path), extender.run))
 
 
 @click.command("device-plugin")
@@ -281,49 +262,38 @@ def device_plugin(
     it asks the agent how many exclusive CPUs there are, and offers as many slots to the kubelet.
     A pod that requests the resource gets exclusive CPUs without an annotation.
     """
-
-    def start(config: AgentConfig) -> int:
-        import asyncio
-
-        from nri_numa.cli.agent_client import client
-
-        asyncio.run(_serve_slots(config, client(api, token_file, ca_file, config_path)))
-        return 0
-
-    serve(config_path, start)
-
-
-async def _serve_slots(config: AgentConfig, agent: AgentClient) -> None:
     import asyncio
     import contextlib
     import signal
 
+    from nri_numa.cli.agent_client import client
     from nri_numa.device_plugin.plugin import DevicePlugin
     from nri_numa.device_plugin.slots import SlotList
     from nri_numa.kubelet.pod_resources import device_ids
     from nri_numa.model.workload import Strategy
 
-    section = config.device_plugin
+    async def start(config: AgentConfig) -> int:
+        section, agent = config.device_plugin, client(api, token_file, ca_file, config_path)
 
-    def ask() -> Any:
-        try:
-            return agent.get("/v1/slots")
-        except click.ClickException as error:
-            raise RuntimeUnavailable(error.message) from error
+        def ask() -> Any:
+            try:
+                return agent.get("/v1/slots")
+            except click.ClickException as error:
+                raise RuntimeUnavailable(error.message) from error
 
-    def in_use() -> set[str]:
-        return device_ids(config.kubelet_root, section.resource_name)
+        os.umask(0o077)  # the kubelet is root as well
+        plugin = DevicePlugin(
+            section.directory,
+            section.resource_name,
+            ask,
+            SlotList(topology=section.topology, pack=config.strategy is Strategy.PACK),
+            allocated=lambda: device_ids(config.kubelet_root, section.resource_name),
+        )
+        task = asyncio.ensure_future(plugin.run())
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        return 0
 
-    os.umask(0o077)  # the kubelet is root as well
-    plugin = DevicePlugin(
-        section.directory,
-        section.resource_name,
-        ask,
-        SlotList(topology=section.topology, pack=config.strategy is Strategy.PACK),
-        allocated=in_use,
-    )
-    task = asyncio.ensure_future(plugin.run())
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
+    serve(load(config_path), lambda config: asyncio.run(start(config)))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 import click
@@ -120,8 +120,7 @@ def simulate(
     does.
     """
     if cluster is not None:
-        others = (machine, sysfs_root, inventory, compare, live_memory, verbose)
-        if any(others):
+        if machine or sysfs_root or inventory or compare or live_memory or verbose:
             raise click.UsageError(
                 "--cluster goes with --config, --set and --output, and with none of --machine, "
                 "--sysfs-root, --devices, --compare, --live-memory and --verbose"
@@ -130,40 +129,37 @@ def simulate(
             ctx.exit(1)
         return
     from nri_numa.cli import simulate_output as view
-    from nri_numa.simulate.manifests import ManifestError, read_files
+    from nri_numa.simulate.manifests import read_files
     from nri_numa.simulate.pods import misaddressed
     from nri_numa.simulate.simulator import plan
     from nri_numa.simulate.simulator import simulate as run
 
     if machine is not None and sysfs_root is not None:
         raise click.UsageError("--machine and --sysfs-root name the machine twice; expected one")
-    live = machine is None and sysfs_root is None
-    with friendly(), progress(f"reading {machine or sysfs_root or 'this machine'}"):
-        topology, reading, described = _machine(machine or sysfs_root, live_memory=live_memory)
+    given = machine or sysfs_root
+    with friendly(), progress(f"reading {given or 'this machine'}"):
+        topology, reading = _machine(given, live_memory=live_memory)
     # The configuration of this node says nothing about other machines.
-    path = default_path(config_path) if live else config_path
-    first, counted_by, hinted = _configured(path, topology, _pairs("--set", settings))
-    second = None
+    path = config_path if given else default_path(config_path)
+    values = [_pairs("--set", settings)]
     if compare:
-        both = {**_pairs("--set", settings), **_pairs("--compare", compare)}
-        second, *_ = _configured(path, topology, both)
-    devices = None
-    if inventory is not None:
-        devices = _inventory(inventory, topology, machine or sysfs_root or "/", counted_by)
+        values.append({**values[0], **_pairs("--compare", compare)})
+    configured = [_configured(path, topology, one) for one in values]
+    first, counted_by, hinted = configured[0]
+    devices = None if inventory is None else _inventory(inventory, topology, given, counted_by)
     # Nothing is shown while manifests may be typed in.
     reading_them = nullcontext() if "-" in pods else progress("reading manifests")
-    try:
-        with reading_them:
-            manifests = read_files(pods, counted_by, devices)
-            planned = plan(manifests.workloads)
-    except ManifestError as error:
-        raise Mistake(mistakes(error.problems, "the manifests")) from error
+    with reading_them, _listed("the manifests"):
+        manifests = read_files(pods, counted_by, devices)
+        planned = plan(manifests.workloads)
 
-    other = None
     with progress(f"placing {len(planned)} pods"):
-        result = run(first, planned, reading=reading, keep_going=keep_going, inventory=devices)
-        if second is not None:
-            other = run(second, planned, reading=reading, keep_going=keep_going, inventory=devices)
+        runs = [
+            run(one, planned, reading=reading, keep_going=keep_going, inventory=devices)
+            for one, *_ in configured
+        ]
+    result, other = runs[0], runs[1] if compare else None
+    refused = any(one.first_refused is not None for one in runs)
     every = [pod for workload in manifests.workloads for pod in workload.pods]
     notes = [*manifests.notes, *misaddressed(every, first.settings.prefix), *topology.warnings]
     notes += [*_warnings(result), *_memory_policies(result)]
@@ -172,21 +168,31 @@ def simulate(
             "devices.enabled is off in the configuration; containers are placed beside their "
             "devices only where it is on, as it was taken to be here"
         )
-    if live and any(one.first_refused is not None for one in (result, other) if one is not None):
+    if given is None and refused:
         notes.append(
             f"This machine has {counted(len(topology.online), 'CPU')} on "
             f"{counted(len(topology.numa_nodes), 'NUMA node')}; --machine takes another one, which "
             "may be made up: see --help."
         )
-    answer(
-        view.document(described, result, other, compare, notes),
-        output,
-        view.story(described, result, notes, verbose=verbose)
-        if other is None
-        else view.comparison(described, result, other, compare, notes),
-    )
-    if any(one.first_refused is not None for one in (result, other) if one is not None):
+    described = given or "this machine"
+    if other is None:
+        lines = view.story(described, result, notes, verbose=verbose)
+    else:
+        lines = view.comparison(described, result, other, compare, notes)
+    answer(view.document(described, result, other, compare, notes), output, lines)
+    if refused:
         ctx.exit(1)
+
+
+@contextmanager
+def _listed(where: str) -> Iterator[None]:
+    """Every mistake that is found, one on each line."""
+    from nri_numa.simulate.manifests import ManifestError
+
+    try:
+        yield
+    except ManifestError as error:
+        raise Mistake(mistakes(error.problems, where)) from error
 
 
 def _warnings(result: Simulation) -> list[str]:
@@ -224,61 +230,56 @@ def _in_cluster(
     from nri_numa import config as configuration
     from nri_numa.cli.simulate_cluster import simulate_cluster
     from nri_numa.config.derived import slots_resource
-    from nri_numa.simulate.manifests import ManifestError, read_files
+    from nri_numa.simulate.manifests import read_files
 
     if cluster == "-" and "-" in pods:
         raise click.UsageError("--cluster - and - are both standard input; expected a file of one")
     with friendly():
         config = configuration.load(path, {}, _pairs("--set", settings))
     counted_by = slots_resource(config)
-    try:
+    with _listed("the manifests"):
         manifests = read_files(pods, counted_by)
-    except ManifestError as error:
-        raise Mistake(mistakes(error.problems, "the manifests")) from error
     found = [pod for workload in manifests.workloads for pod in workload.pods]
     return simulate_cluster(
         cluster, found, configuration.settings(config), output, counted_by, config.dra.enabled
     )
 
 
-def _machine(given: str | None, *, live_memory: bool) -> tuple[Topology, Reading | None, str]:
-    """The machine, what its kernel has left, and what to call it."""
+def _machine(given: str | None, *, live_memory: bool) -> tuple[Topology, Reading | None]:
+    """The machine, and what its kernel has left where that counts."""
     from nri_numa.machine.sysfs import discover, read_memory
 
     if given is not None and given.startswith(SYNTHETIC):
         from nri_numa.cli.machine import made_up
 
         try:
-            return made_up(given.removeprefix(SYNTHETIC)), None, given
+            return made_up(given.removeprefix(SYNTHETIC)), None
         except ValueError as error:
             raise click.UsageError(f"--machine {given}: {error}") from error
     root = given or "/"
     topology = discover(root)
-    reading = None
-    if live_memory:
-        from nri_numa.engine.decision import Reading
+    if not live_memory:
+        return topology, None
+    from nri_numa.engine.decision import Reading
 
-        memory = read_memory(root, topology)
-        reading = Reading(
-            memory={i: n.available_bytes for i, n in memory.numa_nodes.items()},
-            hugepages={i: dict(n.free_hugepages) for i, n in memory.numa_nodes.items()},
-        )
-    return topology, reading, given or "this machine"
+    nodes = read_memory(root, topology).numa_nodes
+    return topology, Reading(
+        memory={i: one.available_bytes for i, one in nodes.items()},
+        hugepages={i: dict(one.free_hugepages) for i, one in nodes.items()},
+    )
 
 
-def _inventory(path: str, topology: Topology, machine: str, counted_by: str) -> Inventory:
+def _inventory(path: str, topology: Topology, given: str | None, counted_by: str) -> Inventory:
     """The devices that an inventory says the machine has."""
     from nri_numa.machine.pci import pci_devices
     from nri_numa.machine.tree import open_tree
     from nri_numa.simulate.devices import read_inventory
-    from nri_numa.simulate.manifests import ManifestError
 
+    machine = given or "/"
     with friendly():
         pci = () if machine.startswith(SYNTHETIC) else pci_devices(open_tree(machine))
-    try:
+    with _listed("the inventory of devices"):
         return read_inventory(path, topology, pci, counted_by)
-    except ManifestError as error:
-        raise Mistake(mistakes(error.problems, "the inventory of devices")) from error
 
 
 def _pairs(option: str, texts: Iterable[str]) -> dict[str, object]:

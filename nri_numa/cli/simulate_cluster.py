@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
+from math import inf
 from typing import Any, Final
 
 import yaml
@@ -15,8 +15,8 @@ from nri_numa.cli.captured_cluster import (
     LARGEST,
     Captured,
     CaptureError,
-    Search,
     captured,
+    numa_nodes,
     search,
 )
 from nri_numa.cli.common import Mistake, Unreachable, progress
@@ -29,14 +29,15 @@ from nri_numa.scheduler.fit import Fits
 from nri_numa.scheduler.node_room import NodeRoom
 from nri_numa.scheduler.nodes import Hold
 from nri_numa.scheduler.pod_reader import PodReader
-from nri_numa.simulate.manifests import parse_all
+from nri_numa.scheduler.pod_request import PodRequest
+from nri_numa.simulate.manifests import ManifestError, parse_all, text_of
 from nri_numa.simulate.pods import PodManifest, misaddressed
 from nri_numa.text import harmless
 
 LARGEST_FILE: Final = 256 << 20
 """Bytes of a capture: 5,000 nodes with 20 pods each are below it without managed fields."""
 LARGEST_YAML: Final = 16 << 20
-"""YAML is read a hundred times slower than JSON."""
+"""Characters: YAML is read a hundred times slower than JSON."""
 NAMED: Final = 5
 """Nodes that a line names."""
 NOT_JUDGED: Final = (
@@ -72,31 +73,49 @@ def simulate_cluster(
             cluster = captured(_documents(file), reader, settings.prefix)
         except CaptureError as error:
             raise Mistake(harmless(f"--cluster {file}: {error}")) from error
+        except ManifestError as error:
+            raise Mistake(harmless(f"--cluster {error}")) from error
+    nodes, candidates = cluster.nodes, CandidateIndex(cluster.nodes, settings.strategy)
+    claimed = claims and any(one.claims for pod in pods for one in pod.containers)
     with progress(f"judging {len(pods)} pods on {len(cluster.names)} nodes"):
-        document = judged(cluster, pods, reader, settings, claims=claims)
+        about = {
+            "nodes": len(cluster.names),
+            "cordoned": sorted(cluster.cordoned),
+            "unknown": {
+                name: candidates.why(name) or "it has no NodeResourceTopology"
+                for name in cluster.names
+                if not isinstance(nodes.published(name), NodeRoom)
+            },
+            "pods": cluster.pods,
+            "onTheirWay": len(nodes.holds),
+        }
+        judged = [
+            _judged(pod, reader.request_of(pod), cluster, candidates, settings.strategy)
+            for pod in pods
+        ]
+    document = {
+        "cluster": about,
+        "pods": judged,
+        "notes": [
+            *misaddressed(pods, settings.prefix),
+            *cluster.notes,
+            *([CLAIMS] if claimed else []),
+            NOT_JUDGED,
+        ],
+    }
     answer(document, output, story(document))
-    return all(one["fits"] for one in document["pods"])
+    return all(one["fits"] for one in judged)
 
 
 def _documents(file: str) -> Iterator[object]:
     try:
-        if file == "-":
-            data = sys.stdin.buffer.read(LARGEST_FILE + 1)
-        else:
-            with open(file, "rb") as opened:
-                data = opened.read(LARGEST_FILE + 1)
+        text = text_of(file, LARGEST_FILE).strip()
     except OSError as error:
         raise Unreachable(f"--cluster {file}: cannot be read: {error.strerror or error}") from error
-    if len(data) > LARGEST_FILE:
-        raise CaptureError(f"is larger than {LARGEST_FILE >> 20} MiB")
-    try:
-        text = data.decode("utf-8-sig").strip()
-    except UnicodeDecodeError as error:
-        raise CaptureError(f"is not UTF-8: byte {error.start}") from error
     if not text:
         raise CaptureError(f"is empty, expected what {EXPECTED} prints")
     if text[0] not in "{[":
-        if len(data) > LARGEST_YAML:
+        if len(text) > LARGEST_YAML:
             raise CaptureError(
                 f"is YAML of more than {LARGEST_YAML >> 20} MiB; expected JSON (-o json)"
             )
@@ -118,50 +137,14 @@ def _documents(file: str) -> Iterator[object]:
             at += 1
 
 
-# --- the answer -----------------------------------------------------------------------------------
-
-
-def judged(
-    cluster: Captured,
-    pods: Sequence[PodManifest],
-    reader: PodReader,
-    settings: Settings,
-    *,
-    claims: bool = False,
-) -> dict[str, Any]:
-    """The document: for each pod where it fits, why not elsewhere, and what would have to move."""
-    nodes, strategy = cluster.nodes, settings.strategy
-    candidates = CandidateIndex(nodes, strategy)
-    claimed = claims and any(one.claims for pod in pods for one in pod.containers)
-    unknown = [name for name in cluster.names if not isinstance(nodes.published(name), NodeRoom)]
-    return {
-        "cluster": {
-            "nodes": len(cluster.names),
-            "cordoned": sorted(cluster.cordoned),
-            "unknown": {
-                name: candidates.why(name) or "it has no NodeResourceTopology" for name in unknown
-            },
-            "pods": cluster.pods,
-            "onTheirWay": len(nodes.holds),
-        },
-        "pods": [_judged(pod, reader, cluster, candidates, strategy) for pod in pods],
-        "notes": [
-            *misaddressed(pods, settings.prefix),
-            *cluster.notes,
-            *([CLAIMS] if claimed else []),
-            NOT_JUDGED,
-        ],
-    }
-
-
 def _judged(
     pod: PodManifest,
-    reader: PodReader,
+    request: PodRequest,
     cluster: Captured,
     candidates: CandidateIndex,
     strategy: Strategy,
 ) -> dict[str, Any]:
-    request = reader.request_of(pod)
+    """Where a pod fits, which it then takes; why not elsewhere; and what would have to move."""
     names = [name for name in cluster.names if name not in cluster.cordoned]
     filtered = candidates.filter(request, names)
     fits: list[tuple[int, str, Fits]] = []
@@ -181,8 +164,8 @@ def _judged(
         "fits": bool(filtered.fits),
         "asks": not request.nothing,
         "node": fits[0][1] if fits else "",
-        "numaNodes": _places(fits[0][2]) if fits else {},
-        "nodes": [{"name": n, "score": s, "numaNodes": _places(v)} for s, n, v in fits],
+        "numaNodes": numa_nodes(fits[0][2]) if fits else {},
+        "nodes": [{"name": n, "score": s, "numaNodes": numa_nodes(v)} for s, n, v in fits],
         "refused": [
             {"reason": why, "hopeless": nodes[0] in filtered.hopeless, "nodes": nodes}
             for why, nodes in sorted(reasons.items(), key=lambda one: (-len(one[1]), one[0]))
@@ -191,38 +174,18 @@ def _judged(
     }
     if fits:
         _, node, verdict = fits[0]
-        hold = Hold(
-            request=request,
-            node=node,
-            places=dict(verdict.places),
-            charge=verdict.charge,
-            since=0.0,
-            until=float("inf"),
+        places, charge = dict(verdict.places), verdict.charge
+        cluster.nodes.hold(
+            Hold(request=request, node=node, places=places, charge=charge, since=0, until=inf)
         )
-        cluster.nodes.hold(hold)
     elif not filtered.fits and not request.wrong:
         rooms = {
             name: room
             for name in names
             if isinstance(room := cluster.nodes.room(name), NodeRoom) and not room.silent
         }
-        document["wouldHaveToMove"] = _moving(search(request, rooms, cluster.running, strategy))
+        document["wouldHaveToMove"] = search(request, rooms, cluster.running, strategy)
     return document
-
-
-def _places(verdict: Fits) -> dict[str, str]:
-    return {name: str(numa_nodes) for name, numa_nodes in verdict.places}
-
-
-def _moving(found: Search) -> dict[str, Any]:
-    moves = found.moves
-    return {
-        "node": moves.node if moves else "",
-        "numaNodes": dict(moves.places) if moves else {},
-        "pods": [{"pod": pod, "fitsOn": to} for pod, to in moves.pods] if moves else [],
-        "setsTried": found.tried,
-        "cut": found.cut,
-    }
 
 
 # --- in words -------------------------------------------------------------------------------------

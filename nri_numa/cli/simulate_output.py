@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+from msgspec import to_builtins
+
 from nri_numa.cli.output import Column, Kind, human_size, table, terminal_width, wrapped
-from nri_numa.engine.explain import explanation, sentences
+from nri_numa.engine.explain import explanation as explaining
+from nri_numa.engine.explain import sentences
 from nri_numa.engine.state import Kind as Placement
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.machine import Topology, counted, human_cpus, numa_text
@@ -34,26 +37,20 @@ def story(
     """Everything that happened, in lines that fit the terminal."""
     yield from _head(machine, result.machine.topology)
     yield ""
-    rows = [row for event in result.events for row in _rows(event, result)]
+    several = _several_namespaces(result)
+    rows = [row for event in result.events for row in _rows(event, several=several)]
     if rows:
         head = (Column(""), "POD", "CONTAINER", _CPUS, Column("MEMORY", Kind.LIST))
         yield from table((*head, Column("WHY", Kind.TEXT)), rows)
         yield ""
-    given = [line for event in result.events for line in _given(event)]
-    if given:
-        yield "Devices that the kubelet gave"
-        yield from given
-        yield ""
-    changed = [line for event in result.events for line in _changed_cpus(event)]
-    if changed:
-        yield "Other containers whose CPUs changed"
-        yield from changed
-        yield ""
+    for heading, about in (
+        ("Devices that the kubelet gave", _given),
+        ("Other containers whose CPUs changed", _changed_cpus),
+    ):
+        if lines := [line for event in result.events for line in about(event)]:
+            yield from (heading, *lines, "")
     yield "How full"
-    yield from table(
-        list(map(Column, _FILL)),
-        _fill(result),
-    )
+    yield from table(list(map(Column, _FILL)), _fill(result))
     yield ""
     yield from _verdict(result)
     yield from _notes(notes)
@@ -62,7 +59,7 @@ def story(
             for outcome in event.outcomes:
                 if outcome.verdict is not Verdict.REFUSED:
                     yield ""
-                    yield from _explanation(outcome)
+                    yield from _in_words(outcome)
 
 
 def comparison(
@@ -84,24 +81,8 @@ def comparison(
     )
     yield ""
     yield "How full at the end"
-    rows = [
-        [
-            str(a.numa_node),
-            *(
-                text
-                for room in (a, b)
-                for text in (
-                    *_where_any(room.cpus, human_cpus(room.cpu_bound), human_cpus(room.cpu_left)),
-                    *_where_any(room.memory_total, human_size(room.memory_left)),
-                )
-            ),
-        ]
-        for a, b in zip(first.after, second.after, strict=True)
-    ]
-    yield from table(
-        list(map(Column, _FILL_AT_END)),
-        rows,
-    )
+    rows = [[i, *_left(first.after[i]), *_left(second.after[i])] for i in first.after]
+    yield from table(list(map(Column, _FILL_AT_END)), rows)
     yield ""
     for label, result in (("A", first), ("B", second)):
         lines = list(_verdict(result, trace=False))
@@ -139,26 +120,23 @@ def _head(machine: str, topology: Topology) -> Iterator[str]:
     )
 
 
-def _rows(event: SimulatedEvent, result: Simulation) -> Iterator[list[str]]:
-    name = _short(event, result)
+def _rows(event: SimulatedEvent, *, several: bool) -> Iterator[list[str]]:
+    name = event.pod.full_name if several else event.pod.name
     if event.action is Action.REMOVE:
         yield [str(event.number), name, "", "", "", "removed"]
     for number, outcome in enumerate(event.outcomes):
-        cpus = _arrow(outcome)
         yield [
-            "" if number else str(event.number),
-            "" if number else name,
+            *(("", "") if number else (str(event.number), name)),
             outcome.container,
-            cpus,
+            _arrow(outcome),
             outcome.mems or ("" if outcome.verdict is Verdict.REFUSED else "any"),
             _why(event, outcome),
         ]
 
 
-def _short(event: SimulatedEvent, result: Simulation) -> str:
-    """The pod's name, with its namespace only where there are several."""
-    several = len({e.pod.namespace for e in result.events}) > 1
-    return event.pod.full_name if several else event.pod.name
+def _several_namespaces(*results: Simulation) -> bool:
+    """Whether a pod's name alone may not be enough."""
+    return len({event.pod.namespace for one in results for event in one.events}) > 1
 
 
 def _arrow(outcome: Outcome) -> str:
@@ -175,7 +153,7 @@ def _why(event: SimulatedEvent, outcome: Outcome) -> str:
     role = f"{outcome.role}: " if outcome.role is not Role.APP else ""
     because = ""
     if outcome.allocation is not None and outcome.allocation.kind is Placement.SHARED:
-        because = explanation.shares_because(explanation.grounds(outcome.trace))
+        because = explaining.shares_because(explaining.grounds(outcome.trace))
     return f"{what}{role}{outcome.reason}{because and f', because {because}'}"
 
 
@@ -188,14 +166,10 @@ def _given(event: SimulatedEvent) -> Iterator[str]:
 
 
 def _where(device: Device) -> str:
-    if not device.numa_nodes:
-        return "no NUMA node"
-    return numa_text(NUMASet(sorted(device.numa_nodes)))
+    return numa_text(NUMASet(device.numa_nodes)) if device.numa_nodes else "no NUMA node"
 
 
 def _changed_cpus(event: SimulatedEvent) -> Iterator[str]:
-    if not event.moved:
-        return
     names = sorted(event.moved.items())
     for name, cpus in names[:NAMED]:
         yield from wrapped(f"{event.number}: {name} -> {cpus}", "  ", "     ")
@@ -203,24 +177,32 @@ def _changed_cpus(event: SimulatedEvent) -> Iterator[str]:
         yield f"  {event.number}: and {len(names) - NAMED} more"
 
 
-def _fill(result: Simulation) -> Iterator[list[str]]:
-    for before, after in zip(result.before, result.after, strict=True):
+def _fill(result: Simulation) -> Iterator[list[object]]:
+    for i, after in result.after.items():
+        before = result.before[i]
+        idle = f" (+{after.idle} idle)" if after.idle else ""
         yield [
-            str(after.numa_node),
+            i,
             *_where_any(
                 after.cpus,
                 str(after.cpus),
-                human_cpus(before.cpu_bound),
-                human_cpus(after.cpu_bound) + (f" (+{after.idle} idle)" if after.idle else ""),
-                human_cpus(after.cpu_left),
+                human_cpus(before.cpu_bound_milli),
+                human_cpus(after.cpu_bound_milli) + idle,
+                human_cpus(after.cpu_left_milli),
             ),
             *_where_any(
-                after.memory_total,
-                human_size(after.memory_total),
-                human_size(after.memory_bound),
-                human_size(after.memory_left),
+                after.memory_bytes,
+                human_size(after.memory_bytes),
+                human_size(after.memory_bound_bytes),
+                human_size(after.memory_left_bytes),
             ),
         ]
+
+
+def _left(room: Room) -> Sequence[str]:
+    cpus = human_cpus(room.cpu_bound_milli), human_cpus(room.cpu_left_milli)
+    memory = human_size(room.memory_left_bytes)
+    return [*_where_any(room.cpus, *cpus), *_where_any(room.memory_bytes, memory)]
 
 
 def _where_any(total: int, *texts: str) -> Sequence[str]:
@@ -231,12 +213,15 @@ def _where_any(total: int, *texts: str) -> Sequence[str]:
 def _verdict(result: Simulation, *, trace: bool = True) -> Iterator[str]:
     refused = result.first_refused
     pods = len({e.pod.uid for e in result.events if e.action is Action.CREATE and not e.refused})
-    widened = result.counts[Verdict.WIDENED]
-    extra = f", {counted(widened, 'container')} wider than ideal" if widened else ""
-    less = result.counts[Verdict.LESS]
-    extra += f", {counted(less, 'container')} with less than asked for" if less else ""
-    unpinned = result.counts[Verdict.UNPINNED]
-    extra += f", {counted(unpinned, 'container')} not pinned" if unpinned else ""
+    extra = "".join(
+        f", {counted(result.counts[verdict], 'container')} {how}"
+        for verdict, how in (
+            (Verdict.WIDENED, "wider than ideal"),
+            (Verdict.LESS, "with less than asked for"),
+            (Verdict.UNPINNED, "not pinned"),
+        )
+        if result.counts[verdict]
+    )
     if refused is None:
         yield f"All {counted(pods, 'pod')} placed{extra}." if pods != 1 else f"1 pod placed{extra}."
         return
@@ -250,26 +235,26 @@ def _verdict(result: Simulation, *, trace: bool = True) -> Iterator[str]:
         f"{'First refused' if total > 1 else 'Refused'}: {refused.pod.source}", "", "  "
     )
     if trace:
-        yield from _explanation(outcome)
+        yield from _in_words(outcome)
     else:
         yield from wrapped(f"{outcome.reason}: {outcome.message}", "  ")
 
 
 def explained(outcome: Outcome) -> dict[str, Any]:
     """How a decision came about, as the running agent would explain it."""
-    known = explanation.grounds(outcome.trace)
+    known = explaining.grounds(outcome.trace)
     if outcome.allocation is None:
-        return explanation.of_refusal(known, outcome.reason, outcome.message)
-    return explanation.of_allocation(outcome.allocation, known, outcome.cpus)
+        return explaining.of_refusal(known, outcome.reason, outcome.message)
+    return explaining.of_allocation(outcome.allocation, known, outcome.cpus)
 
 
-def _explanation(outcome: Outcome) -> list[str]:
+def _in_words(outcome: Outcome) -> list[str]:
     return sentences.text(explained(outcome), terminal_width()).splitlines()
 
 
 def _pairs(first: Simulation, second: Simulation) -> Iterator[list[str]]:
     a, b = _by_place(first), _by_place(second)
-    several = len({e.pod.namespace for e in (*first.events, *second.events)}) > 1
+    several = _several_namespaces(first, second)
     last = None
     for place in {**a, **b}:
         number, pod, container = place
@@ -324,8 +309,8 @@ def _run(result: Simulation) -> dict[str, Any]:
             for a, cpus in result.standing
         ],
         "numaNodes": [
-            {"id": a.numa_node, "before": _room(b), "after": _room(a)}
-            for b, a in zip(result.before, result.after, strict=True)
+            {"id": i, "before": to_builtins(result.before[i]), "after": to_builtins(room)}
+            for i, room in result.after.items()
         ],
     }
 
@@ -344,6 +329,7 @@ def _event(event: SimulatedEvent) -> dict[str, Any]:
 
 
 def _outcome(outcome: Outcome) -> dict[str, Any]:
+    explanation = explained(outcome)
     found: dict[str, Any] = {
         "container": outcome.container,
         "role": outcome.role.value,
@@ -353,41 +339,16 @@ def _outcome(outcome: Outcome) -> dict[str, Any]:
         "cpusBefore": outcome.before,
         "cpus": outcome.cpus,
         "mems": outcome.mems,
-        "explanation": explained(outcome),
+        "explanation": explanation,
     }
     if outcome.devices:
         found["devices"] = [
-            {
-                "resource": resource,
-                "id": one.id,
-                "numaNodes": str(NUMASet(sorted(one.numa_nodes))),
-            }
+            {"resource": resource, "id": one.id, "numaNodes": str(NUMASet(one.numa_nodes))}
             for resource, devices in outcome.devices.items()
             for one in devices
         ]
-    a = outcome.allocation
-    if a is not None:
-        found |= {
-            "kind": a.kind.value,
-            "policy": a.policy.value,
-            "numaNodes": str(a.numa_nodes),
-            "idle": str(a.idle),
-            "preferred": a.preferred,
-            "cpuMilli": a.cpu_milli,
-            "memoryBytes": a.memory_bytes,
-        }
+    if (a := outcome.allocation) is not None:
+        names = ("kind", "policy", "numaNodes", "idle", "preferred")
+        found |= {name: explanation["result"][name] for name in names}
+        found |= {"cpuMilli": a.cpu_milli, "memoryBytes": a.memory_bytes}
     return found
-
-
-def _room(room: Room) -> dict[str, int]:
-    return {
-        "cpus": room.cpus,
-        "exclusive": room.owned,
-        "idle": room.idle,
-        "cpuTotalMilli": room.cpu_total,
-        "cpuBoundMilli": room.cpu_bound,
-        "cpuLeftMilli": room.cpu_left,
-        "memoryBytes": room.memory_total,
-        "memoryBoundBytes": room.memory_bound,
-        "memoryLeftBytes": room.memory_left,
-    }

@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, NoReturn
 
 import click
 
@@ -95,13 +95,21 @@ def status(
     if watch and output not in ("table", "wide", "json"):
         raise click.UsageError(f"--watch goes with -o table, wide or json, not with -o {output}")
     agent = client(api, token_file, ca_file)
+    only = f" of pod {pod}" if pod is not None else ""
+    only += f" in namespace {namespace}" if namespace is not None else ""
+
+    def tables(document: dict[str, Any]) -> str:
+        wide = output == "wide"
+        return "\n".join(lines(document, time.time(), wide=wide, only=harmless(only)))
+
     if watch:
-        _watch(agent, namespace, pod, interval, output)
+        # In ASCII nothing in a document ends a line.
+        form = json.dumps if output == "json" else tables
+        _watch(lambda: form(fetch(agent, namespace, pod)), interval, documents=output == "json")
     with progress(f"asking {agent.address}"):
         document = fetch(agent, namespace, pod)
     if output in ("table", "wide"):
-        shown = lines(document, time.time(), wide=output == "wide", only=_only(namespace, pod))
-        click.echo("\n".join(shown))
+        click.echo(tables(document))
     elif output == "name":
         for name in dict.fromkeys(f"{c['namespace']}/{c['pod']}" for c in document["containers"]):
             click.echo(harmless(name))
@@ -131,33 +139,20 @@ def fetch(agent: AgentClient, namespace: str | None = None, pod: str | None = No
     return document
 
 
-def _only(namespace: str | None, pod: str | None) -> str:
-    """What the answer was narrowed to, behind a noun; empty for everything."""
-    text = f" of pod {pod}" if pod is not None else ""
-    return harmless(text + (f" in namespace {namespace}" if namespace is not None else ""))
-
-
-def _watch(
-    agent: AgentClient, namespace: str | None, pod: str | None, interval: float, output: str
-) -> None:
+def _watch(look: Callable[[], str], interval: float, *, documents: bool) -> NoReturn:
+    """Show the text whenever it changes; what reads documents expects one a line, nothing else."""
     shown = ""
     try:
         while True:
             trouble = False
             try:
-                document = fetch(agent, namespace, pod)
-                if output == "json":
-                    text = json.dumps(document)  # in ASCII: nothing in it ends a line
-                else:
-                    wide, only = output == "wide", _only(namespace, pod)
-                    text = "\n".join(lines(document, time.time(), wide=wide, only=only))
+                text = look()
             except Failure as error:
                 trouble, text = True, f"nri-numa: {error.message}\n(trying again)"
             if text != shown:
-                if output != "json":
+                if not documents:
                     click.clear()
-                # What reads documents expects one on each line, and nothing else.
-                click.echo(text, err=trouble and output == "json")
+                click.echo(text, err=trouble and documents)
                 shown = text
             time.sleep(interval)
     except KeyboardInterrupt:
@@ -256,12 +251,12 @@ def _table(
         yield f"(no room for {', '.join(made.left_out)}; -o wide shows all columns)"
 
 
-def _key(key: str) -> Callable[[Object, float], object]:
-    return lambda one, _: one[key] or "-"
+def _key(key: str, text: Callable[[Any], str] = str) -> Callable[[Object, float], object]:
+    return lambda one, _: text(one[key]) if one.get(key) else "-"
 
 
 def _have(key: str) -> Callable[[Sequence[Object]], bool]:
-    return lambda objects: any(key in one for one in objects)
+    return lambda objects: any(one.get(key) not in (None, "") for one in objects)
 
 
 def _per_cent(percent: float | None) -> str:
@@ -301,7 +296,7 @@ _CONTAINERS: Final = (
     ),
     _Shown(Column("POLICY", spare=2), lambda c, _: c["policy"]),
     _Shown(Column("AGE", spare=3), lambda c, now: human_age(c["since"], now)),
-    _Shown(Column("MEMPOLICY"), lambda c, _: c.get("mempolicy", "-"), _have("mempolicy")),
+    _Shown(Column("MEMPOLICY"), _key("mempolicy"), _have("mempolicy")),
     _Shown(Column("LATE"), lambda c, _: _late(c), _have("late")),
     _Shown(
         Column("LOCAL MEMORY"),
@@ -320,16 +315,8 @@ _CONTAINERS: Final = (
     _Shown(Column("QOS"), _key("qos"), wide=True),
     _Shown(Column("SMT"), _key("smt"), wide=True),
     _Shown(Column("IDLE"), _key("idle"), wide=True),
-    _Shown(
-        Column("CPU ALLOCATED"),
-        lambda c, _: human_cpus(c["cpuMilli"]) if c["cpuMilli"] else "-",
-        wide=True,
-    ),
-    _Shown(
-        Column("MEMORY ALLOCATED"),
-        lambda c, _: human_size(c["memoryBytes"]) if c["memoryBytes"] else "-",
-        wide=True,
-    ),
+    _Shown(Column("CPU ALLOCATED"), _key("cpuMilli", human_cpus), wide=True),
+    _Shown(Column("MEMORY ALLOCATED"), _key("memoryBytes", human_size), wide=True),
     _Shown(Column("REASON"), _key("reason"), wide=True),
     _Shown(Column("CONTAINER ID"), _key("id"), wide=True),
 )
@@ -342,11 +329,7 @@ _REFUSALS: Final = (
 _NUMA_NODES: Final = (
     _Shown(Column("NUMA"), lambda n, _: n["id"]),
     _Shown(Column("EXCLUSIVE", Kind.LIST), _key("exclusive")),
-    _Shown(
-        Column("KUBELET", Kind.LIST),
-        lambda n, _: n["kubelet"] or "-",
-        lambda nodes: any(n.get("kubelet") for n in nodes),
-    ),
+    _Shown(Column("KUBELET", Kind.LIST), _key("kubelet"), _have("kubelet")),
     _Shown(Column("SHARED", Kind.LIST), _key("shared")),
     _Shown(Column("RESERVED", Kind.LIST, spare=1), _key("reserved")),
     _Shown(Column("CPU FREE"), _free("cpuAvailableMilli", "cpuCapacityMilli", human_cpus)),

@@ -38,7 +38,7 @@ from nri_numa.demo.stage import (
 )
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.machine import cpus_text, human_milli, numa_text
-from nri_numa.simulate.pods import Amounts, PodManifest, Role
+from nri_numa.simulate.pods import ContainerManifest, PodManifest, Role
 
 bold = functools.partial(click.style, bold=True)
 red = functools.partial(click.style, fg="red")
@@ -226,7 +226,7 @@ class _Story:
         expect(pod.full_name in text, f"the refusal must name the pod: {text}")
         expect(self._stage.assignments() == assignments, "a refused pod must change nothing")
         entry(f"{pod.name}/{pod.containers[0].name}", "07-too-big.yaml")
-        detail("asks", _requested(pod, pod.containers[0].name))
+        detail("asks", _requested(pod, pod.containers[0]))
         detail("refused", text.partition(" desc = ")[2] or text, paint=red)
 
     async def _release(self) -> None:
@@ -236,10 +236,12 @@ class _Story:
         await self._stage.remove(pod)
         say(f"  {pod.name} is removed.")
         # They were kept for the pod until its sandbox stopped, and no reply carries what follows.
-        changed, rounds = self._changed(before), _ROUNDS
-        while not changed and rounds:
+        changed = self._changed(before)
+        for _ in range(_ROUNDS):
+            if changed:
+                break
             await asyncio.sleep(0.1)
-            changed, rounds = self._changed(before), rounds - 1
+            changed = self._changed(before)
         expect(bool(changed), "somebody must have got the database's CPUs back")
         self._show_moves(changed)
 
@@ -264,7 +266,9 @@ class _Story:
         detail("moved", f"none of {len(before)} containers", paint=green)
         detail("found", f"{name}: now {cpus_text(server.cpus)}, memory of {numa_text(server.mems)}")
         (pod,) = example("03-database.yaml")
-        exclusive = cpus_of(c for c in stage.running() if assigned_kind(c) == "exclusive")
+        # The annotation is not on what started without the plugin.
+        running = (c for c in stage.running() if f"{PREFIX}assigned" in c.message.annotations)
+        exclusive = cpus_of(c for c in running if assigned(c)["kind"] == "exclusive")
         (engine,) = await stage.run(pod)
         own = CPUSet.parse(engine.cpus)
         expect(not own & exclusive, f"{cpus_text(own & exclusive)} must not be given away twice")
@@ -287,7 +291,7 @@ class _Story:
                     label = f"{name or pod.name}/{container.name}"
                     role = "" if manifest.role is Role.APP else f", {manifest.role} container"
                     entry(label, f"{file}{role}")
-                    detail("asks", _requested(pod, container.name))
+                    detail("asks", _requested(pod, manifest))
                 self._got(container, f"#{number + 1} " if name else "")
         return shown
 
@@ -337,39 +341,27 @@ class _Story:
                 )
 
 
-def assigned_kind(container: DemoContainer) -> str:
-    """How the plugin placed a container; empty when it did not."""
-    if f"{PREFIX}assigned" not in container.message.annotations:
-        return ""
-    return str(assigned(container)["kind"])
-
-
 def expect(holds: bool, what: str) -> None:
     """Check what is shown."""
     if not holds:
         raise NotAsExpected(what)
 
 
-def _requested(pod: PodManifest, container: str) -> str:
+def _requested(pod: PodManifest, container: ContainerManifest) -> str:
     annotations = [
         f"{key.removeprefix(PREFIX)}: {value}"
         for key, value in pod.annotations.items()
         if key.startswith(PREFIX)
     ]
-    (manifest,) = (c for c in pod.containers if c.name == container)
-    return "; ".join([*annotations, _amounts(manifest.requests, manifest.limits)])
-
-
-def _amounts(requests: Amounts, limits: Amounts) -> str:
-    milli, memory = limits.cpu_milli or requests.cpu_milli, limits.memory or requests.memory
-    parts = []
-    if milli:
-        parts.append(human_milli(milli))
-    if memory:
-        parts.append(f"{memory / (1 << 30):.4g} GiB")
+    requests, limits = container.requests, container.limits
+    amounts = []
+    if milli := limits.cpu_milli or requests.cpu_milli:
+        amounts.append(human_milli(milli))
+    if memory := limits.memory or requests.memory:
+        amounts.append(f"{memory / (1 << 30):.4g} GiB")
     for size, amount in limits.hugepages.items():
-        parts.append(f"{amount >> 20} MiB in pages of {size >> 20} MiB")
-    return ", ".join(parts)
+        amounts.append(f"{amount >> 20} MiB in pages of {size >> 20} MiB")
+    return "; ".join([*annotations, ", ".join(amounts)])
 
 
 # --- on the terminal ------------------------------------------------------------------------------

@@ -9,10 +9,8 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
-
-from google.protobuf.message import Message
 
 from nri_numa.model.machine import Topology
 from nri_numa.nri.transport import SessionTransport
@@ -67,15 +65,6 @@ class DemoContainer:
         return message
 
 
-@dataclass(slots=True)
-class _Plugin:
-    """The connection of a plugin that has registered, and the calls that wait for its answer."""
-
-    session: RuntimeSession
-    calls: dict[int, asyncio.Future[ev.Answered]] = field(default_factory=dict)
-    transport: SessionTransport[ev.RuntimeEvent] | None = None
-
-
 class DemoRuntime:
     """The runtime's side of NRI over a unix socket; ``connected`` says of a synchronized plugin."""
 
@@ -84,7 +73,10 @@ class DemoRuntime:
         self.containers: dict[str, DemoContainer] = {}
         self.connected = asyncio.Event()
         self._path, self._machine = socket_path, machine
-        self._plugin: _Plugin | None = None
+        # The plugin that has registered, and the calls that wait for its answers.
+        self._session = RuntimeSession()
+        self._transport: SessionTransport[ev.RuntimeEvent] | None = None
+        self._calls: dict[int, asyncio.Future[ev.Answered]] = {}
         self._lock = asyncio.Lock()  # NRI's: one operation at a time on the whole node
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.AbstractServer | None = None
@@ -98,8 +90,8 @@ class DemoRuntime:
         """Hang up and stop listening."""
         if self._server is not None:
             self._server.close()
-        if self._plugin is not None and self._plugin.transport is not None:
-            await self._plugin.transport.aclose("the runtime stops")
+        if self._transport is not None:
+            await self._transport.aclose("the runtime stops")
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -114,7 +106,7 @@ class DemoRuntime:
         """
         async with self._lock:
             self.pods[pod.id] = pod
-            await self._event("RunPodSandbox", pod=pod)
+            await self._call("RunPodSandbox", pod=pod)
 
     async def create_container(self, message: pb.Container) -> DemoContainer:
         """Create a container; the plugin adjusts it before anything of it exists.
@@ -124,25 +116,22 @@ class DemoRuntime:
         """
         async with self._lock:
             pod = self.pods[message.pod_sandbox_id]
-            payload = await self._call(
-                "CreateContainer", pb.CreateContainerRequest(pod=pod, container=message)
-            )
+            payload = await self._call("CreateContainer", pod=pod, container=message)
             answer = pb.CreateContainerResponse.FromString(payload)
             message.annotations.update(answer.adjust.annotations)
             message.linux.resources.MergeFrom(answer.adjust.linux.resources)
             self._apply(answer.update)
             container = DemoContainer(message=message, machine=self._machine)
             self.containers[message.id] = container
-            await self._event("PostCreateContainer", pod=pod, container=container.shown())
+            await self._event("PostCreateContainer", container)
             return container
 
     async def start_container(self, container: DemoContainer) -> None:
         """Start a created container."""
         async with self._lock:
-            pod = self.pods[container.message.pod_sandbox_id]
-            await self._event("StartContainer", pod=pod, container=container.shown())
+            await self._event("StartContainer", container)
             container.state = State.RUNNING
-            await self._event("PostStartContainer", pod=pod, container=container.shown())
+            await self._event("PostStartContainer", container)
 
     async def exit_container(self, container: DemoContainer) -> None:
         """Let a container end."""
@@ -156,21 +145,18 @@ class DemoRuntime:
             own = [c for c in self.containers.values() if c.message.pod_sandbox_id == pod_id]
             for container in own:
                 await self._ended(container)
-            await self._event("StopPodSandbox", pod=pod)
+            await self._call("StopPodSandbox", pod=pod)
             for container in own:
-                await self._event("RemoveContainer", pod=pod, container=container.shown())
+                await self._event("RemoveContainer", container)
                 del self.containers[container.message.id]
-            await self._event("RemovePodSandbox", pod=pod)
+            await self._call("RemovePodSandbox", pod=pod)
             del self.pods[pod_id]
 
     async def _ended(self, container: DemoContainer) -> None:
-        if container.state is State.EXITED:
-            return
-        container.state = State.EXITED
-        pod = self.pods[container.message.pod_sandbox_id]
-        request = pb.StopContainerRequest(pod=pod, container=container.shown())
-        payload = await self._call("StopContainer", request)
-        self._apply(pb.StopContainerResponse.FromString(payload).update)
+        if container.state is not State.EXITED:
+            container.state = State.EXITED
+            payload = await self._event("StopContainer", container)
+            self._apply(pb.StopContainerResponse.FromString(payload).update)
 
     def _apply(self, updates: Iterable[pb.ContainerUpdate]) -> None:
         for update in updates:
@@ -181,79 +167,81 @@ class DemoRuntime:
     # --- the plugin -------------------------------------------------------------------------------
 
     def _accept(self) -> asyncio.BaseProtocol:
-        plugin = _Plugin(RuntimeSession())
+        session = RuntimeSession()
 
         def handle(event: ev.RuntimeEvent) -> None:
             match event:
                 case ev.RegisterRequested():
-                    plugin.session.reply(event.stream)
-                    self._spawn(self._welcome(plugin))
+                    session.reply(event.stream)
+                    self._spawn(self._welcome(session, transport))
                 case ev.Answered():
-                    if (waiting := plugin.calls.pop(event.stream, None)) and not waiting.done():
+                    if (waiting := self._calls.pop(event.stream, None)) and not waiting.done():
                         waiting.set_result(event)
                 case ev.UpdateContainersRequested():
-                    self._spawn(self._unsolicited(plugin, event))
+                    self._spawn(self._unsolicited(event))
 
-        plugin.transport = SessionTransport(plugin.session, handle)
-        plugin.transport.ended.add_done_callback(lambda _: self._left(plugin))
-        return plugin.transport
+        transport = SessionTransport(session, handle)
+        transport.ended.add_done_callback(lambda _: self._left(transport))
+        return transport
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _left(self, plugin: _Plugin) -> None:
-        if plugin is self._plugin:
-            self._plugin = None
-            self.connected.clear()
-        for waiting in plugin.calls.values():
+    def _left(self, transport: SessionTransport[ev.RuntimeEvent]) -> None:
+        if transport is not self._transport:
+            return
+        self._transport = None
+        self.connected.clear()
+        for waiting in self._calls.values():
             if not waiting.done():
                 waiting.set_exception(CRIError("the plugin ended"))
+        self._calls.clear()
 
-    async def _welcome(self, plugin: _Plugin) -> None:
+    async def _welcome(
+        self, session: RuntimeSession, transport: SessionTransport[ev.RuntimeEvent]
+    ) -> None:
         """Configure and synchronize a plugin that has registered."""
         async with self._lock:
-            self._plugin = plugin
+            self._session, self._transport = session, transport
             await self._call(
                 "Configure",
-                pb.ConfigureRequest(
-                    runtime_name="containerd",  # whose ways it has
-                    runtime_version="v2.4.0",
-                    NRI_version="v0.12.2",
-                    registration_timeout=int(ANSWER_SECONDS * 1000),
-                    request_timeout=int(ANSWER_SECONDS * 1000),
-                ),
+                runtime_name="containerd",  # whose ways it has
+                runtime_version="v2.4.0",
+                NRI_version="v0.12.2",
+                registration_timeout=int(ANSWER_SECONDS * 1000),
+                request_timeout=int(ANSWER_SECONDS * 1000),
             )
             live = [c.shown() for c in self.containers.values() if c.state is not State.EXITED]
-            request = pb.SynchronizeRequest(pods=list(self.pods.values()), containers=live)
-            payload = await self._call("Synchronize", request)
+            pods = list(self.pods.values())
+            payload = await self._call("Synchronize", pods=pods, containers=live)
             self._apply(pb.SynchronizeResponse.FromString(payload).update)
         self.connected.set()
 
-    async def _unsolicited(self, plugin: _Plugin, event: ev.UpdateContainersRequested) -> None:
+    async def _unsolicited(self, event: ev.UpdateContainersRequested) -> None:
         async with self._lock:
             self._apply(event.request.update)
-        if plugin is self._plugin and plugin.transport is not None:
-            plugin.session.reply(event.stream, pb.UpdateContainersResponse())
-            plugin.transport.flush()
+        if self._transport is not None:
+            self._session.reply(event.stream, pb.UpdateContainersResponse())
+            self._transport.flush()
 
-    async def _event(self, method: str, **parts: Message) -> None:
-        await self._call(method, PLUGIN_METHODS[method](**parts))
+    async def _event(self, method: str, container: DemoContainer) -> bytes:
+        pod = self.pods[container.message.pod_sandbox_id]
+        return await self._call(method, pod=pod, container=container.shown())
 
-    async def _call(self, method: str, request: Message) -> bytes:
+    async def _call(self, method: str, **parts: Any) -> bytes:
         """What the plugin answers; empty while none is connected, as with a real runtime.
 
         Raises:
             CRIError: it refused, or did not answer in time.
         """
-        plugin = self._plugin
-        if plugin is None or plugin.transport is None:
+        if self._transport is None:
             return b""
-        stream = plugin.session.request(method, request)
+        stream = self._session.request(method, PLUGIN_METHODS[method](**parts))
         answer: asyncio.Future[ev.Answered] = asyncio.get_running_loop().create_future()
-        plugin.calls[stream] = answer
-        plugin.transport.flush()
+        self._calls[stream] = answer
+        self._transport.flush()
         try:
             answered = await asyncio.wait_for(answer, ANSWER_SECONDS)
         except TimeoutError:

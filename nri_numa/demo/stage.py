@@ -17,6 +17,7 @@ import click
 import nri_numa
 from nri_numa.cli.agent_client import AgentClient
 from nri_numa.cli.machine import made_up
+from nri_numa.cli.output import human_size
 from nri_numa.demo.runtime import CRIError, DemoContainer, DemoRuntime, State
 from nri_numa.machine.synthetic import sysfs_files
 from nri_numa.model.cpuset import CPUSet
@@ -233,7 +234,7 @@ def pod_message(pod: PodSandbox) -> pb.PodSandbox:
         runtime_handler=pod.runtime_handler,
     )
     message.linux.cgroup_parent = pod.cgroup_parent
-    message.linux.pod_resources.CopyFrom(resources_message(pod.resources))
+    _put(pod.resources, message.linux.pod_resources)
     return message
 
 
@@ -246,34 +247,24 @@ def container_message(container: Container) -> pb.Container:
         labels=dict(container.labels),
         annotations=dict(container.annotations),
     )
-    message.linux.resources.CopyFrom(resources_message(container.resources))
+    _put(container.resources, message.linux.resources)
     message.linux.cgroups_path = container.cgroups_path
     if container.oom_score_adj is not None:
         message.linux.oom_score_adj.value = container.oom_score_adj
     return message
 
 
-def resources_message(resources: Resources) -> pb.LinuxResources:
+def _put(resources: Resources, message: pb.LinuxResources) -> None:
     """Linux resources; what is not given is left out, as a runtime does with zeros."""
-    message = pb.LinuxResources()
-    cpu = message.cpu
-    if resources.cpu_shares:
-        cpu.shares.value = resources.cpu_shares
-    if resources.cpu_quota:
-        cpu.quota.value = resources.cpu_quota
-    if resources.cpu_period:
-        cpu.period.value = resources.cpu_period
-    cpu.cpus, cpu.mems = resources.cpus, resources.mems
-    if resources.memory_limit:
-        message.memory.limit.value = resources.memory_limit
+    for field, value in (
+        (message.cpu.shares, resources.cpu_shares),
+        (message.cpu.quota, resources.cpu_quota),
+        (message.cpu.period, resources.cpu_period),
+        (message.memory.limit, resources.memory_limit),
+    ):
+        if value:
+            field.value = value
     for size, amount in sorted(resources.hugepages.items()):
-        message.hugepage_limits.add(page_size=_page_size(size), limit=amount)
-    return message
-
-
-def _page_size(size: int) -> str:
-    """``2MB``, as the kubelet writes page sizes (its units are 1024 all the same)."""
-    for unit, shift in (("TB", 40), ("GB", 30), ("MB", 20), ("KB", 10)):
-        if size >> shift and not size % (1 << shift):
-            return f"{size >> shift}{unit}"
-    return f"{size}B"
+        # ``2MB``: the kubelet's units are 1024 all the same.
+        page = human_size(size).removesuffix("i") + "B"
+        message.hugepage_limits.add(page_size=page, limit=amount)

@@ -7,8 +7,9 @@ show is said with its reason, and the others are shown all the same.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final, Literal
+
+from msgspec import Struct
 
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import Topology, cpus_text, numa_text
@@ -26,8 +27,7 @@ _OF_FREE: Final = 8
 """One part in so many of what is free on a NUMA node is taken at most."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Worker:
+class Worker(Struct, frozen=True, kw_only=True):
     """A process that runs one loop over so many bytes; ``busy`` only takes time from others.
 
     A NUMA node of None leaves it to the kernel where the memory is.
@@ -39,8 +39,7 @@ class Worker:
     size: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Side:
+class Side(Struct, frozen=True, kw_only=True):
     """One of the two placements, in words, with workers that run at the same time.
 
     The figures of those that are not ``busy`` are added up.
@@ -50,8 +49,7 @@ class Side:
     workers: tuple[Worker, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class Comparison(Struct, frozen=True, kw_only=True):
     """Two placements that differ in one thing; more is not better for times."""
 
     name: str
@@ -62,8 +60,7 @@ class Comparison:
     bad: Side
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NotShown:
+class NotShown(Struct, frozen=True, kw_only=True):
     """A comparison that this machine cannot show."""
 
     name: str
@@ -73,14 +70,23 @@ class NotShown:
 
 Planned = Comparison | NotShown
 
-_TITLES: Final = {
-    "memory-bandwidth": "Copying memory: local against remote",
-    "memory-latency": "One access to memory after the other: local against remote",
-    "siblings": "Two programs that calculate: on two cores against on one",
-    "shared-l3": "Two programs that need the cache: an L3 cache each against one together",
-    "busy-neighbour": "A program that calculates: alone on its CPU against beside a busy one",
+_COMPARED: Final = {
+    "memory-bandwidth": ("Copying memory: local against remote", "GB/s"),
+    "memory-latency": ("One access to memory after the other: local against remote", "ns"),
+    "siblings": ("Two programs that calculate: on two cores against on one", "Gflop/s"),
+    "shared-l3": (
+        "Two programs that need the cache: an L3 cache each against one together",
+        "GB/s",
+    ),
+    "busy-neighbour": (
+        "A program that calculates: alone on its CPU against beside a busy one",
+        "Gflop/s",
+    ),
 }
-"""By name, in the order in which they are shown."""
+"""Title and unit by name, in the order in which they are shown."""
+
+Sides = tuple[Side, Side] | str
+"""The good and the bad placement, or why there are none."""
 
 
 def plan(
@@ -96,38 +102,33 @@ def plan(
     cache, 0 when not known.
     """
     usable = usable & topology.online
-    return (
+    found = (
         *_memory(topology, usable, available, l3_bytes),
         _siblings(topology, usable),
         _caches(topology, usable, l3_bytes),
-        _neighbour(topology, usable),
+        _neighbour(usable),
     )
-
-
-def _not(name: str, because: str) -> NotShown:
-    return NotShown(name=name, title=_TITLES[name], because=because)
-
-
-def _against(name: str, unit: str, good: Side, bad: Side) -> Comparison:
-    return Comparison(
-        name=name,
-        title=_TITLES[name],
-        unit=unit,
-        more_is_better=unit != "ns",
-        good=good,
-        bad=bad,
+    return tuple(
+        NotShown(name=name, title=title, because=sides)
+        if isinstance(sides, str)
+        else Comparison(
+            name=name,
+            title=title,
+            unit=unit,
+            more_is_better=unit != "ns",
+            good=sides[0],
+            bad=sides[1],
+        )
+        for (name, (title, unit)), sides in zip(_COMPARED.items(), found, strict=True)
     )
 
 
 def _memory(
     topology: Topology, usable: CPUSet, available: Mapping[int, int], l3_bytes: int
-) -> tuple[Planned, Planned]:
-    def neither(because: str) -> tuple[Planned, Planned]:
-        return _not("memory-bandwidth", because), _not("memory-latency", because)
-
+) -> tuple[Sides, Sides]:
     memory = topology.memory_nodes
-    if len(topology.memory_nodes) < 2:
-        return neither(f"this machine has one NUMA node with memory, {numa_text(memory)}")
+    if len(memory) < 2:
+        return (f"this machine has one NUMA node with memory, {numa_text(memory)}",) * 2
     # The farthest pair shows most; of equally far ones the lowest ids.
     pairs = [
         (-topology.distance(home, away), home, away)
@@ -137,16 +138,16 @@ def _memory(
         if away != home
     ]
     if not pairs:
-        return neither("no CPU that may be used here is on a NUMA node with memory")
+        return ("no CPU that may be used here is on a NUMA node with memory",) * 2
     distance, home, away = min(pairs)
     cpu = min(topology.numa_nodes[home].cpus & usable)
     wanted = min(max(SMALLEST, _CACHES * l3_bytes), LARGEST)
     size = min(wanted, min(available.get(i, 0) for i in (home, away)) // _OF_FREE)
     if size < max(SMALLEST // 4, 2 * l3_bytes):
-        return neither(
+        return (
             f"{numa_text(str(home))} and {numa_text(str(away))} have too little free memory: "
-            f"{max(SMALLEST // 4, 2 * l3_bytes) * _OF_FREE // MIB} MiB on each are needed"
-        )
+            f"{max(SMALLEST // 4, 2 * l3_bytes) * _OF_FREE // MIB} MiB on each are needed",
+        ) * 2
 
     def side(loop: Loop, numa_node: int) -> Side:
         return Side(
@@ -156,22 +157,17 @@ def _memory(
         )
 
     bandwidth = side("bandwidth", home), side("bandwidth", away)
-    latency: Planned = _against(
-        "memory-latency", "ns", side("latency", home), side("latency", away)
-    )
     if 2 * l3_bytes > RING:
-        latency = _not(
-            "memory-latency",
-            f"the L3 cache of {l3_bytes // MIB} MiB holds most of what the loop can go through",
-        )
-    return _against("memory-bandwidth", "GB/s", *bandwidth), latency
+        held = f"{l3_bytes // MIB} MiB holds most of what the loop can go through"
+        return bandwidth, f"the L3 cache of {held}"
+    return bandwidth, (side("latency", home), side("latency", away))
 
 
-def _siblings(topology: Topology, usable: CPUSet) -> Planned:
+def _siblings(topology: Topology, usable: CPUSet) -> Sides:
     cores = [(core, core.cpus & usable) for _, core in sorted(topology.cores.items())]
     pairs = [(core, cpus) for core, cpus in cores if len(cpus) > 1]
     if not pairs:
-        return _not("siblings", "no core has two CPUs that may be used here (no hyperthreads)")
+        return "no core has two CPUs that may be used here (no hyperthreads)"
     for core, cpus in pairs:
         first, second = sorted(cpus)[:2]
         for other, others in cores:
@@ -183,13 +179,11 @@ def _siblings(topology: Topology, usable: CPUSet) -> Planned:
                 and other.kind is core.kind
             ):
                 apart = min(others)
-                return _against(
-                    "siblings",
-                    "Gflop/s",
+                return (
                     _two("compute", first, apart, "two cores"),
                     _two("compute", first, second, "siblings of one core"),
                 )
-    return _not("siblings", "no NUMA node has two cores of a kind that may be used here")
+    return "no NUMA node has two cores of a kind that may be used here"
 
 
 def _two(loop: Loop, first: int, second: int, what: str, size: int = 0) -> Side:
@@ -200,12 +194,12 @@ def _two(loop: Loop, first: int, second: int, what: str, size: int = 0) -> Side:
     )
 
 
-def _caches(topology: Topology, usable: CPUSet, l3_bytes: int) -> Planned:
+def _caches(topology: Topology, usable: CPUSet, l3_bytes: int) -> Sides:
     groups = [g for _, g in sorted(topology.l3_groups.items()) if g.cpus & usable]
     if not groups or not l3_bytes:
-        return _not("shared-l3", "the kernel tells of no L3 cache here")
+        return "the kernel tells of no L3 cache here"
     if len(groups) == 1:
-        return _not("shared-l3", "all CPUs that may be used here share one L3 cache")
+        return "all CPUs that may be used here share one L3 cache"
     for group in groups:
         # One CPU of each core: siblings would differ in more than the cache.
         firsts = sorted(
@@ -224,27 +218,20 @@ def _caches(topology: Topology, usable: CPUSet, l3_bytes: int) -> Planned:
         if others:
             # Three quarters: one fits, two do not.
             size = l3_bytes * 3 // 4
-            return _against(
-                "shared-l3",
-                "GB/s",
+            return (
                 _two("cache", firsts[0], others[0], "an L3 cache each", size),
                 _two("cache", firsts[0], firsts[1], "one L3 cache", size),
             )
-    return _not(
-        "shared-l3",
-        "no NUMA node has two L3 caches, and two cores at one of them, that may be used here",
-    )
+    return "no NUMA node has two L3 caches, and two cores at one of them, that may be used here"
 
 
-def _neighbour(topology: Topology, usable: CPUSet) -> Planned:
+def _neighbour(usable: CPUSet) -> Sides:
     if not usable:
-        return _not("busy-neighbour", "no CPU may be used here")
+        return "no CPU may be used here"
     cpu = max(usable)  # the lowest ones serve interrupts more often
     alone = Worker(loop="compute", cpu=cpu)
     beside = (alone, Worker(loop="busy", cpu=cpu))
-    return _against(
-        "busy-neighbour",
-        "Gflop/s",
+    return (
         Side(placed=f"CPU {cpu}, alone", workers=(alone,)),
         Side(placed=f"CPU {cpu}, beside a busy program", workers=beside),
     )

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any, Final, NamedTuple
+
+import msgspec
 
 from nri_numa.measure.plan import Comparison, NotShown
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
+class Measured(msgspec.Struct, frozen=True):
     """A comparison with the figures of each round: as many of each side, one at least."""
 
     comparison: Comparison
@@ -59,11 +59,7 @@ def document(outcomes: Sequence[Outcome], noise: Sequence[str], at: str) -> dict
             for one in outcomes
             if isinstance(one, Measured)
         ],
-        "notShown": [
-            {"name": one.name, "title": one.title, "because": one.because}
-            for one in outcomes
-            if isinstance(one, NotShown)
-        ],
+        "notShown": [msgspec.to_builtins(one) for one in outcomes if isinstance(one, NotShown)],
         "noise": list(noise),
     }
 
@@ -145,17 +141,10 @@ class Chart(NamedTuple):
     remark: str = ""
 
 
-class Note(NamedTuple):
-    """Lines below the charts, the last with some room after it."""
-
-    lines: Sequence[str]
-    warning: bool = False
-
-
 def drawing(
-    charts: Sequence[Chart], notes: Sequence[Note], *, title: str, about: str, foot: str
+    charts: Sequence[Chart], notes: Iterable[tuple[str, str]], *, title: str, about: str, foot: str
 ) -> str:
-    """Draw charts one below the other; bars of one chart have one scale.
+    """Draw charts one below the other, then notes in their colours; a chart has one scale.
 
     Title and ``about`` are for those who cannot see it; ``foot`` says who made it, and when.
     """
@@ -179,11 +168,11 @@ def drawing(
         if chart.remark:
             pieces.append(_text(_LEFT + _SCALE + 20, y - 40, chart.remark, 13, _INK, bold=True))
         y += 28
-    for note in notes:
-        for line in note.lines:
-            pieces.append(_text(_LEFT, y, line, 12, BAD if note.warning else _QUIET))
+    for note, colour in notes:
+        for line in note.split("\n"):
+            pieces.append(_text(_LEFT, y, line, 12, colour))
             y += 15
-        y += 3 if note.warning else 8
+        y += 6
     pieces.append(_text(_LEFT, y + 4, foot, 11, _QUIET))
     height = y + 20
     return (
@@ -220,10 +209,12 @@ def svg(document: Mapping[str, Any]) -> str:
         ]
         charts.append(Chart(one["title"], bars, gain_text(one)))
     notes = [
-        Note((f"Not shown: {one['title']}", f"because {one['because']}"))
-        for one in document["notShown"]
+        *(
+            (f"Not shown: {one['title']}\nbecause {one['because']}", _QUIET)
+            for one in document["notShown"]
+        ),
+        *((f"Noise: {sentence}", BAD) for sentence in document["noise"]),
     ]
-    notes += [Note((f"Noise: {sentence}",), warning=True) for sentence in document["noise"]]
     return drawing(
         charts,
         notes,

@@ -5,17 +5,17 @@ Turns are short and the sides alternate, so that whatever else the machine does 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import json
 import os
-import select
-import subprocess
 import sys
 import time
+from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from nri_numa.machine import waiting
 from nri_numa.machine.usage import cpu_times
@@ -34,98 +34,73 @@ class WorkerFailed(Exception):
     """A process could not do its work; the message says why."""
 
 
-class WorkerProcess:
-    """One loop in a process; every method may raise `WorkerFailed`."""
-
-    def __init__(self, worker: Worker) -> None:
-        self.worker = worker
-        argument = json.dumps(asdict(worker))
-        self._process = subprocess.Popen(  # noqa: S603  # ourselves
-            [sys.executable, "-m", "nri_numa.measure.worker", argument],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            # A library that starts threads of its own would use other CPUs than it is given.
-            env={**os.environ, **dict.fromkeys(_ONE_THREAD, "1")},
-        )
-        self._rest = b""
-
-    def close(self) -> None:
-        """End it."""
-        self._process.kill()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
-        self._process.wait()
-
-    def wait_ready(self) -> None:
-        """Wait until it can begin."""
-        line = self._line(READY_S)
-        if line != "ready":
-            raise WorkerFailed(line.removeprefix("!") or "a process that measures said nothing")
-
-    def begin(self, seconds: float) -> None:
-        """Have it run."""
-        assert self._process.stdin is not None  # noqa: S101  # made with a pipe
-        try:
-            self._process.stdin.write(f"{seconds}\n".encode())
-            self._process.stdin.flush()
-        except OSError as error:
-            raise WorkerFailed("a process that measures has ended") from error
-
-    def figure(self, seconds: float) -> float:
-        """Wait for what it found."""
-        try:
-            return float(self._line(seconds + _SLACK_S))
-        except ValueError as error:
-            raise WorkerFailed("a process that measures gave no figure") from error
-
-    def _line(self, limit: float) -> str:
-        assert self._process.stdout is not None  # noqa: S101  # made with a pipe
-        descriptor = self._process.stdout.fileno()
-        until = time.monotonic() + limit
-        while b"\n" not in self._rest:
-            readable, _, _ = select.select([descriptor], [], [], max(0.0, until - time.monotonic()))
-            if not readable:
-                raise WorkerFailed(f"a process that measures did not answer within {limit:.0f} s")
-            piece = os.read(descriptor, 65_536)
-            if not piece:
-                raise WorkerFailed("a process that measures has ended")
-            self._rest += piece
-        line, _, self._rest = self._rest.partition(b"\n")
-        return line.decode(errors="replace")
-
-
 def run(comparison: Comparison, *, rounds: int, seconds: float) -> Outcome:
     """Measure one comparison: so many rounds of each side, of so many seconds each."""
-    figures: dict[str, list[float]] = {"good": [], "bad": []}
     try:
-        with contextlib.ExitStack() as stack:
-            sides = {
-                name: [
-                    stack.enter_context(contextlib.closing(WorkerProcess(one)))
-                    for one in side.workers
-                ]
-                for name, side in (("good", comparison.good), ("bad", comparison.bad))
-            }
-            for processes in sides.values():
-                for one in processes:
-                    one.wait_ready()
-            for number in range(rounds):
-                # Who goes first changes: a machine that warms up favours neither.
-                for name in ("good", "bad") if number % 2 == 0 else ("bad", "good"):
-                    figures[name].append(_turn(sides[name], seconds))
+        return asyncio.run(_run(comparison, rounds, seconds))
     except (WorkerFailed, OSError) as error:
         return NotShown(name=comparison.name, title=comparison.title, because=str(error))
+
+
+async def _run(comparison: Comparison, rounds: int, seconds: float) -> Measured:
+    figures: dict[str, list[float]] = {"good": [], "bad": []}
+    sides: dict[str, list[tuple[Worker, Process]]] = {"good": [], "bad": []}
+    try:
+        for name, side in (("good", comparison.good), ("bad", comparison.bad)):
+            for worker in side.workers:
+                sides[name].append((worker, await _started(worker)))
+        for _, process in (*sides["good"], *sides["bad"]):
+            line = await _line(process, READY_S)
+            if line != "ready":
+                raise WorkerFailed(line.removeprefix("!") or "a process that measures said nothing")
+        for number in range(rounds):
+            # Who goes first changes: a machine that warms up favours neither.
+            for name in ("good", "bad") if number % 2 == 0 else ("bad", "good"):
+                figures[name].append(await _turn(sides[name], seconds))
+    finally:
+        for _, process in (*sides["good"], *sides["bad"]):
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
     return Measured(comparison, tuple(figures["good"]), tuple(figures["bad"]))
 
 
-def _turn(processes: list[WorkerProcess], seconds: float) -> float:
-    for one in processes:
-        one.begin(seconds)
-    found = [(one.worker.loop, one.figure(seconds)) for one in processes]
-    return sum(figure for loop, figure in found if loop != "busy")
+async def _started(worker: Worker) -> Process:
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "nri_numa.measure.worker", msgspec.json.encode(worker)),
+        stdin=PIPE,
+        stdout=PIPE,
+        stderr=DEVNULL,
+        # A library that starts threads of its own would use other CPUs than it is given.
+        env={**os.environ, **dict.fromkeys(_ONE_THREAD, "1")},
+    )
+
+
+async def _line(process: Process, limit: float) -> str:
+    assert process.stdout is not None  # noqa: S101  # made with a pipe
+    try:
+        line = await asyncio.wait_for(process.stdout.readline(), limit)
+    except TimeoutError as error:
+        text = f"a process that measures did not answer within {limit:.0f} s"
+        raise WorkerFailed(text) from error
+    if not line:
+        raise WorkerFailed("a process that measures has ended")
+    return line.decode(errors="replace").rstrip("\n")
+
+
+async def _turn(side: list[tuple[Worker, Process]], seconds: float) -> float:
+    """Have all of a side run, and add up what they found."""
+    for _, process in side:
+        assert process.stdin is not None  # noqa: S101  # made with a pipe
+        process.stdin.write(f"{seconds}\n".encode())
+    total = 0.0
+    for worker, process in side:
+        line = await _line(process, seconds + _SLACK_S)
+        try:
+            total += float(line) if worker.loop != "busy" else 0.0
+        except ValueError as error:
+            raise WorkerFailed("a process that measures gave no figure") from error
+    return total
 
 
 def l3_bytes(root: str = "/") -> int:

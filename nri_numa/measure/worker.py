@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import json
 import os
 import platform
 import random
@@ -18,8 +17,10 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
+import msgspec
+
 from nri_numa.machine.usage import local_bytes, mapped_by_numa_node
-from nri_numa.measure.plan import RING
+from nri_numa.measure.plan import RING, Worker
 
 _MPOL_BIND: Final = 2  # set_mempolicy(2)
 _SET_MEMPOLICY: Final = {
@@ -187,14 +188,14 @@ def _timed(once: Callable[[], object], each: float) -> Callable[[float], float]:
 
 def main(argument: str) -> int:
     """Make ready, and run whenever a line comes."""
-    given = json.loads(argument)
-    numa_node, size = given["numa_node"], given["size"]
+    given = msgspec.json.decode(argument, type=Worker)
+    numa_node, size = given.numa_node, given.size
     gc.disable()  # millions of objects that all stay
     try:
-        os.sched_setaffinity(0, {given["cpu"]})
+        os.sched_setaffinity(0, {given.cpu})
         if numa_node is not None:
             bind_memory(numa_node)
-        run = LOOPS[given["loop"]](size)
+        run = LOOPS[given.loop](size)
         if numa_node is not None:
             check_place(numa_node, min(size, RING) // 2)
         run(0.0)

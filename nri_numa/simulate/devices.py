@@ -17,8 +17,8 @@ would place pods beside devices that are elsewhere.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Final, NamedTuple
 
 import yaml
@@ -29,7 +29,7 @@ from nri_numa.model.cpuset import ListFormatError, NUMASet
 from nri_numa.model.machine import Topology, numa_text
 from nri_numa.model.workload import MOST_DEVICES as MOST_OF_ONE_POD
 from nri_numa.model.workload import Device, DeviceRequest
-from nri_numa.simulate.manifests import ManifestError, Place, parse_all
+from nri_numa.simulate.manifests import ManifestError, Place, parse_all, text_of
 from nri_numa.simulate.pods import PodManifest, Role
 
 Inventory = Mapping[str, tuple[Device, ...]]
@@ -62,34 +62,39 @@ def read_inventory(
     """
     problems: list[str] = []
     try:
-        with Path(path).open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        raise _mistake(path, f"cannot be read: {getattr(error, 'strerror', error)}") from error
-    if len(data) > MAX_BYTES:
-        raise _mistake(path, f"is larger than {MAX_BYTES >> 20} MiB, expected an inventory")
-    try:
-        documents = [one for one in parse_all(data.decode("utf-8-sig")) if one is not None]
-    except UnicodeDecodeError as error:
-        raise _mistake(path, f"is not UTF-8: byte {error.start}") from error
+        documents = [one for one in parse_all(text_of(path, MAX_BYTES)) if one is not None]
+    except OSError as error:
+        raise _mistake(path, f"cannot be read: {error.strerror or error}") from error
     except yaml.YAMLError as error:
         raise _mistake(path, safe_yaml.problem_of(error)) from error
     if len(documents) != 1:
-        found = f"has {len(documents)} documents" if documents else "is empty"
-        raise _mistake(path, f"{found}, expected one mapping of resources to lists of devices")
+        has = f"has {len(documents)} documents" if documents else "is empty"
+        raise _mistake(path, f"{has}, expected one mapping of resources to lists of devices")
     top = Place(path, "", documents[0], problems)
     if isinstance(top.value, Mapping) and "kind" in top.value:
         raise _mistake(
             path, "has a kind, as manifests have, expected a mapping of resources to devices"
         )
-    reader = _Reader(topology, pci)
-    inventory = {
-        name: reader.devices(name, place)
-        for name, place in top.mapping(required=True).items()
-        if _is_resource(top, name, counted)
-    }
-    if reader.count > MOST_DEVICES:
-        top.complain(f"has {reader.count} devices, expected at most {MOST_DEVICES}")
+    there, by_address = NUMASet(topology.numa_nodes), {one.address: one for one in pci}
+    inventory: dict[str, tuple[Device, ...]] = {}
+    for name, place in top.mapping(required=True).items():
+        if name == counted:
+            top.complain(
+                f"has {name!r}, which counts exclusive CPUs, expected resources of devices"
+            )
+        elif not _RESOURCE.fullmatch(name):
+            top.complain(f"has {name[:80]!r}, expected names of resources such as nvidia.com/gpu")
+        else:
+            found: dict[str, Device] = {}
+            for entry in place.items("one device", required=True):
+                for device in _devices(entry, there, by_address):
+                    if device.id in found:
+                        entry.complain(f"lists {device.id} again, expected each {name} once")
+                    found[device.id] = device
+            inventory[name] = tuple(found.values())
+    count = sum(map(len, inventory.values()))
+    if count > MOST_DEVICES:
+        top.complain(f"has {count} devices, expected at most {MOST_DEVICES}")
     if problems:
         raise ManifestError(tuple(problems))
     return inventory
@@ -99,117 +104,82 @@ def _mistake(path: str, what: str) -> ManifestError:
     return ManifestError((f"{path}: {what}",))
 
 
-def _is_resource(top: Place, name: str, counted: str) -> bool:
-    if name == counted and name:
-        top.complain(f"has {name!r}, which counts exclusive CPUs, expected resources of devices")
-    elif not _RESOURCE.fullmatch(name):
-        top.complain(f"has {name[:80]!r}, expected names of resources such as nvidia.com/gpu")
-    else:
-        return True
-    return False
-
-
-class _Reader:
-    """Turns entries into devices of one machine, and counts them."""
-
-    def __init__(self, topology: Topology, pci: Sequence[PCIDevice]) -> None:
-        self._there = NUMASet(topology.numa_nodes)
-        self._pci = {one.address: one for one in pci}
-        self.count = 0
-
-    def devices(self, resource: str, place: Place) -> tuple[Device, ...]:
-        """The devices of one resource; without those that were complained about."""
-        found: dict[str, Device] = {}
-        for entry in place.items("one device", required=True):
-            for device in self._entry(entry):
-                if device.id in found:
-                    entry.complain(f"lists {device.id} again, expected each {resource} once")
-                found[device.id] = device
-                self.count += 1
-        return tuple(found.values())
-
-    def _entry(self, place: Place) -> Iterator[Device]:
-        if isinstance(place.value, str):
-            address = place.value.lower()
-            if not PCI_ADDRESS.fullmatch(address):
-                place.expected(_FORMS)
-            elif address not in self._pci:
-                place.expected("a graphics card, network card, disk or accelerator of this machine")
-            else:
-                yield from self._of_pci(place, self._pci[address])
-            return
-        if not isinstance(place.value, Mapping):
+def _devices(place: Place, there: NUMASet, pci: Mapping[str, PCIDevice]) -> Iterator[Device]:
+    """The devices of one entry; none after a complaint."""
+    value = place.value
+    if isinstance(value, str):
+        address = value.lower()
+        if not PCI_ADDRESS.fullmatch(address):
             place.expected(_FORMS)
-            return
-        keys = set(place.value)
-        if keys == {"pci"}:
-            yield from self._chosen(place["pci"])
-        elif keys == {"id", "numaNodes"}:
-            yield from self._named(place)
-        elif keys == {"id"}:
-            place.complain(
-                "says nothing of where it is, expected numaNodes: 0 or the like, or none"
-            )
+        elif address not in pci:
+            place.expected("a graphics card, network card, disk or accelerator of this machine")
         else:
-            strange = ", ".join(str(key)[:40] for key in place.value) or "no keys"
-            place.complain(f"has {strange}; expected {_FORMS}")
-
-    def _chosen(self, place: Place) -> Iterator[Device]:
-        number = place.value
-        if isinstance(number, int) and not isinstance(number, bool):
-            number = f"{number:04d}"  # YAML takes 8086 for a number
-        if not isinstance(number, str) or not _PCI_IDS.fullmatch(number.lower()):
-            place.expected("a PCI vendor, or vendor and device, such as 10de or 8086:154c")
+            yield from _of_pci(place, pci[address], there)
+    elif not isinstance(value, Mapping):
+        place.expected(_FORMS)
+    elif set(value) == {"pci"}:
+        number = _word(value["pci"], "04d").lower()  # YAML takes 8086 for a number
+        vendor, _, device = number.partition(":")
+        if not _PCI_IDS.fullmatch(number):
+            place["pci"].expected("a PCI vendor, or vendor and device, such as 10de or 8086:154c")
             return
-        vendor, _, device = number.lower().partition(":")
-        chosen = [
-            one for one in self._pci.values() if one.vendor == vendor and device in ("", one.device)
-        ]
+        chosen = [o for o in pci.values() if o.vendor == vendor and device in ("", o.device)]
         if not chosen:
-            place.expected("ids of PCI devices that this machine has")
+            place["pci"].expected("ids of PCI devices that this machine has")
         for one in chosen:
-            yield from self._of_pci(place, one)
-
-    def _of_pci(self, place: Place, one: PCIDevice) -> Iterator[Device]:
-        if one.numa_node is None:
-            place.complain(
-                f"is {one.address}, of which this machine tells no NUMA node, expected "
-                f"{{id: {one.address}, numaNodes: 0}} or the like"
-            )
-        elif one.numa_node not in self._there:
-            place.complain(
-                f"is {one.address} on NUMA node {one.numa_node}, expected one that is online: "
-                f"{numa_text(self._there)}"
-            )
-        else:
-            yield Device(id=one.address, numa_nodes=frozenset((one.numa_node,)))
-
-    def _named(self, place: Place) -> Iterator[Device]:
-        id = place["id"].value
-        if isinstance(id, int) and not isinstance(id, bool):
-            id = str(id)  # ids of many plugins are numbers
-        if not isinstance(id, str) or not _ID.fullmatch(id):
+            yield from _of_pci(place["pci"], one, there)
+    elif set(value) == {"id", "numaNodes"}:
+        id = _word(value["id"])  # ids of many plugins are numbers
+        if not _ID.fullmatch(id):
             place["id"].expected("a name without white space, at most 256 characters")
-            return
-        at = place["numaNodes"]
-        text = str(at.value) if at.value is not None else ""
-        if text == NONE:
-            yield Device(id=id)
-            return
-        if text == "-1":
-            at.complain("is -1, by which a kernel says that it knows none, expected the word none")
-            return
-        try:
-            if isinstance(at.value, bool) or not text:
-                raise ListFormatError("")
-            nodes = NUMASet.parse(text)
-        except ListFormatError:
-            at.expected("NUMA nodes such as 0 or 0-1, or none")
-            return
-        if not nodes <= self._there:
-            at.expected(f"NUMA nodes that are online: {numa_text(self._there)}")
-            return
-        yield Device(id=id, numa_nodes=frozenset(nodes))
+        elif (nodes := _numa_nodes(place["numaNodes"], there)) is not None:
+            yield Device(id=id, numa_nodes=frozenset(nodes))
+    elif set(value) == {"id"}:
+        place.complain("says nothing of where it is, expected numaNodes: 0 or the like, or none")
+    else:
+        strange = ", ".join(str(key)[:40] for key in value) or "no keys"
+        place.complain(f"has {strange}; expected {_FORMS}")
+
+
+def _word(value: object, form: str = "") -> str:
+    """A word, or a whole number written as one; empty for anything else."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return format(value, form)
+    return value if isinstance(value, str) else ""
+
+
+def _of_pci(place: Place, one: PCIDevice, there: NUMASet) -> Iterator[Device]:
+    if one.numa_node is None:
+        place.complain(
+            f"is {one.address}, of which this machine tells no NUMA node, expected "
+            f"{{id: {one.address}, numaNodes: 0}} or the like"
+        )
+    elif one.numa_node not in there:
+        place.complain(
+            f"is {one.address} on NUMA node {one.numa_node}, expected one that is online: "
+            f"{numa_text(there)}"
+        )
+    else:
+        yield Device(id=one.address, numa_nodes=frozenset((one.numa_node,)))
+
+
+def _numa_nodes(at: Place, there: NUMASet) -> NUMASet | None:
+    text = _word(at.value)
+    if text == NONE:
+        return NUMASet()
+    try:
+        nodes = NUMASet.parse(text)
+    except ListFormatError:
+        nodes = None
+    if text == "-1":
+        at.complain("is -1, by which a kernel says that it knows none, expected the word none")
+    elif not nodes:
+        at.expected("NUMA nodes such as 0 or 0-1, or none")
+    elif not nodes <= there:
+        at.expected(f"NUMA nodes that are online: {numa_text(there)}")
+    else:
+        return nodes
+    return None
 
 
 # --- Who has which ------------------------------------------------------------------------------
@@ -248,12 +218,12 @@ class KubeletDevices:
         What an init container had is taken first for those after it, as it has ended by then.
         """
         free = self._free()
-        ended: dict[str, list[Device]] = {}
+        ended: dict[str, list[Device]] = {resource: [] for resource in free}
         given: dict[str, Given] = {}
         for container in pod.containers:
             own: dict[str, tuple[Device, ...]] = {}
             for resource, count in sorted(container.devices.items()):
-                pool = [*ended.get(resource, ()), *free[resource]]
+                pool = [*ended[resource], *free[resource]]
                 if len(pool) < count:
                     return TooFew(
                         container.name,
@@ -261,12 +231,9 @@ class KubeletDevices:
                         f"the inventory's {len(self._inventory[resource])} are free",
                     )
                 own[resource] = first = tuple(pool[:count])
-                had = ended.get(resource, [])
                 free[resource] = [one for one in free[resource] if one not in first]
-                if container.role is Role.INIT:
-                    ended[resource] = [*had, *(one for one in first if one not in had)]
-                else:
-                    ended[resource] = [one for one in had if one not in first]
+                left = [one for one in ended[resource] if one not in first]
+                ended[resource] = [*first, *left] if container.role is Role.INIT else left
             if own:
                 given[container.name] = own
         if given:
@@ -301,16 +268,13 @@ class KubeletDevices:
         for resource, devices in sorted(by_resource.items()):
             placed: list[Device] = []
             for one in devices.values():
-                usable = frozenset(i for i in one.numa_nodes if i in self._places)
-                if usable:
+                if usable := one.numa_nodes.intersection(self._places):
                     placed.append(Device(id=one.id, numa_nodes=usable))
-                elif one.numa_nodes:
-                    where = numa_text(NUMASet(sorted(one.numa_nodes)))
-                    notes.append(
-                        f"its {resource} {one.id} is on {where}, where no CPUs are: no hint"
-                    )
-                else:
-                    notes.append(f"its {resource} {one.id} tells no NUMA node: no hint")
+                    continue
+                why = "tells no NUMA node"
+                if one.numa_nodes:
+                    why = f"is on {numa_text(NUMASet(one.numa_nodes))}, where no CPUs are"
+                notes.append(f"its {resource} {one.id} {why}: no hint")
             if placed:
                 requests.append(
                     DeviceRequest(resource=resource, count=len(placed), devices=tuple(placed))
@@ -319,12 +283,8 @@ class KubeletDevices:
 
     def free_by_node(self) -> dict[int, int]:
         """By NUMA node, how many devices of all kinds are free."""
-        found: dict[int, int] = {}
-        for devices in self._free().values():
-            for one in devices:
-                for i in one.numa_nodes:
-                    found[i] = found.get(i, 0) + 1
-        return found
+        free = [one for devices in self._free().values() for one in devices]
+        return Counter(i for one in free for i in one.numa_nodes)
 
     def _free(self) -> dict[str, list[Device]]:
         used = {

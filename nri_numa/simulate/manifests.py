@@ -17,6 +17,7 @@ import re
 import sys
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,7 +28,6 @@ from msgspec.structs import replace
 from nri_numa import safe_yaml
 from nri_numa.errors import AgentError
 from nri_numa.simulate.pods import (
-    NO_AMOUNTS,
     Amounts,
     ContainerManifest,
     PodManifest,
@@ -92,6 +92,24 @@ def parse_all(text: str) -> Iterator[object]:
         yield document
 
 
+def text_of(path: str | Path, most: int) -> str:
+    """The text of a file, or of standard input for ``-``, of at most so many bytes.
+
+    Raises:
+        OSError: it cannot be read.
+        ManifestError: it is too large, or no text; the one problem names the file.
+    """
+    name = "standard input" if str(path) == "-" else str(path)
+    with nullcontext(sys.stdin.buffer) if str(path) == "-" else open(path, "rb") as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise ManifestError((f"{name}: is larger than {most >> 20} MiB",))
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ManifestError((f"{name}: is not UTF-8: byte {error.start}",)) from error
+
+
 def shown(value: object) -> str:
     """A value as a message shows it: short, and on one line."""
     if value is None:
@@ -107,13 +125,10 @@ def shown(value: object) -> str:
 
 
 class Place(msgspec.Struct, frozen=True):
-    """A place in a document.
+    """A place in a document: what stands there, or None, and where complaints are gathered.
 
-    Attributes:
-        where: file and document.
-        path: from the document's top, such as ``spec.containers[0].name``.
-        value: what stands there; None when nothing does.
-        problems: where complaints are gathered, in the order of the documents.
+    It is named by file and document, and by the path from the document's top, such as
+    ``spec.containers[0].name``.
     """
 
     where: str
@@ -232,17 +247,15 @@ def read_files(
     """
     reading = _Reading(counted, devices)
     for path in paths:
-        if str(path) == "-":
-            reading.add_bytes("standard input", sys.stdin.buffer.read(MAX_BYTES + 1))
-            continue
         for file in _files(Path(path), reading.problems):
             try:
-                with file.open("rb") as opened:
-                    data = opened.read(MAX_BYTES + 1)
+                text = text_of(file, MAX_BYTES)
             except OSError as error:
                 reading.problems.append(f"{file}: cannot be read: {error.strerror or error}")
-                continue
-            reading.add_bytes(str(file), data)
+            except ManifestError as error:
+                reading.problems += error.problems
+            else:
+                reading.add("standard input" if str(file) == "-" else str(file), text)
     return reading.done()
 
 
@@ -265,7 +278,7 @@ def read_pod(document: object, source: str = "pod", counted: str = "") -> PodMan
     meta.mapping(required=True)
     name = meta["name"].text() or meta["generateName"].text()
     namespace = meta["namespace"].text("default")
-    template = _Template(_Reading(counted), source).pod(place, namespace)
+    template = _Reading(counted).pod(place, namespace)
     uid = meta["uid"].text() or _uid(f"Pod/{namespace}/{name}/{name}")
     if place.problems:
         raise ManifestError(tuple(place.problems))
@@ -286,7 +299,7 @@ def _files(path: Path, problems: list[str]) -> list[Path]:
 
 
 class _Reading:
-    """Gathers workloads, notes and mistakes over all files."""
+    """Makes workloads of documents, and gathers them, notes and mistakes over all files."""
 
     def __init__(self, counted: str, devices: Collection[str] | None = None) -> None:
         self.counted, self.devices = counted, devices
@@ -294,29 +307,19 @@ class _Reading:
         self.notes: list[str] = []
         self.problems: list[str] = []
 
-    def add_bytes(self, source: str, data: bytes) -> None:
-        """Read one file."""
-        if len(data) > MAX_BYTES:
-            self.problems.append(f"{source}: is larger than 8 MiB, expected manifests")
-            return
-        try:
-            self.add(source, data.decode("utf-8-sig"))
-        except UnicodeDecodeError as error:
-            self.problems.append(f"{source}: is not UTF-8: byte {error.start}")
-
     def add(self, source: str, text: str) -> None:
         """Read the text of one file."""
-        count = 0
+        empty = True
         try:
             for number, document in enumerate(parse_all(text), 1):
-                if document is None:
-                    continue
-                count += 1
-                self._document(Place(f"{source}, document {number}", "", document, self.problems))
+                if document is not None:
+                    empty = False
+                    place = Place(f"{source}, document {number}", "", document, self.problems)
+                    self._document(place)
         except yaml.YAMLError as error:
             self.problems.append(f"{source}: {safe_yaml.problem_of(error)}")
         else:
-            if not count:
+            if empty:
                 self.problems.append(f"{source}: is empty, expected at least one manifest")
 
     def done(self) -> Manifests:
@@ -351,33 +354,202 @@ class _Reading:
                 self._document(Place(f"{place.where}, {item.path}", "", item.value, self.problems))
             return
         before = len(self.problems)
-        workload = _workload(place, kind, self)
+        workload = self._workload(place, kind)
         if len(self.problems) == before:
             self.workloads.append(workload)
 
+    def _workload(self, place: Place, kind: str) -> Workload:
+        meta = place["metadata"]
+        meta.mapping(required=True)
+        namespace = _named(meta["namespace"], "default", _LABEL)
+        generated = meta["name"].value is None and meta["generateName"].value is not None
+        name_at = meta["generateName"] if generated else meta["name"]
+        name = name_at.text().rstrip("-") if generated else _named(name_at, "", _SUBDOMAIN)
+        if not generated and name_at.value is None:
+            name_at.expected("a name")
+        where = f"{place.where} ({kind} {name})" if name else place.where
+        place = Place(where, "", place.value, place.problems)
+        spec = place["spec"]["jobTemplate"]["spec"] if kind == "CronJob" else place["spec"]
+        template = place if kind == "Pod" else spec["template"]
+        if kind != "Pod":
+            template.mapping(required=True)
+        made = self.pod(template, namespace)
+        names = list(_pod_names(place, spec, kind, name, generated=generated))
+        pods = tuple(
+            replace(made, name=each, uid=_uid(f"{kind}/{namespace}/{name}/{each}"))
+            for each in names
+        )
+        return Workload(source=where, kind=kind, namespace=namespace, name=name, pods=pods)
 
-def _workload(place: Place, kind: str, reading: _Reading) -> Workload:
-    meta = place["metadata"]
-    meta.mapping(required=True)
-    namespace = _named(meta["namespace"], "default", _LABEL)
-    generated = meta["name"].value is None and meta["generateName"].value is not None
-    name_at = meta["generateName"] if generated else meta["name"]
-    name = name_at.text().rstrip("-") if generated else _named(name_at, "", _SUBDOMAIN)
-    if not generated and name_at.value is None:
-        name_at.expected("a name")
-    where = f"{place.where} ({kind} {name})" if name else place.where
-    place = Place(where, "", place.value, place.problems)
-    spec = place["spec"]["jobTemplate"]["spec"] if kind == "CronJob" else place["spec"]
-    template = place
-    if kind != "Pod":
-        template = spec["template"]
-        template.mapping(required=True)
-    made = _Template(reading, where).pod(template, namespace)
-    names = list(_pod_names(place, spec, kind, name, generated=generated))
-    pods = tuple(
-        replace(made, name=each, uid=_uid(f"{kind}/{namespace}/{name}/{each}")) for each in names
-    )
-    return Workload(source=where, kind=kind, namespace=namespace, name=name, pods=pods)
+    def pod(self, place: Place, namespace: str) -> PodManifest:
+        """A pod that still wants a name and a uid."""
+        meta, spec = place["metadata"], place["spec"]
+        spec.mapping(required=True)
+        labels, annotations = _texts(meta["labels"]), _texts(meta["annotations"])
+        requests = limits = None
+        if spec["resources"].value is not None:
+            requests, limits = self._resources(spec["resources"], _POD)
+        containers = self._containers(spec)
+        if spec["overhead"].value is not None:
+            self.notes.append(f"{place.where}: the pod's overhead is not placed: passed over")
+        return PodManifest(
+            source=place.where,
+            namespace=namespace,
+            name="",
+            uid="",
+            qos=qos_of(containers, requests, limits),
+            labels=labels,
+            annotations=annotations,
+            containers=containers,
+            pod_requests=requests,
+            pod_limits=limits,
+            critical=spec["priorityClassName"].text() == _CRITICAL,
+            runtime_handler=spec["runtimeClassName"].text(),
+        )
+
+    def _containers(self, spec: Place) -> tuple[ContainerManifest, ...]:
+        claims = {item["name"].text() for item in spec["resourceClaims"].items("one claim")}
+        roles: list[tuple[Place, Role]] = []
+        for item in spec["initContainers"].items("one container"):
+            policy = item["restartPolicy"].text()
+            if policy not in ("", "Always", "Never", "OnFailure"):
+                item["restartPolicy"].expected("Always (a sidecar), or nothing")
+            roles.append((item, Role.SIDECAR if policy == "Always" else Role.INIT))
+        apps = spec["containers"].items("one container", required=True)
+        names: set[str] = set()
+        return tuple(
+            self._container(item, role, names, claims)
+            for item, role in [*roles, *((item, Role.APP) for item in apps)]
+        )
+
+    def _container(
+        self, place: Place, role: Role, names: set[str], pod_claims: Collection[str]
+    ) -> ContainerManifest:
+        place.mapping(required=True)
+        at = place["name"]
+        name = at.text()
+        if not name or not _LABEL.fullmatch(name):
+            at.expected("lower case letters, digits and dashes, at most 63")
+        elif name in names:
+            at.expected("a name that no other container of the pod has")
+        names.add(name)
+        requests, limits = self._resources(place["resources"], f"container {name}")
+        counts = {
+            resource: self._count(place["resources"], resource, unit)
+            for resource, unit in self._countable(place["resources"])
+        }
+        return ContainerManifest(
+            name=name,
+            role=role,
+            requests=requests,
+            limits=limits,
+            slots=counts.pop(self.counted, 0),
+            devices={resource: count for resource, count in counts.items() if count},
+            claims=self._claims(place["resources"]["claims"], name, pod_claims),
+        )
+
+    def _claims(self, place: Place, container: str, pod_claims: Collection[str]) -> tuple[str, ...]:
+        """The pod's claims that a container uses; what they allocate stands in other objects."""
+        names = []
+        for item in place.items("one claim"):
+            name = item["name"].text()
+            if name not in pod_claims or not _LABEL.fullmatch(name):
+                item["name"].expected("one of the pod's resourceClaims")
+            elif name not in names:  # each request of a claim is named by itself
+                names.append(name)
+        if names:
+            kind = "ResourceClaim" if len(names) == 1 else "ResourceClaims"
+            self.notes.append(
+                f"{place.where}: what container {container} gets of {kind} {', '.join(names)} is "
+                "allocated by the scheduler: it is placed as if it had none"
+            )
+        return tuple(names)
+
+    def _countable(self, place: Place) -> Iterator[tuple[str, str]]:
+        """Extended resources that count for a place, and what they count."""
+        if self.counted:
+            yield self.counted, "CPUs"
+        named = {**place["requests"].mapping(), **place["limits"].mapping()}
+        yield from ((name, "devices") for name in sorted(named) if name in (self.devices or ()))
+
+    def _count(self, place: Place, resource: str, unit: str) -> int:
+        """How many of an extended resource, which is asked for as a limit."""
+        at, request = place["limits"][resource], place["requests"][resource]
+        try:
+            found = [quantity(one.value) for one in (at, request) if one.value is not None]
+        except BadQuantity:
+            return 0  # it is said already
+        if not found:
+            return 0
+        if at.value is None or len(set(found)) > 1:
+            request.expected("the same as a limit: an extended resource cannot be overcommitted")
+        elif found[0] < 0 or found[0] != int(found[0]):
+            at.expected(f"a whole number of {unit}")
+        return int(found[0])
+
+    def _resources(self, place: Place, whose: str) -> tuple[Amounts, Amounts]:
+        place.mapping()
+        limits = self._amounts(place["limits"], whose)
+        given = self._amounts(place["requests"], whose)
+        for label, request, limit in (
+            ("cpu", given.cpu_milli, limits.cpu_milli),
+            ("memory", given.memory, limits.memory),
+        ):
+            if request is not None and limit is not None and request > limit:
+                at = place["requests"][label]
+                at.expected(f"at most the limit, {shown(place['limits'][label].value)}")
+        if not given.hugepages.items() <= limits.hugepages.items():
+            place["requests"].complain("has huge pages that differ from the limits")
+        if (given.hugepages or limits.hugepages) and not any(
+            a.cpu_milli or a.memory for a in (given, limits)
+        ):
+            place.complain("has huge pages alone, expected cpu or memory beside them")
+        requests = given.over(limits)
+        return replace(requests, hugepages={**limits.hugepages, **given.hugepages}), limits
+
+    def _amounts(self, place: Place, whose: str) -> Amounts:
+        cpu: int | None = None
+        memory: int | None = None
+        hugepages: dict[int, int] = {}
+        for name, at in place.mapping().items():
+            if at.value is None:
+                continue
+            try:
+                if name == "cpu":
+                    cpu = milli_cpus(at.value)
+                elif name == "memory":
+                    memory = whole_bytes(at.value)
+                elif name.startswith(HUGEPAGES):
+                    size, amount = page_size(name), whole_bytes(at.value)
+                    if amount % size:
+                        raise BadQuantity(f"whole pages of {size} bytes")
+                    hugepages[size] = amount
+                else:
+                    quantity(at.value)
+                    self._other(name, at, whose)
+            except BadQuantity as error:
+                at.expected(str(error))
+        return Amounts(cpu_milli=cpu, memory=memory, hugepages=hugepages)
+
+    def _other(self, name: str, place: Place, whose: str) -> None:
+        if name in _KNOWN or (name == self.counted and name):
+            return
+        if "/" not in name:
+            near = difflib.get_close_matches(name, [*_KNOWN, "hugepages-2Mi", "hugepages-1Gi"], n=1)
+            hint = f", did you mean {near[0]}?" if near else ""
+            place.complain(f"is no resource, expected cpu, memory or hugepages-<size>{hint}")
+            return
+        if self.devices is not None:
+            if name not in self.devices:
+                near = difflib.get_close_matches(name, self.devices, n=1)
+                hint = f" (did you mean {near[0]}?)" if near else ""
+                place.complain(f"is not in the inventory of devices, expected it there{hint}")
+            elif whose == _POD:
+                place.complain("is asked for by the pod as a whole, expected in a container")
+            return
+        note = f"{place.where}: {whose} is placed without {name}, whose NUMA nodes nobody tells"
+        if note not in self.notes:
+            self.notes.append(note)
 
 
 def _named(place: Place, default: str, pattern: re.Pattern[str]) -> str:
@@ -432,201 +604,6 @@ def _ending(text: str, length: int) -> str:
 
 def _uid(path: str) -> str:
     return str(uuid.uuid5(_NAMESPACE, path))
-
-
-class _Template:
-    """The part that all pods of a workload share, checked once."""
-
-    def __init__(self, reading: _Reading, where: str) -> None:
-        self._counted, self._devices = reading.counted, reading.devices
-        self._where, self._notes = where, reading.notes
-        self._pod_claims: set[str] = set()
-
-    def pod(self, place: Place, namespace: str) -> PodManifest:
-        """A pod that still wants a name and a uid."""
-        meta, spec = place["metadata"], place["spec"]
-        spec.mapping(required=True)
-        labels, annotations = _texts(meta["labels"]), _texts(meta["annotations"])
-        requests, limits = self._pod_level(spec["resources"])
-        self._pod_claims = {
-            item["name"].text() for item in spec["resourceClaims"].items("one claim")
-        }
-        containers = self._all_containers(spec)
-        handler = spec["runtimeClassName"].text()
-        critical = spec["priorityClassName"].text() == _CRITICAL
-        if spec["overhead"].value is not None:
-            self._notes.append(f"{self._where}: the pod's overhead is not placed: passed over")
-        return PodManifest(
-            source=self._where,
-            namespace=namespace,
-            name="",
-            uid="",
-            qos=qos_of(containers, requests, limits),
-            labels=labels,
-            annotations=annotations,
-            containers=containers,
-            pod_requests=requests,
-            pod_limits=limits,
-            critical=critical,
-            runtime_handler=handler,
-        )
-
-    def _pod_level(self, place: Place) -> tuple[Amounts | None, Amounts | None]:
-        if place.value is None:
-            return None, None
-        requests, limits = self._resources(place, _POD)
-        return requests, limits
-
-    def _all_containers(self, spec: Place) -> tuple[ContainerManifest, ...]:
-        found: list[ContainerManifest] = []
-        names: set[str] = set()
-        for item in spec["initContainers"].items("one container"):
-            policy = item["restartPolicy"].text()
-            if policy not in ("", "Always", "Never", "OnFailure"):
-                item["restartPolicy"].expected("Always (a sidecar), or nothing")
-            role = Role.SIDECAR if policy == "Always" else Role.INIT
-            found.append(self._container(item, role, names))
-        found += [
-            self._container(item, Role.APP, names)
-            for item in spec["containers"].items("one container", required=True)
-        ]
-        return tuple(found)
-
-    def _container(self, place: Place, role: Role, names: set[str]) -> ContainerManifest:
-        place.mapping(required=True)
-        at = place["name"]
-        name = at.text()
-        if not name or not _LABEL.fullmatch(name):
-            at.expected("lower case letters, digits and dashes, at most 63")
-        elif name in names:
-            at.expected("a name that no other container of the pod has")
-        names.add(name)
-        requests, limits = self._resources(place["resources"], f"container {name}")
-        counts = {
-            resource: self._count(place["resources"], resource, unit)
-            for resource, unit in self._countable(place["resources"])
-        }
-        claims = self._claims(place["resources"]["claims"], name)
-        return ContainerManifest(
-            name=name,
-            role=role,
-            requests=requests,
-            limits=limits,
-            slots=counts.pop(self._counted, 0),
-            devices={resource: count for resource, count in counts.items() if count},
-            claims=claims,
-        )
-
-    def _claims(self, place: Place, container: str) -> tuple[str, ...]:
-        """The pod's claims that a container uses; what they allocate stands in other objects."""
-        names = []
-        for item in place.items("one claim"):
-            name = item["name"].text()
-            if name not in self._pod_claims or not _LABEL.fullmatch(name):
-                item["name"].expected("one of the pod's resourceClaims")
-            elif name not in names:  # each request of a claim is named by itself
-                names.append(name)
-        if names:
-            kind = "ResourceClaim" if len(names) == 1 else "ResourceClaims"
-            self._notes.append(
-                f"{self._where}: what container {container} gets of {kind} {', '.join(names)} is "
-                "allocated by the scheduler: it is placed as if it had none"
-            )
-        return tuple(names)
-
-    def _countable(self, place: Place) -> Iterator[tuple[str, str]]:
-        """Extended resources that count for a place, and what they count."""
-        if self._counted:
-            yield self._counted, "CPUs"
-        named = {**place["requests"].mapping(), **place["limits"].mapping()}
-        yield from ((name, "devices") for name in sorted(named) if name in (self._devices or ()))
-
-    def _count(self, place: Place, resource: str, unit: str) -> int:
-        """How many of an extended resource, which is asked for as a limit."""
-        at, request = place["limits"][resource], place["requests"][resource]
-        try:
-            found = [quantity(one.value) for one in (at, request) if one.value is not None]
-        except BadQuantity:
-            return 0  # it is said already
-        if not found:
-            return 0
-        if at.value is None or len(set(found)) > 1:
-            request.expected("the same as a limit: an extended resource cannot be overcommitted")
-        elif found[0] < 0 or found[0] != int(found[0]):
-            at.expected(f"a whole number of {unit}")
-        return int(found[0])
-
-    def _resources(self, place: Place, whose: str) -> tuple[Amounts, Amounts]:
-        place.mapping()
-        limits = self._amounts(place["limits"], whose)
-        given = self._amounts(place["requests"], whose)
-        for label, request, limit in (
-            ("cpu", given.cpu_milli, limits.cpu_milli),
-            ("memory", given.memory, limits.memory),
-        ):
-            if request is not None and limit is not None and request > limit:
-                at = place["requests"][label]
-                at.expected(f"at most the limit, {shown(place['limits'][label].value)}")
-        for size in sorted(given.hugepages.keys() | limits.hugepages.keys()):
-            request = given.hugepages.get(size, limits.hugepages.get(size))
-            if request != limits.hugepages.get(size):
-                place["requests"].complain("has huge pages that differ from the limits")
-        if (given.hugepages or limits.hugepages) and not any(
-            a.cpu_milli or a.memory for a in (given, limits)
-        ):
-            place.complain("has huge pages alone, expected cpu or memory beside them")
-        requests = Amounts(
-            cpu_milli=limits.cpu_milli if given.cpu_milli is None else given.cpu_milli,
-            memory=limits.memory if given.memory is None else given.memory,
-            hugepages={**limits.hugepages, **given.hugepages},
-        )
-        return requests, limits
-
-    def _amounts(self, place: Place, whose: str) -> Amounts:
-        cpu: int | None = None
-        memory: int | None = None
-        hugepages: dict[int, int] = {}
-        for name, at in place.mapping().items():
-            if at.value is None:
-                continue
-            try:
-                if name == "cpu":
-                    cpu = milli_cpus(at.value)
-                elif name == "memory":
-                    memory = whole_bytes(at.value)
-                elif name.startswith(HUGEPAGES):
-                    size, amount = page_size(name), whole_bytes(at.value)
-                    if amount % size:
-                        raise BadQuantity(f"whole pages of {size} bytes")
-                    hugepages[size] = amount
-                else:
-                    quantity(at.value)
-                    self._other(name, at, whose)
-            except BadQuantity as error:
-                at.expected(str(error))
-        if cpu is None and memory is None and not hugepages:
-            return NO_AMOUNTS
-        return Amounts(cpu_milli=cpu, memory=memory, hugepages=hugepages)
-
-    def _other(self, name: str, place: Place, whose: str) -> None:
-        if name in _KNOWN or (name == self._counted and name):
-            return
-        if "/" not in name:
-            near = difflib.get_close_matches(name, [*_KNOWN, "hugepages-2Mi", "hugepages-1Gi"], n=1)
-            hint = f", did you mean {near[0]}?" if near else ""
-            place.complain(f"is no resource, expected cpu, memory or hugepages-<size>{hint}")
-            return
-        if self._devices is not None:
-            if name not in self._devices:
-                near = difflib.get_close_matches(name, self._devices, n=1)
-                hint = f" (did you mean {near[0]}?)" if near else ""
-                place.complain(f"is not in the inventory of devices, expected it there{hint}")
-            elif whose == _POD:
-                place.complain("is asked for by the pod as a whole, expected in a container")
-            return
-        note = f"{self._where}: {whose} is placed without {name}, whose NUMA nodes nobody tells"
-        if note not in self._notes:
-            self._notes.append(note)
 
 
 def _texts(place: Place) -> dict[str, str]:

@@ -48,6 +48,13 @@ class Amounts(msgspec.Struct, frozen=True, kw_only=True):
     memory: int | None = None
     hugepages: Mapping[int, int] = msgspec.field(default_factory=dict)
 
+    def over(self, weak: Amounts) -> Amounts:
+        """CPU and memory as given here, or else there."""
+        return Amounts(
+            cpu_milli=weak.cpu_milli if self.cpu_milli is None else self.cpu_milli,
+            memory=weak.memory if self.memory is None else self.memory,
+        )
+
 
 NO_AMOUNTS = Amounts()
 
@@ -184,40 +191,29 @@ def pod_amounts(
 
     An init container that ends counts beside the sidecars started before it.
     """
-    return Amounts(
-        cpu_milli=_peak(containers, lambda c: pick(c).cpu_milli),
-        memory=_peak(containers, lambda c: pick(c).memory),
-    )
 
+    def peak(key: str) -> int | None:
+        staying, peak, together, given = 0, 0, 0, False
+        for container in containers:
+            one: int | None = getattr(pick(container), key)
+            given, amount = given or one is not None, one or 0
+            if container.role is Role.APP:
+                together += amount
+            else:
+                peak = max(peak, staying + amount)
+                if container.role is Role.SIDECAR:
+                    staying += amount
+        return max(staying + together, peak) if given else None
 
-def _peak(
-    containers: Sequence[ContainerManifest], amount: Callable[[ContainerManifest], int | None]
-) -> int | None:
-    together, staying, peak, given = 0, 0, 0, False
-    for container in containers:
-        one = amount(container)
-        given = given or one is not None
-        one = one or 0
-        match container.role:
-            case Role.INIT:
-                peak = max(peak, staying + one)
-            case Role.SIDECAR:
-                staying += one
-                together += one
-                peak = max(peak, staying)
-            case Role.APP:
-                together += one
-    return max(together, peak) if given else None
+    return Amounts(cpu_milli=peak("cpu_milli"), memory=peak("memory"))
 
 
 def pod_sandbox(pod: PodManifest) -> PodSandbox:
     """The sandbox as an NRI plugin sees it."""
     requests = pod_amounts(pod.containers, lambda c: c.requests)
     limits = pod_amounts(pod.containers, lambda c: c.limits)
-    if pod.pod_requests is not None:
-        requests = _over(pod.pod_requests, requests)
-    if pod.pod_limits is not None:
-        limits = _over(pod.pod_limits, limits)
+    requests = (pod.pod_requests or NO_AMOUNTS).over(requests)
+    limits = (pod.pod_limits or NO_AMOUNTS).over(limits)
     return PodSandbox(
         id=_id(pod.uid),
         uid=pod.uid,
@@ -241,22 +237,26 @@ def container_of(
     The OOM score depends on the machine's memory, in bytes. In an annotation with the key
     ``slots_key``, where there is one, the device plugin says which slots it holds.
     """
-    sandbox_id = _id(pod.uid)
     # What it does not limit itself, the kubelet limits to what the pod has (KEP-2837).
-    limits = _over(container.limits, pod.pod_limits or NO_AMOUNTS)
+    limits = container.limits.over(pod.pod_limits or NO_AMOUNTS)
     limits = replace(limits, hugepages=container.limits.hugepages)
     held = ",".join(f"slot-{number}" for number in range(min(container.slots, MOST_SLOTS + 1)))
     return Container(
-        id=_id(f"{pod.uid}/{container.name}"),
-        pod_id=sandbox_id,
+        id=container_id(pod, container.name),
+        pod_id=_id(pod.uid),
         name=container.name,
         labels={"io.kubernetes.container.name": container.name, **_labels(pod)},
         annotations={slots_key: held} if slots_key and held else {},
         resources=resources_of(container.requests, limits),
         oom_score_adj=oom_score(pod, container, memory_total),
         cgroups_path=f"{cgroup_parent(pod.uid, pod.qos).rpartition('/')[2]}:cri-containerd:"
-        f"{_id(f'{pod.uid}/{container.name}')}",
+        f"{container_id(pod, container.name)}",
     )
+
+
+def container_id(pod: PodManifest, name: str) -> str:
+    """The id that a runtime gives to a container of the pod."""
+    return _id(f"{pod.uid}/{name}")
 
 
 def oom_score(pod: PodManifest, container: ContainerManifest, memory_total: int) -> int:
@@ -272,9 +272,7 @@ def oom_score(pod: PodManifest, container: ContainerManifest, memory_total: int)
             (c.requests.memory or 0 for c in pod.containers if c.role is Role.APP), default=0
         )
         score = min(score, _score(least, memory_total))
-    if score < BEST_EFFORT_SCORE + GUARANTEED_SCORE:
-        return BEST_EFFORT_SCORE + GUARANTEED_SCORE
-    return min(score, BEST_EFFORT_SCORE - 1)
+    return min(max(score, BEST_EFFORT_SCORE + GUARANTEED_SCORE), BEST_EFFORT_SCORE - 1)
 
 
 def cgroup_parent(uid: str, qos: QoSClass) -> str:
@@ -288,13 +286,6 @@ def cgroup_parent(uid: str, qos: QoSClass) -> str:
 
 def _score(request: int | None, memory_total: int) -> int:
     return 1000 - 1000 * (request or 0) // max(memory_total, 1)
-
-
-def _over(strong: Amounts, weak: Amounts) -> Amounts:
-    return Amounts(
-        cpu_milli=weak.cpu_milli if strong.cpu_milli is None else strong.cpu_milli,
-        memory=weak.memory if strong.memory is None else strong.memory,
-    )
 
 
 def _labels(pod: PodManifest) -> dict[str, str]:

@@ -13,23 +13,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
+from typing import Any, Final
 
 import msgspec
 from msgspec.structs import replace
 
 from nri_numa.engine import admit
-from nri_numa.engine.decision import Admitted, Machine, Reading, Refused, Resized, Trace
+from nri_numa.engine.decision import Admitted, Machine, Reading, Refused, Trace
 from nri_numa.engine.resize import LESS, resize
-from nri_numa.engine.state import Allocation, Kind, NodeState, effective_cpus, group_of
-from nri_numa.model.workload import Container, Resources
+from nri_numa.engine.state import Allocation, Kind, NodeState, effective_cpus
+from nri_numa.model.workload import Container, ContainerUpdate, Resources
 from nri_numa.simulate.devices import REASON, Given, Inventory, KubeletDevices
 from nri_numa.simulate.manifests import ManifestError
 from nri_numa.simulate.pods import (
-    Amounts,
     ContainerManifest,
     PodManifest,
     Role,
     Workload,
+    container_id,
     container_of,
     pod_sandbox,
 )
@@ -105,32 +106,32 @@ class SimulatedEvent(msgspec.Struct, frozen=True, kw_only=True):
         return next((o for o in self.outcomes if o.verdict is Verdict.REFUSED), None)
 
 
-class Room(msgspec.Struct, frozen=True, kw_only=True):
-    """How full one NUMA node is, in CPUs, in thousandths of them, and in bytes of memory."""
+class Room(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """How full one NUMA node is, as its document says it; ``cpus`` are those it has."""
 
-    numa_node: int
     cpus: int
-    owned: int
+    exclusive: int
     idle: int
-    cpu_total: int
-    cpu_bound: int
-    cpu_left: int
-    memory_total: int
-    memory_bound: int
-    memory_left: int
+    cpu_total_milli: int
+    cpu_bound_milli: int
+    cpu_left_milli: int
+    memory_bytes: int
+    memory_bound_bytes: int
+    memory_left_bytes: int
 
 
 class Simulation(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that happened.
 
     Attributes:
+        before, after: how full each NUMA node is.
         standing: containers as they stand at the end with their CPUs, in the order of creation.
         untried: pods that were left after the first refusal.
     """
 
     machine: Machine
-    before: tuple[Room, ...]
-    after: tuple[Room, ...]
+    before: Mapping[int, Room]
+    after: Mapping[int, Room]
     events: tuple[SimulatedEvent, ...]
     standing: tuple[tuple[Allocation, str], ...]
     untried: int = 0
@@ -151,6 +152,10 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 # --- planning -------------------------------------------------------------------------------------
+
+
+_CHANGES: Final = ("containers", "annotations", "pod_requests", "pod_limits", "runtime_handler")
+"""What makes another pod of a pod of the same name."""
 
 
 def plan(workloads: Iterable[Workload]) -> tuple[Planned, ...]:
@@ -184,22 +189,12 @@ def plan(workloads: Iterable[Workload]) -> tuple[Planned, ...]:
                 )
             elif name not in had:
                 planned.append(Planned(action=Action.CREATE, pod=pod))
-            elif had[name].containers != pod.containers or not _same(had[name], pod):
-                found = _obstacles(had[name], pod)
-                problems += [f"{workload.source}: {text}" for text in found]
+            elif any(getattr(had[name], key) != getattr(pod, key) for key in _CHANGES):
+                problems += [f"{workload.source}: {why}" for why in _obstacles(had[name], pod)]
                 planned.append(Planned(action=Action.RESIZE, pod=pod))
     if problems:
         raise ManifestError(tuple(dict.fromkeys(problems)))
     return tuple(planned)
-
-
-def _same(a: PodManifest, b: PodManifest) -> bool:
-    return (a.annotations, a.pod_requests, a.pod_limits, a.runtime_handler) == (
-        b.annotations,
-        b.pod_requests,
-        b.pod_limits,
-        b.runtime_handler,
-    )
 
 
 def _obstacles(before: PodManifest, after: PodManifest) -> list[str]:
@@ -230,21 +225,12 @@ def _kept(old: ContainerManifest, new: ContainerManifest) -> list[str]:
         found.append("huge pages cannot be resized")
     if old.devices != new.devices:
         found.append("the number of devices cannot be changed")
-    for label, a, b in (
-        ("requests", old.requests, new.requests),
-        ("limits", old.limits, new.limits),
-    ):
-        found += [f"{name} {label} cannot be taken away" for name in _lost(a, b)]
+    for label in ("requests", "limits"):
+        a, b = getattr(old, label), getattr(new, label)
+        for name, had, has in (("cpu", a.cpu_milli, b.cpu_milli), ("memory", a.memory, b.memory)):
+            if had is not None and has is None:
+                found.append(f"{name} {label} cannot be taken away")
     return found
-
-
-def _lost(before: Amounts, after: Amounts) -> list[str]:
-    lost = []
-    if before.cpu_milli is not None and after.cpu_milli is None:
-        lost.append("cpu")
-    if before.memory is not None and after.memory is None:
-        lost.append("memory")
-    return lost
 
 
 # --- running --------------------------------------------------------------------------------------
@@ -284,10 +270,7 @@ class _Simulator:
     """A node in memory, with the node state as the agent would have it."""
 
     def __init__(
-        self,
-        machine: Machine,
-        reading: Reading | None = None,
-        inventory: Inventory | None = None,
+        self, machine: Machine, reading: Reading | None, inventory: Inventory | None
     ) -> None:
         self.state = NodeState()
         self._machine = machine
@@ -297,50 +280,43 @@ class _Simulator:
 
     def step(self, number: int, planned: Planned) -> SimulatedEvent:
         """Do one thing to one pod."""
+        pod, action = planned.pod, planned.action
         before = self._cpus_now()
-        outcomes: tuple[Outcome, ...] = ()
-        match planned.action:
-            case Action.CREATE:
-                outcomes = self._create(planned.pod)
-            case Action.RESIZE:
-                outcomes = self._resize(planned.pod)
-            case Action.REMOVE:
-                self._remove(planned.pod)
-        after = self._cpus_now()
-        shown = {outcome.container: outcome.cpus for outcome in outcomes}
-        for container in planned.pod.containers:
-            # A sidecar makes room for the containers of its own pod that start later.
-            if container.name in shown:
-                before[container_of(planned.pod, container, 1).id] = shown[container.name]
+        outcomes: list[Outcome] = []
+        if action is Action.REMOVE:
+            self._remove(pod)
+        else:
+            outcomes = self._create(pod) if action is Action.CREATE else self._resize(pod)
+        # A sidecar makes room for the containers of its own pod that start later.
+        before |= {container_id(pod, outcome.container): outcome.cpus for outcome in outcomes}
         moved = {
             self.state.allocations[i].full_name: cpus or "any"
-            for i, cpus in after.items()
+            for i, cpus in self._cpus_now().items()
             if before.get(i, cpus) != cpus
         }
         return SimulatedEvent(
-            number=number, action=planned.action, pod=planned.pod, outcomes=outcomes, moved=moved
+            number=number, action=action, pod=pod, outcomes=tuple(outcomes), moved=moved
         )
 
-    def rooms(self) -> tuple[Room, ...]:
+    def rooms(self) -> dict[int, Room]:
         """How full each NUMA node is."""
         machine, state = self._machine, self.state
         cpu_left = machine.cpu_left(state)
         memory_left = machine.memory_left(state, self._reading)
-        return tuple(
-            Room(
-                numa_node=i,
+        return {
+            i: Room(
                 cpus=len(node.cpus & machine.topology.allowed),
-                owned=len(node.cpus & state.owned),
+                exclusive=len(node.cpus & state.owned),
                 idle=len(node.cpus & state.idle),
-                cpu_total=machine.cpu_total.get(i, 0),
-                cpu_bound=state.charge(i).cpu_milli,
-                cpu_left=cpu_left.get(i, 0),
-                memory_total=node.memory_bytes,
-                memory_bound=state.charge(i).memory,
-                memory_left=memory_left.get(i, 0),
+                cpu_total_milli=machine.cpu_total.get(i, 0),
+                cpu_bound_milli=state.charge(i).cpu_milli,
+                cpu_left_milli=cpu_left.get(i, 0),
+                memory_bytes=node.memory_bytes,
+                memory_bound_bytes=state.charge(i).memory,
+                memory_left_bytes=memory_left.get(i, 0),
             )
             for i, node in sorted(machine.topology.numa_nodes.items())
-        )
+        }
 
     def standing(self) -> tuple[tuple[Allocation, str], ...]:
         """What every container has now, in the order of creation."""
@@ -349,31 +325,31 @@ class _Simulator:
 
     # --- one pod ----------------------------------------------------------------------------------
 
-    def _create(self, pod: PodManifest) -> tuple[Outcome, ...]:
+    def _create(self, pod: PodManifest) -> list[Outcome]:
         sandbox = pod_sandbox(pod)
         outcomes: list[Outcome] = []
         too_few = self._devices.give(pod)
         reading, free = self._reading, self._devices.free_by_node()
         if free:
             reading = replace(reading or Reading(), devices=free)
+        machine = self._machine
         for manifest in pod.containers:
-            machine = self._machine
             made = container_of(pod, manifest, machine.memory_total, machine.slots_key)
             if too_few is not None:
                 if manifest.name != too_few.container:
                     continue  # none of them is made
-                trace = Trace(
-                    pod=sandbox, container=made, rule="the kubelet gives devices before it asks"
-                )
+                rule = "the kubelet gives devices before it asks"
+                trace = Trace(pod=sandbox, container=made, rule=rule)
                 outcomes.append(_refused(manifest, REASON, too_few.message, trace))
                 self._remove(pod)
                 break
             given = self._devices.of(pod, manifest.name)
             own, together, notes = self._devices.hints(pod, manifest.name)
             made = replace(made, devices=own, pod_devices=together, device_notes=notes)
-            decision = admit.admit(self._machine, self.state, sandbox, made, reading)
+            decision = admit.admit(machine, self.state, sandbox, made, reading)
             if isinstance(decision, Refused):
-                outcomes.append(replace(_refusal(manifest, decision), devices=given))
+                refusal = _refused(manifest, decision.reason, decision.message, decision.trace)
+                outcomes.append(replace(refusal, devices=given))
                 self._remove(pod)
                 break
             self.state = decision.state
@@ -382,48 +358,42 @@ class _Simulator:
             outcomes.append(replace(outcome, devices=given, warnings=decision.warnings))
             if manifest.role is Role.INIT:
                 self._release(made.id)
-        return tuple(outcomes)
+        return outcomes
 
-    def _resize(self, pod: PodManifest) -> tuple[Outcome, ...]:
+    def _resize(self, pod: PodManifest) -> list[Outcome]:
         sandbox = pod_sandbox(pod)
         outcomes: list[Outcome] = []
         for manifest in pod.containers:
             made = container_of(pod, manifest, self._machine.memory_total)
-            container_id = made.id
-            live = self._live.get(container_id)
+            live = self._live.get(made.id)
             if live is None:
                 continue  # an init container, or one of a pod that was refused
-            wanted = made.resources
-            requested = Resources(
-                cpu_shares=wanted.cpu_shares,
-                cpu_quota=wanted.cpu_quota,
-                cpu_period=wanted.cpu_period,
-                memory_limit=wanted.memory_limit,
-            )
-            before = self._cpus_now(container_id)[container_id]
-            outcome = resize(self._machine, self.state, sandbox, live, requested, self._reading)
-            if isinstance(outcome, Refused):
-                outcomes.append(replace(_refusal(manifest, outcome), before=before))
+            requested = replace(made.resources, hugepages={})
+            before = self._cpus_now(made.id)[made.id]
+            found = resize(self._machine, self.state, sandbox, live, requested, self._reading)
+            if isinstance(found, Refused):
+                refusal = _refused(manifest, found.reason, found.message, found.trace)
+                outcomes.append(replace(refusal, before=before))
                 break
-            self.state = outcome.state
-            self._live[container_id] = _resized(live, requested, outcome)
-            outcomes.append(self._outcome(manifest, container_id, outcome.trace, before=before))
-        return tuple(outcomes)
+            self.state = found.state
+            # Our override is on top.
+            changed = {**_given(requested), **_given(found.own)}
+            self._live[made.id] = replace(live, resources=replace(live.resources, **changed))
+            outcomes.append(replace(self._outcome(manifest, made.id, found.trace), before=before))
+        return outcomes
 
     def _remove(self, pod: PodManifest) -> None:
         for manifest in reversed(pod.containers):
-            self._release(container_of(pod, manifest, 1).id)
+            self._release(container_id(pod, manifest.name))
         self.state = admit.forget_pod(self._machine, self.state, pod.uid).state
         self._devices.take_back(pod)
 
-    def _release(self, container_id: str) -> None:
-        self._live.pop(container_id, None)
-        self.state = admit.release(self._machine, self.state, container_id).state
+    def _release(self, id: str) -> None:
+        self._live.pop(id, None)
+        self.state = admit.release(self._machine, self.state, id).state
 
-    def _outcome(
-        self, manifest: ContainerManifest, container_id: str, trace: Trace, *, before: str = ""
-    ) -> Outcome:
-        allocation = self.state.allocations[container_id]
+    def _outcome(self, manifest: ContainerManifest, id: str, trace: Trace) -> Outcome:
+        allocation = self.state.allocations[id]
         if allocation.kind in (Kind.UNBOUND, Kind.FOREIGN) and not allocation.mems:
             verdict = Verdict.UNTOUCHED if allocation.preferred else Verdict.UNPINNED
         elif LESS in allocation.reason:
@@ -434,35 +404,20 @@ class _Simulator:
             container=manifest.name,
             role=manifest.role,
             verdict=verdict,
-            cpus=self._cpus_now(container_id)[container_id],
+            cpus=self._cpus_now(id)[id],
             mems=str(allocation.mems),
-            before=before,
             allocation=allocation,
             reason=allocation.reason,
             trace=trace,
         )
 
-    def _cpus_now(self, only: str | None = None) -> dict[str, str]:
-        machine = self._machine
-        pool = self.state.pool(machine.topology, machine.settings)
-        withheld = self.state.withheld_bits
-        # Containers of one group have the same CPUs, and the text is what costs.
-        groups: dict[int, str] = {}
-        found: dict[str, str] = {}
-        for i in self._live if only is None else (only,):
-            allocation = self.state.allocations[i]
-            key = group_of(allocation)
-            text = None if key is None else groups.get(key)
-            if text is None:
-                text = str(effective_cpus(allocation, pool, machine.topology, withheld))
-                if key is not None:
-                    groups[key] = text
-            found[i] = text
-        return found
-
-
-def _refusal(manifest: ContainerManifest, decision: Refused) -> Outcome:
-    return _refused(manifest, decision.reason, decision.message, decision.trace)
+    def _cpus_now(self, *only: str) -> dict[str, str]:
+        machine, state = self._machine, self.state
+        pool, withheld = state.pool(machine.topology, machine.settings), state.withheld_bits
+        return {
+            i: str(effective_cpus(state.allocations[i], pool, machine.topology, withheld))
+            for i in only or self._live
+        }
 
 
 def _refused(manifest: ContainerManifest, reason: str, message: str, trace: Trace) -> Outcome:
@@ -479,32 +434,15 @@ def _refused(manifest: ContainerManifest, reason: str, message: str, trace: Trac
 def _adjusted(made: Container, decision: Admitted) -> Container:
     """The container as the runtime keeps it after our answer."""
     adjustment = decision.adjustment
-    now = made.resources
+    changed = {"cpus": adjustment.cpus, "mems": adjustment.mems, "cpu_quota": adjustment.quota}
     return replace(
         made,
         annotations={**made.annotations, **adjustment.annotations},
-        resources=replace(
-            now,
-            cpus=adjustment.cpus or now.cpus,
-            mems=adjustment.mems or now.mems,
-            cpu_quota=now.cpu_quota if adjustment.quota is None else adjustment.quota,
-        ),
+        resources=replace(made.resources, **{k: v for k, v in changed.items() if v}),
     )
 
 
-def _resized(live: Container, requested: Resources, outcome: Resized) -> Container:
-    """The container as the runtime keeps it after a resize, our override on top."""
-    now, own = live.resources, outcome.own
-    quota = own.cpu_quota if own is not None and own.cpu_quota is not None else requested.cpu_quota
-    return replace(
-        live,
-        resources=replace(
-            now,
-            cpu_shares=requested.cpu_shares or now.cpu_shares,
-            cpu_quota=quota or now.cpu_quota,
-            cpu_period=requested.cpu_period or now.cpu_period,
-            memory_limit=requested.memory_limit or now.memory_limit,
-            cpus=(own.cpus if own is not None else "") or now.cpus,
-            mems=(own.mems if own is not None else "") or now.mems,
-        ),
-    )
+def _given(change: Resources | ContainerUpdate | None) -> dict[str, Any]:
+    """What a change says of resources; it leaves the others as they are."""
+    names = ("cpus", "mems", "cpu_quota", "cpu_period", "cpu_shares", "memory_limit")
+    return {name: value for name in names if (value := getattr(change, name, None))}

@@ -83,11 +83,11 @@ def read_file(path: str, most: int, *, secret: bool = False) -> bytes:
     return data
 
 
-def replace_file(path: str, data: bytes, *, sync: bool = False) -> int:
+def replace_file(path: str, data: bytes, *, sync: bool = False, mode: int = 0o600) -> int:
     """Put a file in place of another, or of none; its descriptor, for more at its end.
 
-    A kill leaves the old one or the new one. Without syncing, so does the end of the machine, or
-    part of a file.
+    A failure or a kill leaves the old one or the new one. Without syncing, so does the end of the
+    machine, or part of a file.
     """
     temporary = f"{path}.tmp"
     with contextlib.suppress(FileNotFoundError):
@@ -95,6 +95,7 @@ def replace_file(path: str, data: bytes, *, sync: bool = False) -> int:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
     fd = os.open(temporary, flags, 0o600)
     try:
+        os.fchmod(fd, mode)
         left = memoryview(data)
         while left:
             left = left[os.write(fd, left) :]
@@ -103,6 +104,8 @@ def replace_file(path: str, data: bytes, *, sync: bool = False) -> int:
         os.rename(temporary, path)
     except OSError:
         os.close(fd)
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
         raise
     return fd
 

@@ -204,6 +204,16 @@ class FakeView:
                 summary=one.reason,
                 steps=("looked", "found"),
                 assignment=one,
+                details={
+                    "namespace": one.namespace,
+                    "pod": one.pod,
+                    "container": one.container,
+                    "outcome": "placed",
+                    "summary": one.reason,
+                    "result": {"kind": "explicit", "cpus": one.cpus, "mems": one.mems, "idle": ""},
+                    "traced": False,
+                    "later": ["looked", "found"],
+                },
             )
             for one in self.containers
             if one.namespace == namespace and one.pod == pod and container in (None, one.container)

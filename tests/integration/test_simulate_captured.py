@@ -99,7 +99,10 @@ def test_on_one_numa_node_all_cpus_but_one_can_be_owned(name: str) -> None:
 
 @pytest.mark.parametrize("name", [*WHOLE_NODE, *ONE_NODE])
 def test_memory_that_no_numa_node_has_is_refused_and_spread_by_best_effort(name: str) -> None:
+    """And a pod that asks for nothing is left alone."""
     machine = _machine(name)
+    outcome = the(run(machine, pod("p")))
+    assert (outcome.verdict, outcome.cpus, outcome.mems) == (Verdict.UNTOUCHED, "", "")
     total = sum(machine.numa_nodes[i].memory_bytes for i in machine.numa_ids)
     more = str(max(n.memory_bytes for n in machine.numa_nodes.values()) + (1 << 20))
     assert _refused(run(machine, pod("p", 1, more, SINGLE))) == "TopologyAffinityError"
@@ -108,12 +111,6 @@ def test_memory_that_no_numa_node_has_is_refused_and_spread_by_best_effort(name:
     assert NUMASet.parse(outcome.mems) <= machine.memory_nodes
     if len(machine.cpu_nodes) > 1 and int(more) < total // 4:
         assert len(NUMASet.parse(outcome.mems)) == 2
-
-
-@pytest.mark.parametrize("name", [*WHOLE_NODE, *ONE_NODE])
-def test_what_nobody_asked_for_is_left_alone(name: str) -> None:
-    outcome = the(run(_machine(name), pod("p")))
-    assert (outcome.verdict, outcome.cpus, outcome.mems) == (Verdict.UNTOUCHED, "", "")
 
 
 @pytest.mark.parametrize("name", [*WHOLE_NODE, *ONE_NODE])

@@ -3,17 +3,38 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable, Iterator
 
 import pytest
+from click.testing import CliRunner, Result
 
+from nri_numa.cli import cli
 from nri_numa.config import HTTP
 from nri_numa.observe.metrics import Metrics
 from nri_numa.web.api import AgentServer
 from tests.beds.http_view import FakeView
 
 Columns = Callable[[int], None]
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, arguments)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_of_this_node(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Commands run in a folder of their own, with an empty configuration."""
+    for name in list(os.environ):
+        if name.startswith("NRI_NUMA_"):
+            monkeypatch.delenv(name)
+    folder = tmp_path_factory.mktemp("here")
+    (folder / "empty.yaml").touch()
+    monkeypatch.setenv("NRI_NUMA_CONFIG", str(folder / "empty.yaml"))
+    monkeypatch.chdir(folder)
 
 
 @pytest.fixture

@@ -8,16 +8,15 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from msgspec.structs import replace
 
-from nri_numa.cli import cli
 from nri_numa.cli.machine import pack as capture
 from nri_numa.errors import TopologyError
 from nri_numa.machine.sysfs import discover, read_memory
 from nri_numa.machine.tree import CPU_DIR, NODE_DIR
 from tests.machines import named as machines
 from tests.machines.named import write_sysfs, write_tree
+from tests.unit.cli.conftest import invoke
 
 
 def _words(path: Path) -> set[str]:
@@ -139,6 +138,6 @@ def test_the_command_says_what_it_left_out(tmp_path: Path) -> None:
     secret = tmp_path / "machine/sys/devices/system/node/node0/serial"
     secret.write_text("SN-4711")
     target = tmp_path / "m.tar.gz"
-    done = CliRunner().invoke(cli, ["capture", str(target), f"--sysfs-root={root}"])
+    done = invoke("capture", str(target), f"--sysfs-root={root}")
     assert done.exit_code == 0, done.output
     assert "left out, because they say nothing of the topology: " in done.output

@@ -7,14 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from nri_numa.cli import cli
 from nri_numa.engine.state import Allocation, Kind, NodeState, build
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.workload import Policy, StateChange
 from nri_numa.store import journal
 from nri_numa.store.checkpoint import CheckpointStore
+from tests.unit.cli.conftest import invoke
 
 
 @pytest.fixture
@@ -60,7 +59,7 @@ def directory(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_the_table_shows_what_was_meant_while_the_agent_runs(directory: Path) -> None:
-    result = CliRunner().invoke(cli, ["checkpoint", "--state-dir", str(directory)])
+    result = invoke("checkpoint", "--state-dir", str(directory))
     assert result.exit_code == 0, result.output
     assert "by version 0.1.0" in result.output
     (line,) = [row for row in result.output.splitlines() if "cart-0" in row]
@@ -70,7 +69,7 @@ def test_the_table_shows_what_was_meant_while_the_agent_runs(directory: Path) ->
 
 def test_the_document_names_every_field(directory: Path) -> None:
     path = str(directory / "checkpoint")
-    result = CliRunner().invoke(cli, ["checkpoint", path, "-o", "json"])
+    result = invoke("checkpoint", path, "-o", "json")
     assert result.exit_code == 0, result.output
     first, second = json.loads(result.output)["containers"]
     assert (first["cpus"], first["policy"], first["reason"]) == ("2-3", "restricted", "because")
@@ -81,6 +80,6 @@ def test_a_torn_file_is_shown_as_far_as_it_goes_and_is_exit_code_1(directory: Pa
     path = directory / "checkpoint"
     torn = directory / "torn"
     torn.write_bytes(path.read_bytes()[:-7])
-    result = CliRunner().invoke(cli, ["checkpoint", str(torn)])
+    result = invoke("checkpoint", str(torn))
     assert result.exit_code == 1
     assert "unfinished record" in result.output

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -12,36 +11,20 @@ from pathlib import Path
 
 import pytest
 import yaml
-from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
 from nri_numa import cli as package
-from nri_numa.cli import cli
 from tests.beds.http_view import HOSTILE, FakeView, assignment, intruder
 from tests.machines import named as machines
-from tests.unit.cli.conftest import Columns
+from tests.unit.cli.conftest import Columns, invoke
 
-SUBCOMMANDS = [name for name in package.COMMANDS if package._installed(package.COMMANDS[name][0])]
-
-
-@pytest.fixture(autouse=True)
-def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in list(os.environ):
-        if name.startswith("NRI_NUMA_"):
-            monkeypatch.delenv(name)
-    empty = tmp_path / "empty.yaml"
-    empty.touch()
-    monkeypatch.setenv("NRI_NUMA_CONFIG", str(empty))
-
-
-def invoke(*arguments: str) -> Result:
-    return CliRunner().invoke(cli, arguments)
+SUBCOMMANDS = list(package.COMMANDS)
 
 
 # --- help and slips -----------------------------------------------------------------------------
 
 
-def test_help_lists_every_installed_command_within_80_columns() -> None:
+def test_help_lists_every_command_within_80_columns() -> None:
     result = invoke("--help")
     assert result.exit_code == 0
     for name in SUBCOMMANDS:
@@ -99,22 +82,6 @@ def test_completion_scripts_are_printed_for_every_shell() -> None:
     for shell in ("bash", "zsh", "fish"):
         assert "_NRI_NUMA_COMPLETE" in invoke("completion", shell).output
     assert invoke("completion", "csh").exit_code == 2
-
-
-def test_the_program_completes_its_commands() -> None:
-    environment = {
-        **os.environ,
-        "_NRI_NUMA_COMPLETE": "bash_complete",
-        "COMP_WORDS": "nri-numa top",
-        "COMP_CWORD": "1",
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", "from nri_numa.cli import main; main()"],
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert done.stdout == "plain,topology\n"
 
 
 def test_the_version_is_told() -> None:
@@ -330,7 +297,7 @@ def test_status_says_when_the_runtime_does_not_answer(agent: tuple[str, FakeView
 def test_explain_says_first_what_is_not_so(agent: tuple[str, FakeView]) -> None:
     agent[1].containers = [intruder(1)]
     lines = invoke("explain", "shop/pod-1", "--api", agent[0]).output.splitlines()
-    assert lines[1].startswith("  not so at present: meant 0-3, has 0-7 since 1")
+    assert lines[1].startswith("  Not so at present: meant 0-3, has 0-7 since 1")
     assert all(line.isprintable() for line in lines)
 
 
@@ -339,18 +306,11 @@ def test_status_can_be_narrowed(agent: tuple[str, object]) -> None:
     assert [c["namespace"] for c in json.loads(result.output)["containers"]] == ["infra"]
 
 
-def test_hostile_names_do_not_reach_the_terminal(agent: tuple[str, object]) -> None:
-    for arguments in (["status"], ["explain", "shop/pod-1"], ["status", "-o", "yaml"]):
-        output = invoke(*arguments, "--api", agent[0]).output
-        assert "\x1b" not in output
-        assert all(line.isprintable() for line in output.splitlines())
-
-
 def test_explain_shows_the_steps(agent: tuple[str, object]) -> None:
     result = invoke("explain", "shop/pod-1", "--api", agent[0])
     assert result.exit_code == 0, result.output
-    assert "because emptiest NUMA node" in result.output
-    assert "- looked" in result.output
+    assert "It runs on CPUs 0-3, with memory of NUMA node 0." in result.output
+    assert "Later\n  Looked" in result.output
     result = invoke("explain", "pod-1", "server", "-n", "shop", "--api", agent[0], "-o", "json")
     assert json.loads(result.output)["explanations"][0]["container"] == "server"
 

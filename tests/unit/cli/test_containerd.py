@@ -6,11 +6,10 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from nri_numa.cli import cli
 from nri_numa.cli.common import Mistake
 from nri_numa.cli.containerd import NAME, plan
+from tests.unit.cli.conftest import invoke
 
 FULL = """\
 # comment at the top
@@ -105,7 +104,7 @@ def test_a_drop_in_is_used_where_containerd_reads_them(tmp_path: Path) -> None:
 def test_nothing_is_written_without_being_told(tmp_path: Path) -> None:
     path = write(tmp_path, FULL)
     arguments = ["check", "--fix-containerd", "--containerd-config", str(path)]
-    result = CliRunner().invoke(cli, arguments)
+    result = invoke(*arguments)
     assert result.exit_code == 0
     assert "disable = false" in result.output
     assert path.read_text() == FULL
@@ -115,24 +114,24 @@ def test_writing_keeps_every_old_file(tmp_path: Path) -> None:
     path = write(tmp_path, FULL)
     path.chmod(0o600)
     arguments = ["check", "--fix-containerd", "--write", "--containerd-config", str(path)]
-    assert CliRunner().invoke(cli, arguments).exit_code == 0
+    assert invoke(*arguments).exit_code == 0
     assert (tmp_path / "config.toml.backup").read_text() == FULL
     assert path.stat().st_mode & 0o777 == 0o600
-    assert "turns NRI on already" in CliRunner().invoke(cli, arguments).output
+    assert "turns NRI on already" in invoke(*arguments).output
     path.write_text("version = 2\n")
-    assert CliRunner().invoke(cli, arguments).exit_code == 0
+    assert invoke(*arguments).exit_code == 0
     assert (tmp_path / "config.toml.backup1").read_text() == "version = 2\n"
 
 
 def test_a_missing_file_is_made(tmp_path: Path) -> None:
     path = tmp_path / "etc" / "config.toml"
     arguments = ["check", "--fix-containerd", "--write", "--containerd-config", str(path)]
-    assert CliRunner().invoke(cli, arguments).exit_code == 0
+    assert invoke(*arguments).exit_code == 0
     assert plan(path) is None
 
 
 def test_a_place_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     arguments = ["check", "--fix-containerd", "--write", "--containerd-config"]
-    result = CliRunner().invoke(cli, [*arguments, str(tmp_path / "file" / "config.toml")])
+    result = invoke(*arguments, str(tmp_path / "file" / "config.toml"))
     assert result.exit_code == 1

@@ -10,21 +10,20 @@ import time
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from nri_numa.cli import cli
 from tests.beds.plugin_process import plugin_environment
+from tests.unit.cli.conftest import invoke
 
 
 def test_without_a_socket_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NRI_NUMA_CONFIG", raising=False)
-    done = CliRunner().invoke(cli, ["publish"])
+    done = invoke("publish")
     assert done.exit_code == 2
     assert "http.socket: is empty; nri-numa publish reads the agent there" in done.output
 
 
 def test_mistakes_of_flags_are_mistakes_of_the_configuration() -> None:
-    done = CliRunner().invoke(cli, ["publish", "--socket", "x", "--address", "10.0.0.1:1"])
+    done = invoke("publish", "--socket", "x", "--address", "10.0.0.1:1")
     assert done.exit_code == 2
     assert "http.socket: 'x', expected an absolute path" in done.output
     assert "publish.address: 10.0.0.1:1, expected one on loopback, or off" in done.output

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +19,10 @@ from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import MemoryReading, NUMAMemory
 from tests.machines.named import snc_smt, write_sysfs
 from tests.machines.pods import container, document, pod, replicated
+from tests.unit.cli.conftest import invoke
 
 SINGLE = {"policy": "single-numa-node"}
 MODEL = "synthetic:sockets=2,numa=2,cores=4,threads=2,memory=16Gi,hugepages-2Mi=1Gi"
-
-
-@pytest.fixture(autouse=True)
-def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in list(os.environ):
-        if name.startswith("NRI_NUMA_"):
-            monkeypatch.delenv(name)
-    monkeypatch.chdir(tmp_path)
 
 
 def simulate(*arguments: str, machine: str = MODEL, stdin: str | None = None) -> Result:
@@ -208,19 +201,31 @@ def test_a_resource_that_gives_no_slots_is_passed_over(setting: str) -> None:
     assert "placed without" in " ".join(done.output.split())
 
 
-def test_notes_say_what_was_passed_over() -> None:
-    done = simulate(write(pod("a"), "kind: Service\napiVersion: v1"))
-    assert done.exit_code == 0
-    assert "'Service' makes no pods" in " ".join(done.output.split())
-
-
-def test_notes_warn_of_a_shared_list_of_isolated_cpus() -> None:
-    done = simulate(
-        write(pod("a", 3, "1Gi", {"numacpu": "4-6"})),
-        machine="synthetic:sockets=1,numa=1,cores=8,isolated=2-7",
-    )
+@pytest.mark.parametrize(
+    ("documents", "words"),
+    [
+        ([pod("a"), "kind: Service\napiVersion: v1"], ["'Service' makes no pods"]),
+        (
+            [pod("a", 3, "1Gi", {"numacpu": "4-6"})],
+            ["container app: CPUs 4-6 are isolated (isolcpus)"],
+        ),
+        (
+            [pod("a", 1, "1Gi", {"numamem": "0", "mempolicy": "weighted-interleave"})],
+            [
+                "mempolicy weighted-interleave needs containerd 2.3 or newer",
+                "and Linux 6.9 or newer",
+            ],
+        ),
+    ],
+)
+def test_notes_say_what_was_passed_over_or_is_probably_not_meant(
+    documents: list[str], words: list[str]
+) -> None:
+    machine = "synthetic:sockets=1,numa=1,cores=8,isolated=2-7"
+    done = simulate(write(*documents), machine=machine)
     assert done.exit_code == 0, done.output
-    assert "container app: CPUs 4-6 are isolated (isolcpus)" in " ".join(done.output.split())
+    said = " ".join(done.output.split())
+    assert all(one in said for one in words)
 
 
 def test_why_a_whole_limit_is_shared_is_said_in_the_row() -> None:
@@ -246,14 +251,6 @@ def test_notes_warn_once_of_an_annotation_for_a_container_that_is_not_there() ->
     assert "Deployment web" in said
     assert "smt.setup is ignored" not in said
     assert "numacpu.app is ignored" not in said
-
-
-def test_notes_say_which_runtimes_have_a_memory_policy() -> None:
-    asks = {"numamem": "0-1", "mempolicy": "weighted-interleave"}
-    done = simulate(write(pod("a", 1, "1Gi", asks)))
-    said = " ".join(done.output.split())
-    assert "mempolicy weighted-interleave needs containerd 2.3 or newer" in said
-    assert "and Linux 6.9 or newer" in said
 
 
 def test_the_examples_are_placed_up_to_the_one_that_is_too_big() -> None:
@@ -343,6 +340,7 @@ def test_standard_input_is_a_dash() -> None:
     [
         (["--set", "strategy"], "expected KEY=VALUE"),
         (["--set", "strateg=pack"], "did you mean strategy"),
+        (["--set", "strategy=pack", "--set", "strategy=spread"], "strategy is given twice"),
         (["--compare", "nonsense=1"], "there is no configuration key 'nonsense'"),
         (["--set", "strategy=pak"], "expected most-left, pack or spread"),
         (["--set", "reservedCPUs=99"], "reservedCPUs"),
@@ -411,7 +409,7 @@ def test_a_captured_machine_says_where_its_devices_are() -> None:
         facts = {"class": "0x030200\n", "vendor": "0x10de\n", "device": "0x20b0\n"}
         for name, content in {**facts, "numa_node": node}.items():
             (at / name).write_text(content)
-    packed = CliRunner().invoke(cli, ["capture", "m.tar.gz", "--sysfs-root", str(machine)])
+    packed = invoke("capture", "m.tar.gz", "--sysfs-root", str(machine))
     assert packed.exit_code == 0, packed.output
     files = write(gpu_pod())
     done = simulate("--devices", inventory(f"{GPU}: ['0000:3b:00.0']"), files, machine="m.tar.gz")
@@ -482,14 +480,38 @@ def test_a_machine_made_up_can_be_odd() -> None:
         ("hugepages-3Mi=1Gi", "expected hugepages-2Mi"),
         ("hugepages-2Mi=x", "expected a quantity"),
         ("sockets=3,sockets-per-numa=2", "cannot be joined"),
+        ("cores=4,cores=8", "cores is given twice; expected it once"),
+        ("hugepages-2Mi=1Gi,hugepages-2Mi=2Gi", "hugepages-2Mi is given twice"),
+        (
+            "sockets=1,numa=1,cores=4,offline=4000",
+            "offline names CPU 4000, which does not exist; expected CPUs among 0-7",
+        ),
+        ("numa=1,cores=2,isolated=2+9-10", "isolated names CPUs 9-10, which do not exist"),
+        ("numa=1,cores=2,nohz-full=9", "nohz-full names CPU 9, which does not exist"),
+        ("sockets=1,numa=1,cores=1,offline=0-1", "offline is all of 0-1; expected one CPU"),
     ],
 )
 def test_a_machine_that_cannot_be_is_wrong_usage(text: str, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=re.escape(words)):
         made_up(text)
     done = simulate(write(pod("a")), machine=f"synthetic:{text}")
     assert done.exit_code == 2
     assert "--machine" in done.output
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["topology", "--sysfs-root", ""],
+        ["check", "--sysfs-root", ""],
+        ["capture", "x.tar.gz", "--sysfs-root", ""],
+        ["simulate", "pods.yaml", "--machine", ""],
+    ],
+)
+def test_an_empty_name_is_not_this_machine(command: list[str]) -> None:
+    done = invoke(*command)
+    assert done.exit_code == 2
+    assert "is empty; expected the name of a folder or file" in " ".join(done.output.split())
 
 
 def test_hours_that_meet_are_explained() -> None:

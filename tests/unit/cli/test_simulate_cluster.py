@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +11,13 @@ import yaml
 from click.testing import CliRunner, Result
 
 from nri_numa.cli import captured_cluster, cli, simulate_cluster
+from tests.unit.cli.conftest import invoke
 from tests.unit.scheduler.objects import PREFIX, container, pod, single, topology
 
 
 @pytest.fixture(autouse=True)
-def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in list(os.environ):
-        if name.startswith("NRI_NUMA_"):
-            monkeypatch.delenv(name)
+def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.chdir(tmp_path)
 
 
 def nrt(*free: int, name: str, **keys: Any) -> dict[str, Any]:
@@ -57,7 +53,7 @@ def simulate(capture: object, *pods: dict[str, Any], more: tuple[str, ...] = ())
     if not isinstance(capture, str):
         capture = json.dumps(capture)
     Path("cluster").write_text(capture)
-    return CliRunner().invoke(cli, ["simulate", "--cluster", "cluster", *more, "pods.yaml"])
+    return invoke("simulate", "--cluster", "cluster", *more, "pods.yaml")
 
 
 def document(capture: object, *pods: dict[str, Any]) -> Any:
@@ -267,9 +263,9 @@ def test_files_that_are_too_large_or_not_there(monkeypatch: pytest.MonkeyPatch) 
     done = simulate(listed(*(nrt(8, name=f"n{i}") for i in range(9))), manifest(4))
     assert (done.exit_code, "is larger than" in done.output) == (2, True)
     Path("cluster").write_bytes(b"{\xff}")
-    done = CliRunner().invoke(cli, ["simulate", "--cluster", "cluster", "pods.yaml"])
+    done = invoke("simulate", "--cluster", "cluster", "pods.yaml")
     assert (done.exit_code, "is not UTF-8" in done.output) == (2, True)
-    done = CliRunner().invoke(cli, ["simulate", "--cluster", "nowhere", "pods.yaml"])
+    done = invoke("simulate", "--cluster", "nowhere", "pods.yaml")
     assert (done.exit_code, "cannot be read" in done.output) == (3, True)
 
 

@@ -6,21 +6,16 @@ import json
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
-from nri_numa.cli import cli, status
+from nri_numa.cli import status
 from tests.beds.http_view import FakeView, assignment
-from tests.unit.cli.conftest import Columns
+from tests.unit.cli.conftest import Columns, invoke
 
 LONG = "checkout-service-with-a-long-name-7d4b9c6f5d-x2x1z"
 IDS = "0-3,8-11,16-19,24-27,32-35,40-43,48-51,56-59"
 
 Agent = tuple[str, FakeView]
-
-
-def invoke(*arguments: str) -> Result:
-    return CliRunner().invoke(cli, arguments)
 
 
 @pytest.fixture
@@ -76,27 +71,26 @@ def test_wide_shows_every_column_however_narrow_the_terminal(
         assert word in row
 
 
-def test_late_containers_are_told_where_they_can_be_late(agent: Agent) -> None:
-    agent[1].containers = [
-        replace(assignment(1), late=0.0124),
-        replace(assignment(2), late=0.0),
-        assignment(3),
-    ]
-    output = invoke("status", "--api", agent[0]).output
-    head, *rows = (line for line in output.splitlines() if "LATE" in line or "pod-" in line)
-    at = head.index("LATE")
-    assert [row[at:].split("  ")[0].strip() for row in rows] == ["12 ms", "no", "?"]
-
-
-def test_memory_policies_are_told_where_a_container_has_one(agent: Agent) -> None:
+@pytest.mark.parametrize(
+    ("title", "of_the_containers", "cells"),
+    [
+        ("LATE", [{"late": 0.0124}, {"late": 0.0}, {}], ["12 ms", "no", "?"]),
+        ("MEMPOLICY", [{"mempolicy": "interleave"}, {}], ["interleave", "-"]),
+    ],
+)
+def test_a_column_is_there_where_a_container_has_it(
+    agent: Agent, title: str, of_the_containers: list[dict[str, Any]], cells: list[str]
+) -> None:
     agent[1].containers = [assignment(1), assignment(2)]
-    assert "MEMPOLICY" not in invoke("status", "-o", "wide", "--api", agent[0]).output
-    agent[1].containers = [replace(assignment(1), mempolicy="interleave"), assignment(2)]
+    assert title not in invoke("status", "-o", "wide", "--api", agent[0]).output
+    agent[1].containers = [
+        replace(assignment(n), **has) for n, has in enumerate(of_the_containers, 1)
+    ]
     agent[1].serial += 1
     output = invoke("status", "-o", "wide", "--api", agent[0]).output
-    head, *rows = (line for line in output.splitlines() if "MEMPOLICY" in line or "pod-" in line)
-    at = head.index("MEMPOLICY")
-    assert [row[at:].split("  ")[0].strip() for row in rows] == ["interleave", "-"]
+    head, *rows = (line for line in output.splitlines() if title in line or "pod-" in line)
+    at = head.index(title)
+    assert [row[at:].split("  ")[0].strip() for row in rows] == cells
 
 
 def test_names_are_what_explain_takes(agent: Agent) -> None:

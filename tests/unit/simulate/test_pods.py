@@ -22,9 +22,7 @@ from nri_numa.simulate.pods import (
     pod_amounts,
     pod_sandbox,
     qos_of,
-    quota_of,
     resources_of,
-    shares_of,
 )
 
 GIB = 1 << 30
@@ -88,22 +86,6 @@ def test_pod_level_resources_decide_the_qos_class_alone() -> None:
     assert qos_of([made(limits=FULL)], Amounts(), None) is QoSClass.BEST_EFFORT
 
 
-@pytest.mark.parametrize(
-    ("milli", "shares"),
-    [(None, 2), (0, 2), (1, 2), (2, 2), (100, 102), (250, 256), (1000, 1024), (300_000, 262_144)],
-)
-def test_shares_of_a_request(milli: int | None, shares: int) -> None:
-    assert shares_of(milli) == shares
-
-
-@pytest.mark.parametrize(
-    ("milli", "quota"),
-    [(None, None), (0, None), (1, 1000), (10, 1000), (500, 50_000), (4000, 400_000)],
-)
-def test_quota_of_a_limit(milli: int | None, quota: int | None) -> None:
-    assert quota_of(milli) == quota
-
-
 @given(st.integers(11, 200_000))
 def test_the_engine_gets_request_and_limit_back(milli: int) -> None:
     resources = resources_of(amounts(milli), amounts(milli))
@@ -111,25 +93,39 @@ def test_the_engine_gets_request_and_limit_back(milli: int) -> None:
     assert limit_milli(resources, []) == milli
 
 
-def test_without_a_request_the_limit_makes_the_shares() -> None:
-    assert resources_of(Amounts(), amounts(2000)).cpu_shares == 2048
-
-
-def test_no_limit_is_told_as_nothing() -> None:
-    resources = resources_of(amounts(500, GIB), Amounts())
-    assert (resources.cpu_quota, resources.memory_limit) == (None, None)
-    assert (resources.cpu_shares, resources.cpu_period) == (512, 100_000)
-
-
-def test_huge_pages_of_size_zero_are_not_told() -> None:
-    limits = Amounts(hugepages={2 << 20: 0, GIB: GIB})
-    assert resources_of(limits, limits).hugepages == {GIB: GIB}
+@pytest.mark.parametrize(
+    ("requests", "limits", "expected"),
+    [
+        *(
+            (amounts(milli), Amounts(), {"cpu_shares": shares, "cpu_quota": None})
+            for milli, shares in (
+                *((None, 2), (0, 2), (1, 2), (2, 2), (100, 102), (250, 256)),
+                *((1000, 1024), (300_000, 262_144)),
+            )
+        ),
+        *(
+            (amounts(1), amounts(milli), {"cpu_quota": quota})
+            for milli, quota in ((0, None), (1, 1000), (10, 1000), (500, 50_000), (4000, 400_000))
+        ),
+        # Without a request the limit makes the shares.
+        (Amounts(), amounts(2000), {"cpu_shares": 2048, "cpu_period": 100_000}),
+        (amounts(500, GIB), Amounts(), {"memory_limit": None, "cpu_period": 100_000}),
+        # Huge pages of size zero are left out.
+        (Amounts(), Amounts(hugepages={2 << 20: 0, GIB: GIB}), {"hugepages": {GIB: GIB}}),
+    ],
+)
+def test_linux_resources_are_those_that_the_kubelet_makes(
+    requests: Amounts, limits: Amounts, expected: dict[str, object]
+) -> None:
+    made = resources_of(requests, limits)
+    assert {name: getattr(made, name) for name in expected} == expected
 
 
 @pytest.mark.parametrize(
     ("containers", "cpu"),
     [
         ([("a", Role.APP, 100), ("b", Role.APP, 200)], 300),
+        ([("a", Role.APP, 100), ("b", Role.APP, None)], 100),
         # An init container that needs more than what runs later.
         ([("i", Role.INIT, 900), ("a", Role.APP, 100)], 900),
         ([("i", Role.INIT, 50), ("a", Role.APP, 100)], 100),
@@ -139,17 +135,12 @@ def test_huge_pages_of_size_zero_are_not_told() -> None:
         ([("s", Role.SIDECAR, 100), ("t", Role.SIDECAR, 200), ("a", Role.APP, 300)], 600),
     ],
 )
-def test_a_pod_needs_its_peak(containers: list[tuple[str, Role, int]], cpu: int) -> None:
+def test_a_pod_needs_its_peak(containers: list[tuple[str, Role, int | None]], cpu: int) -> None:
     found = pod_amounts(
         [made(n, role, limits=amounts(milli)) for n, role, milli in containers], lambda c: c.limits
     )
     assert found.cpu_milli == cpu
     assert found.memory is None
-
-
-def test_containers_without_a_limit_add_nothing_to_the_sum() -> None:
-    found = pod_amounts([made(limits=amounts(1000)), made("b")], lambda c: c.limits)
-    assert found.cpu_milli == 1000
 
 
 @pytest.mark.parametrize(

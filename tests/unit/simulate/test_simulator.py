@@ -40,9 +40,9 @@ def test_a_guaranteed_pod_gets_cpus_of_its_own_and_memory_beside_them() -> None:
     outcome = the(result)
     assert (outcome.verdict, outcome.cpus, outcome.mems) == (Verdict.PLACED, "0-3", "0")
     room = result.after[0]
-    assert (room.owned, room.cpu_bound, room.cpu_left) == (4, 4000, 4000)
-    assert room.memory_bound == 2 << 30
-    assert result.before[0].cpu_bound == 0
+    assert (room.exclusive, room.cpu_bound_milli, room.cpu_left_milli) == (4, 4000, 4000)
+    assert room.memory_bound_bytes == 2 << 30
+    assert result.before[0].cpu_bound_milli == 0
     assert result.first_refused is None
 
 
@@ -131,37 +131,29 @@ def test_init_containers_end_and_their_cpus_go_to_the_app() -> None:
 # --- changes --------------------------------------------------------------------------------------
 
 
-def test_other_resources_are_a_resize_in_place() -> None:
-    result = run(snc_smt(), pod("db", 2, "1Gi", SINGLE), pod("db", 4, "2Gi", SINGLE))
-    event = result.events[1]
+@pytest.mark.parametrize(
+    ("sizes", "before", "cpus"),
+    [
+        ((2, 4), "0-1", "0-3"),
+        ((4, 2), "0-3", "0-1"),
+        ((2, 9), "0-1", ""),  # it does not fit, and changes nothing
+        ((2, 9, 3), "0-1", "0-2"),  # from what the container has
+    ],
+)
+def test_other_resources_are_a_resize_in_place(
+    sizes: tuple[int, ...], before: str, cpus: str
+) -> None:
+    steps = [pod("db", n, f"{n}Gi", SINGLE) for n in sizes]
+    result = run(snc_smt(), *steps, keep_going=True)
+    event = result.events[-1]
     assert event.action is Action.RESIZE
     (outcome,) = event.outcomes
-    assert outcome.before == "0-1"
-    assert outcome.cpus == "0-3"
-    assert result.after[0].memory_bound == 2 << 30
-
-
-def test_a_resize_down_keeps_some_of_the_cpus() -> None:
-    result = run(snc_smt(), pod("db", 4, "2Gi", SINGLE), pod("db", 2, "2Gi", SINGLE))
-    outcome = the(result)
-    assert CPUSet.parse(outcome.cpus) < CPUSet.parse(outcome.before)
-    assert len(CPUSet.parse(outcome.cpus)) == 2
-
-
-def test_a_resize_that_does_not_fit_is_refused_and_changes_nothing() -> None:
-    result = run(
-        snc_smt(), pod("db", 2, "1Gi", SINGLE), pod("db", 9, "1Gi", SINGLE), keep_going=True
-    )
-    assert the(result).verdict is Verdict.REFUSED
-    assert "resize refused" in the(result).message
-    assert [cpus for _, cpus in result.standing] == ["0-1"]
-
-
-def test_a_second_resize_starts_from_what_the_container_has() -> None:
-    steps = [pod("db", n, "1Gi", SINGLE) for n in (2, 9, 3)]
-    result = run(snc_smt(), *steps, keep_going=True)
-    assert the(result).before == "0-1"
-    assert the(result).cpus == "0-2"
+    assert (outcome.before, outcome.cpus) == (before, cpus)
+    assert (outcome.verdict is Verdict.REFUSED) is (not cpus)
+    assert ("resize refused" in outcome.message) is (not cpus)
+    assert [standing for _, standing in result.standing] == [cpus or before]
+    kept = sizes[-1] if cpus else sizes[-2]
+    assert result.after[0].memory_bound_bytes == kept << 30
 
 
 def test_a_refused_pod_has_nothing_to_resize() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nri_numa.safe_yaml import MAX_DEPTH, problem_of
-from nri_numa.simulate.manifests import MAX_DOCUMENTS, Place, parse_all, shown
+from nri_numa.simulate.manifests import MAX_DOCUMENTS, parse_all, shown
 
 
 def only(text: str) -> Any:
@@ -120,52 +120,3 @@ def test_any_text_is_documents_or_a_yaml_error(text: str) -> None:
 )
 def test_a_value_is_shown_short(value: object, text: str) -> None:
     assert shown(value) == text
-
-
-class TestSpot:
-    """Places in documents, and complaints about them."""
-
-    def spot(self, value: object) -> tuple[Place, list[str]]:
-        problems: list[str] = []
-        return Place("f.yaml, document 1", "", value, problems), problems
-
-    def test_a_place_below_is_named_by_its_path(self) -> None:
-        top, problems = self.spot({"a": {"b": [{"c": 3}], "x/y": 1}})
-        (item,) = top["a"]["b"].items("one")
-        assert item["c"].path == "a.b[0].c"
-        assert top["a"]["x/y"].path == "a[x/y]"
-        item["c"].expected("4")
-        assert problems == ["f.yaml, document 1: a.b[0].c is 3, expected 4"]
-
-    def test_what_is_not_there_is_not_a_mistake(self) -> None:
-        top, problems = self.spot({})
-        assert top["a"]["b"].text("d") == "d"
-        assert top["a"].mapping() == {}
-        assert top["a"].items("one") == []
-        assert top["a"].number(7, 9) == 7
-        assert problems == []
-
-    @pytest.mark.parametrize("value", [3, "x", [1], True])
-    def test_something_else_than_a_mapping_is_told(self, value: object) -> None:
-        top, problems = self.spot({"a": value})
-        assert top["a"].mapping() == {}
-        assert "expected a mapping" in problems[0]
-
-    def test_keys_must_be_text(self) -> None:
-        top, problems = self.spot({"a": {1: 2, "b": 3}})
-        assert list(top["a"].mapping()) == ["b"]
-        assert problems == ["f.yaml, document 1: a has the key 1, expected text: quote it"]
-
-    @pytest.mark.parametrize("value", [3, "x", {}])
-    def test_something_else_than_a_list_is_told(self, value: object) -> None:
-        top, problems = self.spot({"a": value})
-        assert top["a"].items("one thing") == []
-        assert "expected a list" in problems[0]
-        assert top["a"].items("one thing", required=True) == []
-        assert "at least one thing" in problems[1]
-
-    @pytest.mark.parametrize("value", ["3", 1.5, True, -1, 10])
-    def test_a_number_within_bounds(self, value: object) -> None:
-        top, problems = self.spot({"a": value})
-        assert top["a"].number(1, 9) == 1
-        assert len(problems) == 1

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from heapq import merge
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 from msgspec import UNSET, convert
@@ -34,12 +34,11 @@ from nri_numa.engine.decision import Machine, Reading
 from nri_numa.engine.explain.explanation import Document, of_allocation, of_refusal
 from nri_numa.engine.explain.sentences import actual_text, displaced_text, late_text, sentences
 from nri_numa.engine.others import KUBELETS, granted_names, shown_kind
-from nri_numa.engine.state import Allocation, Charge, Kind, NodeState, displaced, effective_cpus
-from nri_numa.model.cpuset import NO_CPUS, CPUSet
-from nri_numa.model.machine import CoreKind, NUMANode, cpus_text, topology_document
+from nri_numa.engine.state import Allocation, Kind, NodeState, displaced, effective_cpus
+from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
+from nri_numa.model.machine import CoreKind, cpus_text, topology_document
 from nri_numa.model.workload import CPUMode, MemoryPolicy, Policy, QoSClass, Scope
-from nri_numa.observe.metrics import ContainerSample, NUMANodeSample, Snapshot
-from nri_numa.web.api import Listing
+from nri_numa.observe.metrics import NUMANodeSample, Snapshot
 from nri_numa.web.responses import (
     Actual,
     Assignment,
@@ -74,6 +73,7 @@ from nri_numa.web.responses import (
 )
 
 if TYPE_CHECKING:
+    from nri_numa.agent.links import RuntimeConnection
     from nri_numa.devices.counts import Counted
 
 
@@ -107,22 +107,21 @@ class LinkFacts(msgspec.Struct, frozen=True, kw_only=True):
     over_cri: bool = False
 
 
-class Runtime(Protocol):
-    """See `nri_numa.agent.links.RuntimeConnection`."""
+class Listing(NamedTuple):
+    """The assignments of one moment; made one by one, and valid while the state moves on."""
 
-    def facts(self) -> LinkFacts:
-        """The link at this moment."""
-        ...
+    head: NodeUse
+    containers: Iterator[Assignment]
 
 
 class LiveView:
-    """`nri_numa.web.api.AgentView` over a running agent."""
+    """What the API and a scrape show of a running agent; read-only, from memory, at once."""
 
     def __init__(
         self,
         agent: Agent,
         about: About,
-        runtime: Runtime,
+        runtime: RuntimeConnection,
         more: Collaborators,
         watches: Watches,
         clock: Clock,
@@ -135,7 +134,7 @@ class LiveView:
         self._clock = clock
         self._names: list[Name] = []
         self._named = NodeState()
-        self._counted: tuple[NodeState, Counts] | None = None
+        self._counted = NodeState(), counts_of(NodeState())
         self._documents: dict[object, Document] = {}
 
     def status(self) -> Status:
@@ -150,8 +149,8 @@ class LiveView:
             observe=agent.observe,
             ready=self.readiness().ready,
             serial=agent.state.serial,
-            containers=counts.kinds,
-            wider=counts.wider,
+            containers={k: n + counts[k, True] for (k, p), n in counts.items() if not p},
+            wider=sum(n for (_, preferred), n in counts.items() if not preferred),
             differing=len(known),
             intruders=sum(one.intruder for one in known.values()),
             kubelet_cpus=str(agent.state.kubelet.granted),
@@ -208,17 +207,11 @@ class LiveView:
         """Every container and what it has, in the order of their names."""
         moment = self._moment()
         machine, state, pool = moment.machine, moment.state, moment.pool
-        return Listing(
-            head=NodeUse(
-                serial=state.serial,
-                shared_pool=str(pool),
-                numa_nodes=numa_node_uses(machine, state, pool, self._more.readings.memory),
-            ),
-            containers=(
-                moment.assignment(state.allocations[name[3]])
-                for name in tuple(self._ordered(state))
-            ),
-        )
+        uses = numa_node_uses(machine, state, pool, self._more.readings.memory)
+        head = NodeUse(serial=state.serial, shared_pool=str(pool), numa_nodes=tuple(uses))
+        # The names of this moment: they are mended in place by whoever is next.
+        names = tuple(self._ordered(state))
+        return Listing(head, (moment.assignment(state.allocations[name[3]]) for name in names))
 
     def explain(self, namespace: str, pod: str, container: str | None) -> list[Explanation]:
         """What is known about a pod's containers: those that run, and those refused lately."""
@@ -228,12 +221,8 @@ class LiveView:
         for one in self._agent.refusals:  # the last one of each counts
             if (one.namespace, one.pod) == (namespace, pod):
                 refused[one.container] = one
-        names = self._ordered(state)
         found: list[Explanation] = []
-        for n in range(bisect_left(names, (namespace, pod, container or "", "")), len(names)):
-            if names[n][:2] != (namespace, pod) or container not in (None, names[n][2]):
-                break
-            allocation = state.allocations[names[n][3]]
+        for allocation in self._named_so(state, namespace, pod, container):
             later = refused.pop(allocation.container, None)
             if later is not None and later.at <= allocation.since:
                 later = None  # it was refused before it was placed
@@ -368,13 +357,8 @@ class LiveView:
         if usage is None:
             return []
         state = self._agent.state
-        names = self._ordered(state)
-        found: list[ContainerUse] = []
-        for n in range(bisect_left(names, (namespace, pod, container, "")), len(names)):
-            if names[n][:3] != (namespace, pod, container):
-                break
-            found.append(await usage.container(state.allocations[names[n][3]]))
-        return found
+        found = self._named_so(state, namespace, pod, container)
+        return [await usage.container(allocation) for allocation in found]
 
     def subscribe(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Call ``listener`` after every change; returns what ends that."""
@@ -389,8 +373,8 @@ class LiveView:
         return Snapshot(
             numa_nodes=numa_node_samples(machine, state, pool, self._more.readings.memory),
             node_name=self._about.node_name,
-            container_counts=self._counts(state).by_kind,
-            containers=container_samples(state),
+            container_counts=self._counts(state),
+            state=state,
             shared_pool_cpus=len(pool),
             offline_cpus=len(machine.topology.present - machine.topology.online),
             checkpoint_written=written,
@@ -409,11 +393,23 @@ class LiveView:
             agent.machine, agent.state, known, self._watches, None if late is None else late.known
         )
 
-    def _counts(self, state: NodeState) -> Counts:
-        """Containers by kind; counted once for each state."""
-        if self._counted is None or self._counted[0] is not state:
-            self._counted = state, Counts.of(state)
+    def _counts(self, state: NodeState) -> dict[tuple[str, bool], int]:
+        """`counts_of`, once for each state."""
+        if self._counted[0] is not state:
+            self._counted = state, counts_of(state)
         return self._counted[1]
+
+    def _named_so(
+        self, state: NodeState, namespace: str, pod: str, container: str | None
+    ) -> list[Allocation]:
+        """A pod's containers, or those of one name, in the order of their names."""
+        names = self._ordered(state)
+        found = []
+        for n in range(bisect_left(names, (namespace, pod, container or "", "")), len(names)):
+            if names[n][:2] != (namespace, pod) or container not in (None, names[n][2]):
+                break
+            found.append(state.allocations[names[n][3]])
+        return found
 
     def _ordered(self, state: NodeState) -> list[Name]:
         """Names of all containers, sorted: the order of last time, mended.
@@ -511,18 +507,9 @@ class Moment:
         if one is None:
             return None
         owners = self._owning(CPUSet.parse(one.cpus), container_id) if one.intruder else ()
-        return Actual(
-            cpus=one.cpus,
-            mems=one.mems,
-            meant_cpus=one.meant_cpus,
-            meant_mems=one.meant_mems,
-            since=one.since,
-            text=one.text,
-            found=one.found,
-            intruder=one.intruder,
-            owners=owners,
-            given_up=one.given_up,
-        )
+        fields = asdict(one)
+        del fields["obstacle"]  # it is in the text
+        return Actual(**fields, text=one.text, owners=owners)
 
     def _foreign(self, container_id: str) -> Difference | None:
         """One that was pinned, not by us, to CPUs that are exclusive to others."""
@@ -576,54 +563,17 @@ def actual_sentence(actual: Actual) -> str:
 _FOREIGN = frozenset((Kind.FOREIGN, preferred) for preferred in (False, True))
 
 
-class Counts(msgspec.Struct, frozen=True):
-    """How many containers there are.
-
-    Attributes:
-        by_kind: by kind, and by whether they have what is ideal (True) or a wider set.
-    """
-
-    by_kind: dict[tuple[str, bool], int]
-
-    @classmethod
-    def of(cls, state: NodeState) -> Counts:
-        """Count them."""
-        live = [a for a in state.allocations.values() if not a.ended]
-        counted = Counter((a.kind, a.preferred) for a in live)
-        by_kind = {(k.value, p): counted[k, p] for k in Kind for p in (False, True)}
-        by_kind |= {(KUBELETS, p): 0 for p in (False, True)}
-        for a in live if counted.keys() & _FOREIGN else ():
-            if shown_kind(state, a) == KUBELETS:
-                by_kind[a.kind.value, a.preferred] -= 1
-                by_kind[KUBELETS, a.preferred] += 1
-        return cls(by_kind)
-
-    @property
-    def kinds(self) -> dict[str, int]:
-        """By kind alone."""
-        return {k: count + self.by_kind[k, True] for (k, p), count in self.by_kind.items() if not p}
-
-    @property
-    def wider(self) -> int:
-        """Those that have a wider set than ideal."""
-        return sum(count for (_, preferred), count in self.by_kind.items() if not preferred)
-
-
-def container_samples(state: NodeState) -> Iterator[ContainerSample]:
-    """Every container, made one by one while the answer is written."""
-    return (
-        ContainerSample(
-            namespace=a.namespace,
-            pod=a.pod,
-            container=a.container,
-            kind=shown_kind(state, a),
-            policy=a.policy.value,
-            numa_nodes=str(a.numa_nodes),
-            preferred=a.preferred,
-        )
-        for a in state.allocations.values()
-        if not a.ended
-    )
+def counts_of(state: NodeState) -> dict[tuple[str, bool], int]:
+    """Containers by kind, and by whether they have what is ideal (True) or a wider set."""
+    live = [a for a in state.allocations.values() if not a.ended]
+    counted = Counter((a.kind, a.preferred) for a in live)
+    counts = {(k.value, p): counted[k, p] for k in Kind for p in (False, True)}
+    counts |= {(KUBELETS, p): 0 for p in (False, True)}
+    for a in live if counted.keys() & _FOREIGN else ():
+        if shown_kind(state, a) == KUBELETS:
+            counts[a.kind.value, a.preferred] -= 1
+            counts[KUBELETS, a.preferred] += 1
+    return counts
 
 
 # --- NUMA nodes ---
@@ -631,105 +581,69 @@ def container_samples(state: NodeState) -> Iterator[ContainerSample]:
 
 def numa_node_uses(
     machine: Machine, state: NodeState, pool: CPUSet, reading: Reading | None
-) -> tuple[NUMANodeUse, ...]:
+) -> Iterator[NUMANodeUse]:
     """For the API: every NUMA node by id, who has its CPUs and what the accounting has left."""
-    reserved = machine.settings.reserved_cpus
-    return tuple(_use(facts, reserved) for facts in _facts(machine, state, pool, reading))
-
-
-def numa_node_samples(
-    machine: Machine, state: NodeState, pool: CPUSet, reading: Reading | None
-) -> tuple[NUMANodeSample, ...]:
-    """For a scrape: the same in counts of CPUs."""
-    reserved = machine.settings.reserved_cpus
-    return tuple(_sample(facts, reserved) for facts in _facts(machine, state, pool, reading))
-
-
-class _Facts(NamedTuple):
-    """One NUMA node; CPU amounts are thousandths of a CPU, memory is bytes."""
-
-    node: NUMANode
-    charge: Charge
-    exclusive: CPUSet
-    idle: CPUSet
-    kubelet: CPUSet
-    shared: CPUSet
-    cpu_total: int
-    cpu_left: int
-    memory_left: int
-    capacity_factor: float
-
-
-def _facts(
-    machine: Machine, state: NodeState, pool: CPUSet, reading: Reading | None
-) -> Iterator[_Facts]:
-    """Every NUMA node, by id."""
     cpu_left, memory_left = machine.cpu_left(state), machine.memory_left(state, reading)
     for i, node in sorted(machine.topology.numa_nodes.items()):
-        yield _Facts(
-            node=node,
-            charge=state.charge(i),
-            exclusive=node.cpus & state.owned,
-            idle=node.cpus & state.idle,
-            kubelet=(node.cpus & state.kubelet.granted) - state.owned - state.idle,
-            shared=node.cpus & pool,
-            cpu_total=machine.cpu_total.get(i, 0),
-            cpu_left=cpu_left.get(i, 0),
-            memory_left=memory_left.get(i, 0),
+        charge = state.charge(i)
+        yield NUMANodeUse(
+            id=i,
+            cpus=str(node.cpus),
+            exclusive=str(node.cpus & state.owned),
+            idle=str(node.cpus & state.idle),
+            kubelet=str((node.cpus & state.kubelet.granted) - state.owned - state.idle),
+            shared=str(node.cpus & pool),
+            reserved=str(node.cpus & machine.settings.reserved_cpus),
+            cpu_capacity_milli=machine.cpu_total.get(i, 0),
+            cpu_allocated_milli=charge.cpu_milli,
+            cpu_available_milli=cpu_left.get(i, 0),
+            memory_bytes=node.memory_bytes,
+            memory_allocated_bytes=charge.memory,
+            memory_available_bytes=memory_left.get(i, 0),
+            huge_pages=tuple(
+                HugePages(
+                    size_bytes=size,
+                    total_bytes=total,
+                    allocated_bytes=charge.hugepages.get(size, 0),
+                )
+                for size, total in sorted(node.hugepages.items())
+            ),
             capacity_factor=machine.settings.capacity_factor.get(i, 1.0),
         )
 
 
-def _use(facts: _Facts, reserved: CPUSet) -> NUMANodeUse:
-    node, charge = facts.node, facts.charge
-    return NUMANodeUse(
-        id=node.id,
-        cpus=str(node.cpus),
-        exclusive=str(facts.exclusive),
-        idle=str(facts.idle),
-        kubelet=str(facts.kubelet),
-        shared=str(facts.shared),
-        reserved=str(node.cpus & reserved),
-        cpu_capacity_milli=facts.cpu_total,
-        cpu_allocated_milli=charge.cpu_milli,
-        cpu_available_milli=facts.cpu_left,
-        memory_bytes=node.memory_bytes,
-        memory_allocated_bytes=charge.memory,
-        memory_available_bytes=facts.memory_left,
-        huge_pages=tuple(
-            HugePages(
-                size_bytes=size,
-                total_bytes=total,
-                allocated_bytes=charge.hugepages.get(size, 0),
-            )
-            for size, total in sorted(node.hugepages.items())
-        ),
-        capacity_factor=facts.capacity_factor,
-    )
-
-
-def _sample(facts: _Facts, reserved: CPUSet) -> NUMANodeSample:
-    node, charge = facts.node, facts.charge
-    shared = facts.shared - reserved - facts.kubelet
-    return NUMANodeSample(
-        numa_node=node.id,
-        exclusive_cpus=len(facts.exclusive),
-        idle_cpus=len(facts.idle),
-        kubelet_cpus=len(facts.kubelet),
-        shared_cpus=len(shared),
+def numa_node_samples(
+    machine: Machine, state: NodeState, pool: CPUSet, reading: Reading | None
+) -> Iterator[NUMANodeSample]:
+    """For a scrape: the same in counts of CPUs, each CPU in one of them."""
+    cpu_left, memory_left = machine.cpu_left(state), machine.memory_left(state, reading)
+    pool -= machine.settings.reserved_cpus
+    for i, node in sorted(machine.topology.numa_nodes.items()):
+        charge = state.charge(i)
+        kubelet = (node.cpus & state.kubelet.granted) - state.owned - state.idle
+        counts = {
+            "exclusive": len(node.cpus & state.owned),
+            "idle": len(node.cpus & state.idle),
+            "kubelet": len(kubelet),
+            "shared": len((node.cpus & pool) - kubelet),
+        }
         # What is left: reserved CPUs, and those that our own cpuset keeps from containers.
-        reserved_cpus=len(node.cpus - facts.exclusive - facts.idle - facts.kubelet - shared),
-        capacity_cpus=facts.cpu_total / 1000,
-        allocated_cpus=charge.cpu_milli / 1000,
-        available_cpus=facts.cpu_left / 1000,
-        memory_bytes=node.memory_bytes,
-        memory_allocated_bytes=charge.memory,
-        memory_available_bytes=facts.memory_left,
-        capacity_factor=facts.capacity_factor,
-        hugepages={
-            size: (total, charge.hugepages.get(size, 0)) for size, total in node.hugepages.items()
-        },
-    )
+        counts["reserved"] = len(node.cpus) - sum(counts.values())
+        yield NUMANodeSample(
+            numa_node=i,
+            cpus=counts,
+            capacity_cpus=machine.cpu_total.get(i, 0) / 1000,
+            allocated_cpus=charge.cpu_milli / 1000,
+            available_cpus=cpu_left.get(i, 0) / 1000,
+            memory_bytes=node.memory_bytes,
+            memory_allocated_bytes=charge.memory,
+            memory_available_bytes=memory_left.get(i, 0),
+            capacity_factor=machine.settings.capacity_factor.get(i, 1.0),
+            hugepages={
+                size: (total, charge.hugepages.get(size, 0))
+                for size, total in node.hugepages.items()
+            },
+        )
 
 
 # --- Exclusive CPUs that a scheduler may count ---
@@ -920,29 +834,30 @@ def _grants(agent: Agent) -> list[KubeletGrant]:
     found: list[KubeletGrant] = []
     for holder in sorted(grants.cpus.keys() | grants.mems.keys()):
         a = live.get(holder) or by_id.get(holder)
-        cpus = grants.cpus.get(holder, "")
-        found.append(
-            KubeletGrant(
-                pod_uid=a.pod_uid if a else holder[0],
-                container=a.container if a else holder[1],
-                namespace=a.namespace if a else "",
-                pod=a.pod if a else "",
-                cpus=str(cpus),
-                mems=str(grants.mems.get(holder, "")),
-                overridden=bool(cpus) and a is not None and shown_kind(state, a) != KUBELETS,
-            )
-        )
+        cpus, mems = grants.cpus.get(holder, ""), grants.mems.get(holder, "")
+        overridden = bool(cpus) and a is not None and shown_kind(state, a) != KUBELETS
+        uid, container = (a.pod_uid, a.container) if a else holder
+        found.append(_grant(uid, container, a, cpus, mems, overridden))
     for uid in sorted(grants.pods.keys() | grants.pod_mems.keys()):
-        a = pods.get(uid)
-        found.append(
-            KubeletGrant(
-                pod_uid=uid,
-                container="",
-                namespace=a.namespace if a else "",
-                pod=a.pod if a else "",
-                cpus=str(grants.pods.get(uid, "")),
-                mems=str(grants.pod_mems.get(uid, "")),
-                overridden=False,
-            )
-        )
+        cpus, mems = grants.pods.get(uid, ""), grants.pod_mems.get(uid, "")
+        found.append(_grant(uid, "", pods.get(uid), cpus, mems, overridden=False))
     return found
+
+
+def _grant(
+    uid: str,
+    container: str,
+    a: Allocation | None,
+    cpus: CPUSet | str,
+    mems: NUMASet | str,
+    overridden: bool,
+) -> KubeletGrant:
+    return KubeletGrant(
+        pod_uid=uid,
+        container=container,
+        namespace=a.namespace if a else "",
+        pod=a.pod if a else "",
+        cpus=str(cpus),
+        mems=str(mems),
+        overridden=overridden,
+    )

@@ -13,11 +13,14 @@ from __future__ import annotations
 import platform
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import chain, islice
 from types import ModuleType
-from typing import Final, TypeAlias
+from typing import Final
 
+import msgspec
+
+from nri_numa.engine.others import shown_kind
+from nri_numa.engine.state import Allocation, NodeState
 from nri_numa.observe import logs
 from nri_numa.text import harmless
 
@@ -144,47 +147,29 @@ class _DroppedLines(Collector):
         )
 
 
-Named: TypeAlias = tuple[str, str, str, float]
-"""Namespace, pod, container, and the value."""
+class Watched(msgspec.Struct, frozen=True):
+    """What is read of containers in rounds, as many as may be series.
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalMemory:
-    """What part of containers' memory is on their own NUMA nodes, as many as may be series.
-
-    ``states`` are the numbers of containers by whether they have a ratio: ``known``, ``unknown``,
-    and ``left out`` for those beyond the limit of series.
+    Attributes:
+        values: by namespace, pod and container; None where one is not known.
+        states: the numbers of containers by whether any is known: ``known``, ``unknown``, and
+            ``left out`` for those beyond the limit of series.
     """
 
-    ratios: Sequence[Named]
+    values: Mapping[tuple[str, str, str], Sequence[float | None]]
     states: Mapping[str, int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
-    """How much containers wait: parts from 0 to 1, and threads on average; as `LocalMemory`."""
-
-    pressure: Sequence[Named]
-    tasks: Sequence[Named]
-    states: Mapping[str, int]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NUMANodeSample:
+class NUMANodeSample(msgspec.Struct, frozen=True, kw_only=True):
     """One NUMA node at the moment of a scrape; CPU fields count CPUs, the rest is in bytes.
 
     Attributes:
-        exclusive_cpus, idle_cpus, kubelet_cpus, shared_cpus, reserved_cpus: every online CPU is in
-            one of them.
+        cpus: by state (exclusive, idle, kubelet, shared, reserved); every online CPU is in one.
         hugepages: by page size in bytes, ``(total, allocated)``.
     """
 
     numa_node: int
-    exclusive_cpus: int
-    idle_cpus: int
-    kubelet_cpus: int = 0
-    shared_cpus: int
-    reserved_cpus: int
+    cpus: Mapping[str, int]
     capacity_cpus: float
     allocated_cpus: float
     available_cpus: float
@@ -192,7 +177,7 @@ class NUMANodeSample:
     memory_allocated_bytes: int
     memory_available_bytes: int
     capacity_factor: float = 1.0
-    hugepages: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    hugepages: Mapping[int, tuple[int, int]] = msgspec.field(default_factory=dict)
 
     @property
     def allocatable_cpus(self) -> float:
@@ -200,40 +185,19 @@ class NUMANodeSample:
         return self.available_cpus
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContainerSample:
-    """The labels of one container.
-
-    Attributes:
-        kind: exclusive, shared, explicit, unbound, foreign or kubelet.
-        numa_nodes: kernel list of its memory nodes, or of the NUMA nodes of its CPUs.
-        preferred: False when it has a wider set than ideal, or none of what it asked for.
-    """
-
-    namespace: str
-    pod: str
-    container: str
-    kind: str
-    policy: str
-    numa_nodes: str
-    preferred: bool = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The node's state at the moment of a scrape.
 
     Attributes:
         container_counts: by kind, and by whether they have the narrowest set.
-        containers: consumed while the answer is written; it must stay valid over loop rounds.
         checkpoint_written: Unix time at which the state was last written; None before that.
         checkpoint_age: seconds since then.
     """
 
     node_name: str = ""
     numa_nodes: Iterable[NUMANodeSample] = ()
-    container_counts: Mapping[tuple[str, bool], int] = field(default_factory=dict)
-    containers: Iterable[ContainerSample] = ()
+    container_counts: Mapping[tuple[str, bool], int] = msgspec.field(default_factory=dict)
+    state: NodeState = NodeState()
     shared_pool_cpus: int = 0
     offline_cpus: int = 0
     checkpoint_written: float | None = None
@@ -241,8 +205,8 @@ class Snapshot:
     checkpoint_failing: bool = False
     ready: bool = False
     observe: bool = False
-    local_memory: LocalMemory | None = None
-    waiting: Waiting | None = None
+    local_memory: Watched | None = None
+    waiting: Watched | None = None
 
 
 class Metrics(Registry):
@@ -423,9 +387,9 @@ class Metrics(Registry):
         rows = chain(
             _numa_node_rows(sorted(snapshot.numa_nodes, key=lambda one: one.numa_node)),
             _node_rows(snapshot),
-            _container_rows(snapshot.containers),
-            _memory_rows(snapshot.local_memory) if snapshot.local_memory is not None else (),
-            _waiting_rows(snapshot.waiting) if snapshot.waiting is not None else (),
+            _container_rows(snapshot.state),
+            _watched_rows(_LOCAL_MEMORY, snapshot.local_memory),
+            _watched_rows(_WAITING, snapshot.waiting),
         )
         while some := list(islice(rows, ROWS)):
             yield "".join(some).encode(errors="backslashreplace")
@@ -558,9 +522,9 @@ def _numa_node_rows(samples: Sequence[NUMANodeSample]) -> Iterator[str]:
         "numa_node_cpus",
         "Online CPUs of a NUMA node; each is in one state.",
         (
-            (f'numa_node="{n.numa_node}",state="{state}"', str(getattr(n, f"{state}_cpus")))
+            (f'numa_node="{n.numa_node}",state="{state}"', str(count))
             for n in samples
-            for state in ("exclusive", "idle", "kubelet", "shared", "reserved")
+            for state, count in n.cpus.items()
         ),
     )
     for name, text in _OF_NUMA_NODE.items():
@@ -580,55 +544,61 @@ def _numa_node_rows(samples: Sequence[NUMANodeSample]) -> Iterator[str]:
         yield from _family(f"numa_node_{name}", text, pages)
 
 
-def _container_rows(samples: Iterable[ContainerSample]) -> Iterator[str]:
-    def labels(one: ContainerSample) -> str:
+def _container_rows(state: NodeState) -> Iterator[str]:
+    def labels(one: Allocation) -> str:
         namespace, pod, container = map(label, (one.namespace, one.pod, one.container))
         return (
             f"{_of(namespace, pod, container)},"
             # The former names, which a scrape of pods renames to exported_*.
             f'namespace="{namespace}",pod="{pod}",container="{container}",'
-            f'kind="{one.kind}",policy="{one.policy}",numa_nodes="{one.numa_nodes}",'
+            f'kind="{shown_kind(state, one)}",policy="{one.policy}",numa_nodes="{one.numa_nodes}",'
             f'preferred="{_truth(one.preferred)}"'
         )
 
     text = "A container and how it is placed; always 1."
-    return _family("container_info", text, ((labels(one), "1") for one in samples))
+    live = (one for one in state.allocations.values() if not one.ended)
+    return _family("container_info", text, ((labels(one), "1") for one in live))
 
 
-def _known_rows(name: str, text: str, states: Mapping[str, int]) -> Iterator[str]:
-    rows = ((f'state="{state}"', str(count)) for state, count in sorted(states.items()))
-    return _family(name, text, rows)
-
-
-def _memory_rows(memory: LocalMemory) -> Iterator[str]:
-    yield from _known_rows(
+_LOCAL_MEMORY: Final = (
+    (
         "local_memory_containers",
         "Containers by whether the part of their memory on their own NUMA nodes is known, and "
         "exposed.",
-        memory.states,
-    )
-    yield from _family(
+    ),
+    (
         "container_local_memory_ratio",
         "The part of a container's memory that is on its own NUMA nodes; none where not known.",
-        ((_of(*map(label, name)), f"{ratio:.4g}") for *name, ratio in memory.ratios),
-    )
-
-
-def _waiting_rows(waiting: Waiting) -> Iterator[str]:
-    yield from _known_rows(
+    ),
+)
+"""Names and texts: of the states, and of each value of a `Watched`."""
+_WAITING: Final = (
+    (
         "cpu_waiting_containers",
         "Containers by whether it is known how much they wait for CPUs, and exposed.",
-        waiting.states,
-    )
-    yield from _family(
+    ),
+    (
         "container_cpu_pressure_ratio",
         "The part of the last minute in which something of a container was ready and had no CPU; "
         "none where not known.",
-        ((_of(*map(label, name)), f"{value:.4g}") for *name, value in waiting.pressure),
-    )
-    yield from _family(
+    ),
+    (
         "container_waiting_tasks",
         "Threads of a container that waited for a CPU, on average since the round before; none "
         "where not known.",
-        ((_of(*map(label, name)), f"{value:.4g}") for *name, value in waiting.tasks),
-    )
+    ),
+)
+
+
+def _watched_rows(families: Sequence[tuple[str, str]], watched: Watched | None) -> Iterator[str]:
+    if watched is None:
+        return
+    states = ((f'state="{state}"', str(n)) for state, n in sorted(watched.states.items()))
+    yield from _family(*families[0], states)
+    for index, family in enumerate(families[1:]):
+        rows = (
+            (_of(*map(label, name)), f"{value:.4g}")
+            for name, values in watched.values.items()
+            if (value := values[index]) is not None
+        )
+        yield from _family(*family, rows)

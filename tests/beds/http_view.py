@@ -6,14 +6,13 @@ import asyncio
 import functools
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from nri_numa.web.api import Listing
 from nri_numa.web.responses import (
     Actual,
     Assignment,
@@ -173,7 +172,7 @@ class FakeView:
             ),
         )
 
-    def listing(self) -> Listing:
+    def listing(self) -> tuple[NodeUse, Iterator[Assignment]]:
         node = NUMANodeUse(
             id=0,
             cpus="0-3",
@@ -189,10 +188,8 @@ class FakeView:
             memory_available_bytes=1 << 33,
             huge_pages=(HugePages(size_bytes=2 << 20, total_bytes=4 << 20, allocated_bytes=0),),
         )
-        return Listing(
-            head=NodeUse(serial=self.serial, shared_pool="0-3", numa_nodes=(node,)),
-            containers=iter(self.containers),
-        )
+        head = NodeUse(serial=self.serial, shared_pool="0-3", numa_nodes=(node,))
+        return head, iter(self.containers)
 
     def explain(self, namespace: str, pod: str, container: str | None) -> list[Explanation]:
         return [

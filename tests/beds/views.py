@@ -8,7 +8,7 @@ from nri_numa.agent.agent import Agent
 from nri_numa.agent.loop import Clock
 from nri_numa.agent.serving import About, Collaborators
 from nri_numa.agent.usage import Watches
-from nri_numa.agent.view import LinkFacts, LiveView, Runtime
+from nri_numa.agent.view import LinkFacts, LiveView
 from nri_numa.engine.decision import Reading
 from tests.beds.world import StillClock
 
@@ -36,7 +36,7 @@ def live_view(
     agent: Agent,
     about: About = About("0", "", 0.0),  # noqa: B008 - a value
     *,
-    link: Runtime | None = None,
+    link: Any = None,
     memory: Reading | None = None,
     watches: Watches = Watches(),  # noqa: B008 - a value
     clock: Clock | None = None,

@@ -222,9 +222,7 @@ def test_every_online_cpu_of_a_node_is_in_one_state() -> None:
         made.create("own", policy="restricted", cpus="exclusive", smt="isolate")
         for sample in made.view.snapshot().numa_nodes:
             node = made.machine.topology.numa_nodes[sample.numa_node]
-            assert (
-                sample.exclusive_cpus + sample.idle_cpus + sample.shared_cpus + sample.reserved_cpus
-            ) == len(node.cpus)
+            assert sum(sample.cpus.values()) == len(node.cpus)
 
 
 def test_zones_are_counted_and_name_whose_pods_are_charged(bed: Bed) -> None:

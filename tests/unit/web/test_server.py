@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import errno
 import json
 import os
@@ -21,8 +20,8 @@ from nri_numa.errors import ConfigError
 from nri_numa.observe.metrics import Metrics
 from nri_numa.web import api, protocol
 from nri_numa.web import server as server_module
-from nri_numa.web.api import AgentServer, Listing, SharedScrape
-from nri_numa.web.responses import Assignment, Readiness
+from nri_numa.web.api import AgentServer, SharedScrape
+from nri_numa.web.responses import Assignment, NodeUse, Readiness
 from tests.beds.http_view import (
     HOSTILE,
     FakeView,
@@ -542,15 +541,15 @@ def test_the_runtime_goes_first_between_two_answers_and_two_pieces() -> None:
 
     async def test() -> None:
         class Watched(FakeView):
-            def listing(self) -> Listing:
-                whole = super().listing()
+            def listing(self) -> tuple[NodeUse, Iterator[Assignment]]:
+                head, containers = super().listing()
 
                 def watched() -> Iterator[Assignment]:
-                    for one in whole.containers:
+                    for one in containers:
                         order.append("container")
                         yield one
 
-                return dataclasses.replace(whole, containers=watched())
+                return head, watched()
 
             def readiness(self) -> Readiness:
                 order.append("ready")

@@ -49,7 +49,7 @@ from nri_numa.observe import logs
 from nri_numa.observe.decisions import RUNNING, DecisionLog
 from nri_numa.observe.metrics import Metrics
 from nri_numa.observe.notices import Notices
-from nri_numa.observe.traces import KeptTrace, TraceKeeper, unpack
+from nri_numa.observe.traces import KeptTrace, keep, unpack
 from nri_numa.store.checkpoint import CheckpointStore
 
 SYNCHRONIZE_SECONDS: Final = 1.0
@@ -254,7 +254,6 @@ class Agent:
         self._readings = readings
         self._cgroups = cgroups
         self._tell = DecisionLog(metrics, self.notices)
-        self._keeper = TraceKeeper()
         self._foreign = ForeignPins(metrics)
         self._tasks = DeferredTasks(clock)
         self._traces: dict[str, Trace | KeptTrace] = {}
@@ -614,9 +613,8 @@ class Agent:
 
     def recall(self, traces: Mapping[str, KeptTrace], refusals: Iterable[RefusedContainer]) -> None:
         """Know again what an earlier run of ours kept; only before the first event."""
-        self._traces |= {i: self._keeper.again(kept) for i, kept in traces.items()}
-        again = (replace(r, trace=self._keeper.again(r.trace)) for r in refusals)
-        self._refusals.update((one.key, one) for one in again)
+        self._traces |= traces
+        self._refusals.update((one.key, one) for one in refusals)
 
     @property
     def refusals(self) -> tuple[RefusedContainer, ...]:
@@ -820,7 +818,7 @@ class Agent:
     def _pack(self, container_id: str) -> None:
         trace = self._traces.get(container_id)
         if isinstance(trace, Trace):
-            self._traces[container_id] = self._keeper.keep(trace)
+            self._traces[container_id] = keep(trace)
 
     def _refused(self, decision: Refused, *, running: bool = False) -> None:
         self.refused += 1
@@ -835,7 +833,7 @@ class Agent:
             reason=decision.reason,
             message=decision.message,
             at=self._now(),
-            trace=self._keeper.keep(decision.trace),
+            trace=keep(decision.trace),
             observed=self.observe,
         )
         before = self._refusals.pop(one.key, None)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import hashlib
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
@@ -93,7 +92,7 @@ class API:
                 lambda request: Response(200, described.read_bytes(), "application/yaml"),
             ),
         )
-        self.page = tuple(page_routes("nri_numa.web"))
+        self.page = tuple(protocol.page_routes("nri_numa.web"))
 
     def _health(self, request: Request) -> Response:
         if (busy := self._busy_for()) > STUCK:
@@ -252,38 +251,6 @@ class Changes:
         return b"id: %d\nevent: state\ndata: %s\n\n" % (status.serial, _encode(data))
 
 
-# --- the page -----------------------------------------------------------------------------------
-
-
-_TYPES: Final = {
-    "html": "text/html; charset=utf-8",
-    "js": "text/javascript; charset=utf-8",
-    "css": "text/css; charset=utf-8",
-    "svg": "image/svg+xml",
-}
-
-
-def page_routes(room: str) -> Iterator[Route]:
-    """The files of a room's page; read once, so that no request names a file of the disk."""
-    for file in resources.files(room).joinpath("static").iterdir():
-        if (kind := _TYPES.get(file.name.rpartition(".")[2])) is not None:
-            data = file.read_bytes()
-            tag = f'"{hashlib.sha256(data).hexdigest()[:20]}"'
-            for path in ("/", "/index.html") if file.name == "index.html" else (f"/{file.name}",):
-                yield Route("GET", path, partial(_page_file, data, kind, tag), query=())
-
-
-def _page_file(data: bytes, kind: str, tag: str, request: Request) -> Response:
-    headers = [
-        ("ETag", tag),
-        ("Cache-Control", "no-cache"),
-        ("Content-Security-Policy", protocol.CONTENT_SECURITY_POLICY),
-    ]
-    if request.header(b"if-none-match") == tag.encode():
-        return Response(304, b"", kind, headers)
-    return Response(200, data, kind, headers)
-
-
 # --- the server ---------------------------------------------------------------------------------
 
 
@@ -373,15 +340,8 @@ class AgentServer(Server):
 
     def admit(self, request: Request) -> None:
         """Probes and the page itself are open; the unix socket's mode has said who may ask."""
-        if self._token is None or request.local or request.path in self._open:
-            return
-        if not self._token.admits(request.header(b"authorization")):
-            raise APIError(
-                401,
-                "Unauthorized",
-                "expected the header Authorization: Bearer TOKEN with the token of http.tokenFile",
-                [("WWW-Authenticate", 'Bearer realm="nri-numa"')],
-            )
+        if self._token is not None and not (request.local or request.path in self._open):
+            self._token.check(request)
 
     def answered(self, request: Request | None, status: int) -> None:
         """Count it by the pattern of its path: bounded, whatever clients send."""

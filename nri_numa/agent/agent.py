@@ -602,11 +602,6 @@ class Agent:
             trace, namespace=of.namespace, pod=of.pod, container=of.container, distance=distance
         )
 
-    def kept_trace(self, container_id: str) -> KeptTrace | None:
-        """Stands for a trace: the same object as long as the decision is the same."""
-        kept = self._traces.get(container_id)
-        return kept if isinstance(kept, KeptTrace) else None
-
     def packed_traces(self) -> dict[str, KeptTrace]:
         """What is kept of the decisions about live containers, by container id."""
         return {i: kept for i, kept in self._traces.items() if isinstance(kept, KeptTrace)}

@@ -8,11 +8,9 @@ interpreter does not interrupt (the refusals).
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
-from heapq import merge
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
@@ -31,7 +29,7 @@ from nri_numa.agent.usage import (
 )
 from nri_numa.engine.accounting import largest, slot_capacity, together
 from nri_numa.engine.decision import Machine, Reading
-from nri_numa.engine.explain.explanation import Document, of_allocation, of_refusal
+from nri_numa.engine.explain.explanation import of_allocation, of_refusal
 from nri_numa.engine.explain.sentences import actual_text, displaced_text, late_text, sentences
 from nri_numa.engine.others import KUBELETS, granted_names, shown_kind
 from nri_numa.engine.state import Allocation, Kind, NodeState, displaced, effective_cpus
@@ -78,15 +76,6 @@ if TYPE_CHECKING:
 
 
 NO_ROOTS: Final[Mapping[int, tuple[str, ...]]] = {}
-_AFRESH: Final = 64
-"""Differences up to which an old order is mended; a larger change is sorted afresh."""
-_STEP: Final = 250
-"""Names sorted in one call: a fifth of a millisecond."""
-_DOCUMENTS: Final = 32
-"""Explanations kept ready: a page asks for the same ones again and again."""
-
-Name = tuple[str, str, str, str]
-"""Namespace, pod, container, id: the order an operator reads in, and total."""
 
 
 class LinkFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,10 +121,7 @@ class LiveView:
         self._more = more
         self._watches = watches
         self._clock = clock
-        self._names: list[Name] = []
-        self._named = NodeState()
         self._counted = NodeState(), counts_of(NodeState())
-        self._documents: dict[object, Document] = {}
 
     def status(self) -> Status:
         """The agent itself."""
@@ -209,9 +195,7 @@ class LiveView:
         machine, state, pool = moment.machine, moment.state, moment.pool
         uses = numa_node_uses(machine, state, pool, self._more.readings.memory)
         head = NodeUse(serial=state.serial, shared_pool=str(pool), numa_nodes=tuple(uses))
-        # The names of this moment: they are mended in place by whoever is next.
-        names = tuple(self._ordered(state))
-        return Listing(head, (moment.assignment(state.allocations[name[3]]) for name in names))
+        return Listing(head, (moment.assignment(a) for a in _ordered(state)))
 
     def explain(self, namespace: str, pod: str, container: str | None) -> list[Explanation]:
         """What is known about a pod's containers: those that run, and those refused lately."""
@@ -222,7 +206,7 @@ class LiveView:
             if (one.namespace, one.pod) == (namespace, pod):
                 refused[one.container] = one
         found: list[Explanation] = []
-        for allocation in self._named_so(state, namespace, pod, container):
+        for allocation in _ordered(state, namespace, pod, container):
             later = refused.pop(allocation.container, None)
             if later is not None and later.at <= allocation.since:
                 later = None  # it was refused before it was placed
@@ -235,15 +219,9 @@ class LiveView:
     def _explained(
         self, allocation: Allocation, moment: Moment, later: RefusedContainer | None
     ) -> Explanation:
-        kept = self._agent.kept_trace(allocation.container_id)
-        document = self._documents.get(kept) if kept is not None else None
         effective = moment.cpus_of(allocation)
-        cpus = str(effective)
-        if document is None or document["result"]["cpus"] != cpus:
-            known = self._agent.grounds_of(allocation.container_id)
-            document = of_allocation(allocation, known, cpus)
-            if kept is not None:
-                self._remember(kept, document)
+        known = self._agent.grounds_of(allocation.container_id)
+        document = of_allocation(allocation, known, str(effective))
         since = [f"since then refused: {later.message}"] if later is not None else []
         if gave_way := moment.gave_way(allocation, effective):
             since.append(f"listed {allocation.cpus}, {gave_way}")
@@ -256,9 +234,9 @@ class LiveView:
         if isinstance(assignment.late, float):
             before.append(late_text(assignment.late))
         if before or since:
-            document = {**document, "later": [*before, *since]}
+            document["later"] = [*before, *since]
         if assignment.actual is not None:
-            document = {**document, "actual": actual_sentence(assignment.actual)}
+            document["actual"] = actual_sentence(assignment.actual)
         return Explanation(
             namespace=allocation.namespace,
             pod=allocation.pod,
@@ -271,11 +249,8 @@ class LiveView:
         )
 
     def _refused(self, refused: RefusedContainer) -> Explanation:
-        document = self._documents.get(refused.trace)
-        if document is None:
-            known = self._agent.grounds_of_refusal(refused)
-            document = of_refusal(known, refused.reason, refused.message)
-            self._remember(refused.trace, document)
+        known = self._agent.grounds_of_refusal(refused)
+        document = of_refusal(known, refused.reason, refused.message)
         return Explanation(
             namespace=refused.namespace,
             pod=refused.pod,
@@ -287,11 +262,6 @@ class LiveView:
             refusal=convert(refused, Refusal, from_attributes=True),
             details=document,
         )
-
-    def _remember(self, key: object, document: Document) -> None:
-        if len(self._documents) >= _DOCUMENTS:
-            del self._documents[next(iter(self._documents))]
-        self._documents[key] = document
 
     def refusals(self) -> list[Refusal]:
         """The latest refusals, newest first."""
@@ -357,7 +327,7 @@ class LiveView:
         if usage is None:
             return []
         state = self._agent.state
-        found = self._named_so(state, namespace, pod, container)
+        found = _ordered(state, namespace, pod, container)
         return [await usage.container(allocation) for allocation in found]
 
     def subscribe(self, listener: Callable[[], None]) -> Callable[[], None]:
@@ -399,48 +369,18 @@ class LiveView:
             self._counted = state, counts_of(state)
         return self._counted[1]
 
-    def _named_so(
-        self, state: NodeState, namespace: str, pod: str, container: str | None
-    ) -> list[Allocation]:
-        """A pod's containers, or those of one name, in the order of their names."""
-        names = self._ordered(state)
-        found = []
-        for n in range(bisect_left(names, (namespace, pod, container or "", "")), len(names)):
-            if names[n][:2] != (namespace, pod) or container not in (None, names[n][2]):
-                break
-            found.append(state.allocations[names[n][3]])
-        return found
 
-    def _ordered(self, state: NodeState) -> list[Name]:
-        """Names of all containers, sorted: the order of last time, mended.
-
-        Sorting a thousand names takes a millisecond in which no container can start; comparing the
-        ids takes a hundredth of that, and names do not change.
-        """
-        if state is self._named:
-            return self._names
-        old, new = self._named.allocations, state.allocations
-        changed = old.keys() ^ new.keys()
-        if len(changed) > _AFRESH:
-            self._names = _sorted([_name(a) for a in new.values()])
-        else:
-            for container_id in changed:
-                if container_id in new:
-                    insort(self._names, _name(new[container_id]))
-                else:
-                    del self._names[bisect_left(self._names, _name(old[container_id]))]
-        self._named = state
-        return self._names
-
-
-def _sorted(names: list[Name]) -> list[Name]:
-    """Sorted in steps that others can get in between: one call would hold up everybody."""
-    parts = [sorted(names[n : n + _STEP]) for n in range(0, len(names), _STEP)]
-    return list(merge(*parts))
-
-
-def _name(a: Allocation) -> Name:
-    return a.namespace, a.pod, a.container, a.container_id
+def _ordered(
+    state: NodeState, namespace: str = "", pod: str = "", container: str | None = None
+) -> list[Allocation]:
+    """All containers, those of a pod, or those of one name in it, by names and id."""
+    found = [
+        a
+        for a in state.allocations.values()
+        if (not pod or (a.namespace, a.pod) == (namespace, pod))
+        and container in (None, a.container)
+    ]
+    return sorted(found, key=lambda a: (a.namespace, a.pod, a.container, a.container_id))
 
 
 class Moment:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
-from nri_numa.config.derived import reserved_types, sockets
+from nri_numa.config.derived import reserved_types, sockets, texts
 from nri_numa.config.sections import AgentConfig, LinkKind, PodMatch, leaves
 from nri_numa.config.values import (
     DAY,
@@ -190,7 +190,7 @@ def _annotations(config: AgentConfig) -> Iterator[str]:
         if not rule.set:
             yield f"rules[{number}].set: is empty, expected at least one annotation key"
     for path, values in _levels(config):
-        for problem in check_level({key: str(value) for key, value in values.items()}):
+        for problem in check_level(texts(values)):
             yield f"{path}.{problem}"
 
 

@@ -612,7 +612,6 @@ def slots_document(machine: Machine, state: NodeState, reason: str) -> Slots:
 
 # --- NUMA nodes as schedulers count them ---
 
-EMPTY = NodeState()
 MIXED: Final = "mixed"
 """Kind of a NUMA node's cores where it has several."""
 
@@ -635,21 +634,59 @@ def zones_document(
     give, or why they are not known; ``coming`` are namespace and name of Guaranteed pods that have
     no container yet.
     """
-    defaults = machine.settings.defaults
+    topology, settings = machine.topology, machine.settings
     charged = {(a.pod_uid, a.container) for a in state.allocations.values() if a.charges}
     pods = dict.fromkeys(coming, QoSClass.GUARANTEED.value)
     pods |= {(a.namespace, a.pod): a.qos.value for a in state.allocations.values()}
+    pool = state.pool(topology, settings)
+    cpu_left, memory_left = machine.cpu_left(state), machine.memory_left(state, reading)
+    free, whole = largest(machine, state), largest(machine, NodeState())
+    sizes = sorted({size for node in topology.numa_nodes.values() for size in node.hugepages})
+    capacity = {size: machine.hugepages_capacity(size) for size in sizes}
+    left = {size: machine.hugepages_left(size, state, reading) for size in sizes}
+    devices_of = _by_numa_node(devices)
     return Zones(
         serial=state.serial,
         ready=not reason,
         reason=reason,
-        policy=defaults.get("policy", Policy.NONE.value),
-        scope=defaults.get("scope", Scope.CONTAINER.value),
-        shares=defaults.get("cpus") == CPUMode.SHARED.value,
-        threads_per_core=machine.topology.threads_per_core,
+        policy=settings.defaults.get("policy", Policy.NONE.value),
+        scope=settings.defaults.get("scope", Scope.CONTAINER.value),
+        shares=settings.defaults.get("cpus") == CPUMode.SHARED.value,
+        threads_per_core=topology.threads_per_core,
         free_exclusive_cpus=together(machine, state),
-        zones=_zones(
-            machine, state, reading, measured or {}, _by_numa_node(devices), roots_of_pcie
+        zones=tuple(
+            Zone(
+                id=i,
+                socket=_socket(machine, i),
+                distances=tuple(
+                    Distance(id=other, value=topology.distance(i, other))
+                    for other in topology.numa_ids
+                ),
+                cpus=len(node.cpus),
+                cpu_allocatable_milli=machine.cpu_total.get(i, 0),
+                cpu_available_milli=cpu_left.get(i, 0),
+                exclusive_cpus=whole.get(i, 0),
+                free_exclusive_cpus=free.get(i, 0),
+                shared_cpus=len(node.cpus & pool),
+                memory_bytes=node.memory_bytes,
+                memory_allocatable_bytes=machine.memory_capacity[i],
+                memory_available_bytes=memory_left[i],
+                huge_pages=tuple(
+                    ZoneHugePages(
+                        size_bytes=size,
+                        capacity_bytes=node.hugepages.get(size, 0),
+                        allocatable_bytes=capacity[size][i],
+                        available_bytes=left[size][i],
+                    )
+                    for size in sizes
+                ),
+                capacity_factor=settings.capacity_factor.get(i, 1.0),
+                measured_factor=(measured or {}).get(i, 1.0),
+                devices=devices_of.get(i, ()),
+                core_kind=_core_kind(machine, i),
+                pcie_roots=roots_of_pcie.get(i, ()),
+            )
+            for i, node in sorted(topology.numa_nodes.items())
         ),
         devices_problem=devices if devices is None or isinstance(devices, str) else "",
         pods=tuple(
@@ -660,63 +697,11 @@ def zones_document(
     )
 
 
-def _zones(
-    machine: Machine,
-    state: NodeState,
-    reading: Reading | None,
-    measured: Mapping[int, float],
-    devices: Mapping[int, tuple[ZoneDevices, ...]],
-    roots_of_pcie: Mapping[int, tuple[str, ...]],
-) -> tuple[Zone, ...]:
-    topology = machine.topology
-    pool = state.pool(topology, machine.settings)
-    cpu_left, memory_left = machine.cpu_left(state), machine.memory_left(state, reading)
-    free, whole = largest(machine, state), largest(machine, EMPTY)
-    sizes = sorted({size for node in topology.numa_nodes.values() for size in node.hugepages})
-    capacity = {size: machine.hugepages_capacity(size) for size in sizes}
-    left = {size: machine.hugepages_left(size, state, reading) for size in sizes}
-    return tuple(
-        Zone(
-            id=i,
-            socket=_socket(machine, i),
-            distances=tuple(
-                Distance(id=other, value=topology.distance(i, other)) for other in topology.numa_ids
-            ),
-            cpus=len(node.cpus),
-            cpu_allocatable_milli=machine.cpu_total.get(i, 0),
-            cpu_available_milli=cpu_left.get(i, 0),
-            exclusive_cpus=whole.get(i, 0),
-            free_exclusive_cpus=free.get(i, 0),
-            shared_cpus=len(node.cpus & pool),
-            memory_bytes=node.memory_bytes,
-            memory_allocatable_bytes=machine.memory_capacity[i],
-            memory_available_bytes=memory_left[i],
-            huge_pages=tuple(
-                ZoneHugePages(
-                    size_bytes=size,
-                    capacity_bytes=node.hugepages.get(size, 0),
-                    allocatable_bytes=capacity[size][i],
-                    available_bytes=left[size][i],
-                )
-                for size in sizes
-            ),
-            capacity_factor=machine.settings.capacity_factor.get(i, 1.0),
-            measured_factor=measured.get(i, 1.0),
-            devices=devices.get(i, ()),
-            core_kind=_core_kind(machine, i),
-            pcie_roots=roots_of_pcie.get(i, ()),
-        )
-        for i, node in sorted(topology.numa_nodes.items())
-    )
-
-
 def _by_numa_node(counts: Counted | None) -> dict[int, tuple[ZoneDevices, ...]]:
     """Devices by NUMA node, in the order of their resources; none where they are not known."""
     found: dict[int, tuple[ZoneDevices, ...]] = {}
     for one in () if counts is None or isinstance(counts, str) else counts:
-        devices = ZoneDevices(
-            resource=one.resource, allocatable=one.allocatable, available=one.available
-        )
+        devices = convert(one, ZoneDevices, from_attributes=True)
         found[one.numa_node] = (*found.get(one.numa_node, ()), devices)
     return found
 

@@ -69,9 +69,7 @@ from prometheus_client import (  # noqa: E402
     ProcessCollector,
     disable_created_metrics,
 )
-from prometheus_client.core import CounterMetricFamily, Metric  # noqa: E402
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest  # noqa: E402
-from prometheus_client.registry import Collector  # noqa: E402
 
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 
@@ -134,17 +132,6 @@ class ServiceMetrics(Registry):
     def text(self) -> bytes:
         """All of it in Prometheus' text format."""
         return generate_latest(self.registry)
-
-
-class _DroppedLines(Collector):
-    """What the log counts by itself: a line knows of no metrics."""
-
-    def collect(self) -> Iterator[Metric]:
-        yield CounterMetricFamily(
-            "nri_numa_log_lines_dropped",
-            "Log lines dropped because nobody read them.",
-            value=logs.dropped(),
-        )
 
 
 class Watched(msgspec.Struct, frozen=True):
@@ -342,13 +329,15 @@ class Metrics(Registry):
         self.http_requests = self.counter(
             "http_requests_total", "HTTP requests by route and status.", "route", "code"
         )
-        self._dropped_lines = _DroppedLines()
-        self.registry.register(self._dropped_lines)
         self.http_connections = self.gauge("http_connections", "Open connections of HTTP clients.")
         self.http_dropped = self.counter(
             "http_dropped_total",
             "Connections closed on clients that were too slow, or had to make room for others.",
         )
+        self._lines = self.counter(
+            "log_lines_dropped_total", "Log lines dropped because nobody read them."
+        )
+        self._lines_dropped = 0
 
     def request(self, event: str, seconds: float) -> None:
         """Count one request of the runtime."""
@@ -381,7 +370,10 @@ class Metrics(Registry):
 
     def chunks(self) -> Iterator[bytes]:
         """The answer to a scrape, in pieces that each take well under 5 ms to make."""
-        for one in (self._process, *self.all, self._dropped_lines):
+        dropped = logs.dropped()
+        self._lines.inc(dropped - self._lines_dropped)
+        self._lines_dropped = dropped
+        for one in (self._process, *self.all):
             yield generate_latest(one)
         snapshot = self.snapshot()
         rows = chain(

@@ -188,13 +188,11 @@ class DeferredTasks:
             self._clock.call_soon(self._work)
 
     def _work(self) -> None:
-        logs.hold()  # lines are written with the rest, and not in a round of their own
         try:
             for _ in range(min(len(self._waiting), AT_ONCE)):
                 context, function = self._waiting.popleft()
                 context.run(function)
         finally:
-            logs.release()
             if self._waiting:
                 self._clock.call_soon(self._work)
 

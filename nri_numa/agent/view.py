@@ -37,38 +37,7 @@ from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.model.machine import CoreKind, cpus_text, topology_document
 from nri_numa.model.workload import CPUMode, MemoryPolicy, Policy, QoSClass, Scope
 from nri_numa.observe.metrics import NUMANodeSample, Snapshot
-from nri_numa.web.responses import (
-    Actual,
-    Assignment,
-    Checkpoint,
-    ContainerUse,
-    Distance,
-    Explanation,
-    HugePages,
-    Kubelet,
-    KubeletContest,
-    KubeletGrant,
-    Link,
-    NodeUse,
-    Notice,
-    Notices,
-    NUMAInfo,
-    NUMAInfoData,
-    NUMANodeSlots,
-    NUMANodeUse,
-    Readiness,
-    Refusal,
-    Slots,
-    Status,
-    TopologyDocument,
-    Use,
-    Zone,
-    ZoneContainer,
-    ZoneDevices,
-    ZoneHugePages,
-    ZonePod,
-    Zones,
-)
+from nri_numa.web import responses as shown
 
 if TYPE_CHECKING:
     from nri_numa.agent.links import RuntimeConnection
@@ -99,8 +68,8 @@ class LinkFacts(msgspec.Struct, frozen=True, kw_only=True):
 class Listing(NamedTuple):
     """The assignments of one moment; made one by one, and valid while the state moves on."""
 
-    head: NodeUse
-    containers: Iterator[Assignment]
+    head: shown.NodeUse
+    containers: Iterator[shown.Assignment]
 
 
 class LiveView:
@@ -123,12 +92,12 @@ class LiveView:
         self._clock = clock
         self._counted = NodeState(), counts_of(NodeState())
 
-    def status(self) -> Status:
+    def status(self) -> shown.Status:
         """The agent itself."""
         agent, link = self._agent, self._runtime.facts()
         known = agent.differences.known
         counts, kubelet = self._counts(agent.state), self._more.kubelet
-        return Status(
+        return shown.Status(
             version=self._about.version,
             node_name=self._about.node_name,
             started_at=self._about.started,
@@ -141,7 +110,7 @@ class LiveView:
             intruders=sum(one.intruder for one in known.values()),
             kubelet_cpus=str(agent.state.kubelet.granted),
             contested=len(kubelet.contests) if kubelet is not None else 0,
-            link=Link(
+            link=shown.Link(
                 state=link.state,
                 detail=link.detail,
                 runtime=link.runtime,
@@ -149,26 +118,26 @@ class LiveView:
                 unanswered=link.unanswered,
                 over="cri" if link.over_cri else UNSET,
             ),
-            checkpoint=Checkpoint(
+            checkpoint=shown.Checkpoint(
                 written_at=agent.checkpoint.written_at, problem=agent.checkpoint.problem
             ),
         )
 
-    def readiness(self) -> Readiness:
+    def readiness(self) -> shown.Readiness:
         """Whether containers are being placed, and remembered."""
         link = self._runtime.facts()
         if link.unanswered:
-            return Readiness(ready=False, reason=link.unanswered)
+            return shown.Readiness(ready=False, reason=link.unanswered)
         if not (link.active and self._agent.synchronized):
             detail = f": {link.detail}" if link.detail else ""
             reason = f"the link to the runtime is {link.state}{detail}"
-            return Readiness(ready=False, reason=reason)
+            return shown.Readiness(ready=False, reason=reason)
         if self._agent.checkpoint.problem:
             reason = f"the state cannot be saved: {self._agent.checkpoint.problem}"
-            return Readiness(ready=False, reason=reason)
-        return Readiness(ready=True, reason="")
+            return shown.Readiness(ready=False, reason=reason)
+        return shown.Readiness(ready=True, reason="")
 
-    def topology(self) -> TopologyDocument:
+    def topology(self) -> shown.TopologyDocument:
         """The machine."""
         return topology_document(
             self._agent.machine.topology,
@@ -176,13 +145,13 @@ class LiveView:
             devices=None if self._more.devices is None else self._more.devices.pci,
         )
 
-    def numa_info(self) -> NUMAInfo:
+    def numa_info(self) -> shown.NUMAInfo:
         """The machine in short; CPUs one by one, so that a reader needs no range syntax."""
         nodes = [n for _, n in sorted(self._agent.machine.topology.numa_nodes.items())]
-        return NUMAInfo(
+        return shown.NUMAInfo(
             code=200,
             message="OK",
-            data=NUMAInfoData(
+            data=shown.NUMAInfoData(
                 nodenums=len(nodes),
                 cpulist=tuple(",".join(map(str, n.cpus)) for n in nodes),
                 memsize=tuple(str(n.memory_bytes) for n in nodes),
@@ -194,10 +163,10 @@ class LiveView:
         moment = self._moment()
         machine, state, pool = moment.machine, moment.state, moment.pool
         uses = numa_node_uses(machine, state, pool, self._more.readings.memory)
-        head = NodeUse(serial=state.serial, shared_pool=str(pool), numa_nodes=tuple(uses))
+        head = shown.NodeUse(serial=state.serial, shared_pool=str(pool), numa_nodes=tuple(uses))
         return Listing(head, (moment.assignment(a) for a in _ordered(state)))
 
-    def explain(self, namespace: str, pod: str, container: str | None) -> list[Explanation]:
+    def explain(self, namespace: str, pod: str, container: str | None) -> list[shown.Explanation]:
         """What is known about a pod's containers: those that run, and those refused lately."""
         moment = self._moment()
         state = moment.state
@@ -205,7 +174,7 @@ class LiveView:
         for one in self._agent.refusals:  # the last one of each counts
             if (one.namespace, one.pod) == (namespace, pod):
                 refused[one.container] = one
-        found: list[Explanation] = []
+        found: list[shown.Explanation] = []
         for allocation in _ordered(state, namespace, pod, container):
             later = refused.pop(allocation.container, None)
             if later is not None and later.at <= allocation.since:
@@ -218,7 +187,7 @@ class LiveView:
 
     def _explained(
         self, allocation: Allocation, moment: Moment, later: RefusedContainer | None
-    ) -> Explanation:
+    ) -> shown.Explanation:
         effective = moment.cpus_of(allocation)
         known = self._agent.grounds_of(allocation.container_id)
         document = of_allocation(allocation, known, str(effective))
@@ -237,7 +206,7 @@ class LiveView:
             document["later"] = [*before, *since]
         if assignment.actual is not None:
             document["actual"] = actual_sentence(assignment.actual)
-        return Explanation(
+        return shown.Explanation(
             namespace=allocation.namespace,
             pod=allocation.pod,
             container=allocation.container,
@@ -248,10 +217,10 @@ class LiveView:
             details=document,
         )
 
-    def _refused(self, refused: RefusedContainer) -> Explanation:
+    def _refused(self, refused: RefusedContainer) -> shown.Explanation:
         known = self._agent.grounds_of_refusal(refused)
         document = of_refusal(known, refused.reason, refused.message)
-        return Explanation(
+        return shown.Explanation(
             namespace=refused.namespace,
             pod=refused.pod,
             container=refused.container,
@@ -259,22 +228,22 @@ class LiveView:
             summary=refused.message,
             # The message is the summary already.
             steps=tuple(sentences(document)[1:]),
-            refusal=convert(refused, Refusal, from_attributes=True),
+            refusal=convert(refused, shown.Refusal, from_attributes=True),
             details=document,
         )
 
-    def refusals(self) -> list[Refusal]:
+    def refusals(self) -> list[shown.Refusal]:
         """The latest refusals, newest first."""
         return [
-            convert(refused, Refusal, from_attributes=True)
+            convert(refused, shown.Refusal, from_attributes=True)
             for refused in reversed(self._agent.refusals)
         ]
 
-    def slots(self) -> Slots:
+    def slots(self) -> shown.Slots:
         """Exclusive CPUs that the scheduler may count."""
         return slots_document(self._agent.machine, self._agent.state, self._not_pinning())
 
-    def zones(self) -> Zones:
+    def zones(self) -> shown.Zones:
         """Every NUMA node as who schedules counts it."""
         agent = self._agent
         # Before the state: who is decided about in between is in it.
@@ -298,30 +267,32 @@ class LiveView:
             return readiness.reason
         return "observe is on, so nothing is pinned" if self._agent.observe else ""
 
-    def kubelet(self) -> Kubelet:
+    def kubelet(self) -> shown.Kubelet:
         """The kubelet beside us."""
         kubelet = self._more.kubelet
-        return Kubelet() if kubelet is None else kubelet_document(self._agent, kubelet)
+        return shown.Kubelet() if kubelet is None else kubelet_document(self._agent, kubelet)
 
-    def notices(self, after: int) -> Notices:
+    def notices(self, after: int) -> shown.Notices:
         """What happened to containers after a number of the sequence."""
         kept = self._agent.notices
         number, evicted = kept.number, kept.evicted  # before the notices: one too many is no harm
-        found = tuple(Notice(**asdict(one)) for one in kept.after(after))
-        return Notices(instance=kept.instance, number=number, evicted=evicted, notices=found)
+        found = tuple(shown.Notice(**asdict(one)) for one in kept.after(after))
+        return shown.Notices(instance=kept.instance, number=number, evicted=evicted, notices=found)
 
     def notice_number(self) -> int:
         """The last number of that sequence."""
         return self._agent.notices.number
 
-    def use(self) -> Use:
+    def use(self) -> shown.Use:
         """What is really used on the machine."""
         usage = self._watches.usage
         if usage is None:
-            return Use(at=None, interval=0.0, problem="not measured", cpus={}, numa_nodes=())
+            return shown.Use(at=None, interval=0.0, problem="not measured", cpus={}, numa_nodes=())
         return usage.document()
 
-    async def container_use(self, namespace: str, pod: str, container: str) -> list[ContainerUse]:
+    async def container_use(
+        self, namespace: str, pod: str, container: str
+    ) -> list[shown.ContainerUse]:
         """What a container really uses, measured now."""
         usage = self._watches.usage
         if usage is None:
@@ -408,11 +379,11 @@ class Moment:
         """What a container should be able to use."""
         return effective_cpus(a, self.pool, self.machine.topology, self.state.withheld_bits)
 
-    def assignment(self, a: Allocation) -> Assignment:
+    def assignment(self, a: Allocation) -> shown.Assignment:
         """One container, and what it has."""
         i, cpus, memory, waiting = a.container_id, self.cpus_of(a), self.memory, self.waiting
         gave_way = self.gave_way(a, cpus)
-        return Assignment(
+        return shown.Assignment(
             id=i,
             pod_uid=a.pod_uid,
             namespace=a.namespace,
@@ -441,7 +412,7 @@ class Moment:
             waiting=UNSET if waiting is None else waiting.get(i, WAITING_NOT_READ),
         )
 
-    def actual(self, container_id: str) -> Actual | None:
+    def actual(self, container_id: str) -> shown.Actual | None:
         """What this one has; None while it is as meant, and on no exclusive CPUs of others."""
         one = self.known.get(container_id) or self._foreign(container_id)
         if one is None:
@@ -449,7 +420,7 @@ class Moment:
         owners = self._owning(CPUSet.parse(one.cpus), container_id) if one.intruder else ()
         fields = asdict(one)
         del fields["obstacle"]  # it is in the text
-        return Actual(**fields, text=one.text, owners=owners)
+        return shown.Actual(**fields, text=one.text, owners=owners)
 
     def _foreign(self, container_id: str) -> Difference | None:
         """One that was pinned, not by us, to CPUs that are exclusive to others."""
@@ -492,7 +463,7 @@ class Moment:
         return tuple(sorted(allocations[i].full_name for i in found if i))
 
 
-def actual_sentence(actual: Actual) -> str:
+def actual_sentence(actual: shown.Actual) -> str:
     """Both sides in one sentence; the time in it does not grow old."""
     since = datetime.fromtimestamp(actual.since, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     return actual_text(actual.text, since, actual.owners, given_up=actual.given_up)
@@ -521,12 +492,12 @@ def counts_of(state: NodeState) -> dict[tuple[str, bool], int]:
 
 def numa_node_uses(
     machine: Machine, state: NodeState, pool: CPUSet, reading: Reading | None
-) -> Iterator[NUMANodeUse]:
+) -> Iterator[shown.NUMANodeUse]:
     """For the API: every NUMA node by id, who has its CPUs and what the accounting has left."""
     cpu_left, memory_left = machine.cpu_left(state), machine.memory_left(state, reading)
     for i, node in sorted(machine.topology.numa_nodes.items()):
         charge = state.charge(i)
-        yield NUMANodeUse(
+        yield shown.NUMANodeUse(
             id=i,
             cpus=str(node.cpus),
             exclusive=str(node.cpus & state.owned),
@@ -541,7 +512,7 @@ def numa_node_uses(
             memory_allocated_bytes=charge.memory,
             memory_available_bytes=memory_left.get(i, 0),
             huge_pages=tuple(
-                HugePages(
+                shown.HugePages(
                     size_bytes=size,
                     total_bytes=total,
                     allocated_bytes=charge.hugepages.get(size, 0),
@@ -589,13 +560,13 @@ def numa_node_samples(
 # --- Exclusive CPUs that a scheduler may count ---
 
 
-def slots_document(machine: Machine, state: NodeState, reason: str) -> Slots:
+def slots_document(machine: Machine, state: NodeState, reason: str) -> shown.Slots:
     """Count what is held with slots and what is free.
 
     ``reason`` is why nothing is to be counted on now; empty when nothing speaks against it.
     """
     offered = slot_capacity(machine, state)
-    return Slots(
+    return shown.Slots(
         serial=state.serial,
         ready=not reason,
         reason=reason,
@@ -603,7 +574,7 @@ def slots_document(machine: Machine, state: NodeState, reason: str) -> Slots:
         total=offered.total,
         exclusive=len(state.owned),
         numa_nodes=tuple(
-            NUMANodeSlots(id=i, held=offered.held[i], free=free)
+            shown.NUMANodeSlots(id=i, held=offered.held[i], free=free)
             for i, free in sorted(offered.free.items())
         ),
         ids=tuple(id for a in offered.holders for id in a.slots.split(",")),
@@ -626,7 +597,7 @@ def zones_document(
     devices: Counted | None = None,
     roots_of_pcie: Mapping[int, tuple[str, ...]] = NO_ROOTS,
     coming: Iterable[tuple[str, str]] = (),
-) -> Zones:
+) -> shown.Zones:
     """Count everything in one state; a pod of which nothing is charged yet is named all the same.
 
     ``reason`` is why nothing is to be counted on now; ``measured`` has capacity factors that are
@@ -645,7 +616,7 @@ def zones_document(
     capacity = {size: machine.hugepages_capacity(size) for size in sizes}
     left = {size: machine.hugepages_left(size, state, reading) for size in sizes}
     devices_of = _by_numa_node(devices)
-    return Zones(
+    return shown.Zones(
         serial=state.serial,
         ready=not reason,
         reason=reason,
@@ -655,11 +626,11 @@ def zones_document(
         threads_per_core=topology.threads_per_core,
         free_exclusive_cpus=together(machine, state),
         zones=tuple(
-            Zone(
+            shown.Zone(
                 id=i,
                 socket=_socket(machine, i),
                 distances=tuple(
-                    Distance(id=other, value=topology.distance(i, other))
+                    shown.Distance(id=other, value=topology.distance(i, other))
                     for other in topology.numa_ids
                 ),
                 cpus=len(node.cpus),
@@ -672,7 +643,7 @@ def zones_document(
                 memory_allocatable_bytes=machine.memory_capacity[i],
                 memory_available_bytes=memory_left[i],
                 huge_pages=tuple(
-                    ZoneHugePages(
+                    shown.ZoneHugePages(
                         size_bytes=size,
                         capacity_bytes=node.hugepages.get(size, 0),
                         allocatable_bytes=capacity[size][i],
@@ -690,18 +661,18 @@ def zones_document(
         ),
         devices_problem=devices if devices is None or isinstance(devices, str) else "",
         pods=tuple(
-            ZonePod(namespace=namespace, name=name, qos=qos)
+            shown.ZonePod(namespace=namespace, name=name, qos=qos)
             for (namespace, name), qos in sorted(pods.items())
         ),
-        charged=tuple(ZoneContainer(pod_uid=uid, name=name) for uid, name in sorted(charged)),
+        charged=tuple(shown.ZoneContainer(pod_uid=uid, name=name) for uid, name in sorted(charged)),
     )
 
 
-def _by_numa_node(counts: Counted | None) -> dict[int, tuple[ZoneDevices, ...]]:
+def _by_numa_node(counts: Counted | None) -> dict[int, tuple[shown.ZoneDevices, ...]]:
     """Devices by NUMA node, in the order of their resources; none where they are not known."""
-    found: dict[int, tuple[ZoneDevices, ...]] = {}
+    found: dict[int, tuple[shown.ZoneDevices, ...]] = {}
     for one in () if counts is None or isinstance(counts, str) else counts:
-        devices = convert(one, ZoneDevices, from_attributes=True)
+        devices = convert(one, shown.ZoneDevices, from_attributes=True)
         found[one.numa_node] = (*found.get(one.numa_node, ()), devices)
     return found
 
@@ -723,23 +694,22 @@ def _core_kind(machine: Machine, numa_node: int) -> str:
 # --- The kubelet beside us ---
 
 
-def kubelet_document(agent: Agent, beside: BesideKubelet) -> Kubelet:
+def kubelet_document(agent: Agent, beside: BesideKubelet) -> shown.Kubelet:
     """What the kubelet's managers granted, and where it and we disagree.
 
     Reads what is replaced as a whole, so any thread may call it.
     """
     state, settings, configuration = agent.state, agent.machine.settings, beside.configuration
     grants, adopted = state.kubelet, configuration.adopted
-    shown = grants.shared[0] if grants.shared else ""
-    return Kubelet(
+    return shown.Kubelet(
         cpu_policy=grants.cpu_policy,
         memory_policy=grants.memory_policy,
         override=settings.kubelet_override.value,
-        shared_cpus=str(shown),
+        shared_cpus=str(grants.shared[0]) if grants.shared else "",
         granted_cpus=str(grants.granted),
         grants=tuple(_grants(agent)),
         contests=tuple(
-            convert(one, KubeletContest, from_attributes=True)
+            convert(one, shown.KubeletContest, from_attributes=True)
             for _, one in sorted(beside.contests.items())
         ),
         problems=(*beside.problems, *configuration.found.problems),
@@ -749,14 +719,14 @@ def kubelet_document(agent: Agent, beside: BesideKubelet) -> Kubelet:
     )
 
 
-def _grants(agent: Agent) -> list[KubeletGrant]:
+def _grants(agent: Agent) -> list[shown.KubeletGrant]:
     """Of containers, then of whole pods; each by UID and name."""
     state = agent.state
     grants = state.kubelet
     live = {(a.pod_uid, a.container): a for a in state.allocations.values()}
     by_id = {("", a.container_id): a for a in state.allocations.values()}
     pods = {a.pod_uid: a for a in state.allocations.values()}
-    found: list[KubeletGrant] = []
+    found: list[shown.KubeletGrant] = []
     for holder in sorted(grants.cpus.keys() | grants.mems.keys()):
         a = live.get(holder) or by_id.get(holder)
         cpus, mems = grants.cpus.get(holder, ""), grants.mems.get(holder, "")
@@ -776,8 +746,8 @@ def _grant(
     cpus: CPUSet | str,
     mems: NUMASet | str,
     overridden: bool,
-) -> KubeletGrant:
-    return KubeletGrant(
+) -> shown.KubeletGrant:
+    return shown.KubeletGrant(
         pod_uid=uid,
         container=container,
         namespace=a.namespace if a else "",

@@ -189,14 +189,12 @@ _NEEDED = ("cpuset", "memory")
 def cgroups(mount: Path, root: Path = Path("/")) -> Iterator[Finding]:
     """Whether the controllers are there that cpus and mems are written to."""
     unified = _read(mount / "cgroup.controllers")
-    if unified is not None:
-        yield from _controllers_v2(mount, unified.split())
-        return
-    missing = [name for name in _NEEDED if not (mount / name).is_dir()]
-    if len(missing) == len(_NEEDED):
-        known = _read(root / "proc/cgroups") or ""
-        there = {line.split("\t")[0] for line in known.splitlines()}
-        absent = [name for name in _NEEDED if name not in there]
+    there = [n for n in _NEEDED if (mount / n).is_dir()] if unified is None else unified.split()
+    version = "v1" if unified is None else "v2"
+    missing = [name for name in _NEEDED if name not in there]
+    if unified is None and len(missing) == len(_NEEDED):
+        known = {line.split("\t")[0] for line in (_read(root / "proc/cgroups") or "").splitlines()}
+        absent = [name for name in _NEEDED if name not in known]
         yield _fail(
             "cgroups",
             f"no cgroup controllers below {mount}",
@@ -205,34 +203,25 @@ def cgroups(mount: Path, root: Path = Path("/")) -> Iterator[Finding]:
             else "Mount the cgroup file system, or set cgroupRoot.",
         )
     elif missing:
+        other = ", or move to cgroup v2."
+        if unified is not None:
+            other = "; on a hybrid set-up unmount the v1 controllers."
         yield _fail(
             "cgroups",
-            f"cgroup v1 without the controller {', '.join(missing)}",
-            "Boot without cgroup_disable=, or move to cgroup v2.",
+            f"cgroup {version} without the controller {', '.join(missing)}",
+            f"Boot without cgroup_disable={other}",
         )
     else:
-        yield _ok("cgroups", "cgroup v1 with cpuset and memory")
-
-
-def _controllers_v2(mount: Path, available: list[str]) -> Iterator[Finding]:
-    missing = [name for name in _NEEDED if name not in available]
-    if missing:
-        yield _fail(
-            "cgroups",
-            f"cgroup v2 without the controller {', '.join(missing)}",
-            "Boot without cgroup_disable=; on a hybrid set-up unmount the v1 controllers.",
-        )
-        return
-    yield _ok("cgroups", "cgroup v2 with cpuset and memory")
-    for name in ("kubepods.slice", "kubepods"):
-        inside = _read(mount / name / "cgroup.controllers")
-        if inside is not None and "cpuset" not in inside.split():
-            yield _warn(
-                "cgroups",
-                f"cpuset is not enabled for {name}",
-                "The runtime enables it with the first pinned container; if it does not, check "
-                "Delegate= of the kubelet's and the runtime's unit.",
-            )
+        yield _ok("cgroups", f"cgroup {version} with cpuset and memory")
+        for name in ("kubepods.slice", "kubepods"):
+            inside = _read(mount / name / "cgroup.controllers")
+            if inside is not None and "cpuset" not in inside.split():
+                yield _warn(
+                    "cgroups",
+                    f"cpuset is not enabled for {name}",
+                    "The runtime enables it with the first pinned container; if it does not, check "
+                    "Delegate= of the kubelet's and the runtime's unit.",
+                )
 
 
 _HOST_PROCESSES = "host processes"
@@ -372,7 +361,6 @@ def containerd_version(root: Path = Path("/")) -> tuple[int, ...] | None:
 
     None when there is none, or when it does not say.
     """
-    import re
     import subprocess
 
     for directory in _BINARIES:
@@ -526,8 +514,7 @@ def _read(path: Path) -> str | None:
 
 def worst(findings: list[Finding]) -> Level:
     """The gravest level among the findings."""
-    levels = {finding.level for finding in findings}
-    return Level.FAIL if Level.FAIL in levels else Level.WARN if Level.WARN in levels else Level.OK
+    return max((finding.level for finding in findings), key=list(Level).index, default=Level.OK)
 
 
 # --- The kubelet on this node ---

@@ -5,15 +5,20 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, suppress
+from concurrent.futures import Future
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
+from nri_numa.config import HTTP
+from nri_numa.observe.metrics import Metrics
 from nri_numa.web import responses as shown
+from nri_numa.web.api import AgentServer
 
 Test = TypeVar("Test", bound=Callable[..., Coroutine[Any, Any, None]])
 
@@ -282,6 +287,42 @@ class FakeView:
         self.serial += 1
         for listener in self.listeners:
             listener()
+
+
+@asynccontextmanager
+async def serving(
+    view: FakeView | None = None, *, metrics: Metrics | None = None, more: Any = (), **section: Any
+) -> AsyncIterator[tuple[AgentServer, tuple[str, int]]]:
+    """The agent's server at its address; ``more`` are other arguments of it."""
+    config = HTTP(**{"address": "127.0.0.1:0", **section})
+    made = metrics or Metrics("0.1.0")
+    server = AgentServer(config, view or FakeView(), made, version="0.1.0", **dict(more))  # type: ignore[arg-type]
+    await server.start()
+    try:
+        yield server, server.address or ("", 0)
+    finally:
+        await server.stop()
+
+
+@contextmanager
+def served(view: FakeView | None = None, **section: Any) -> Iterator[tuple[str, int]]:
+    """`serving` in a thread of its own; its address."""
+    loop, stop = asyncio.new_event_loop(), asyncio.Event()
+    started: Future[tuple[str, int]] = Future()
+
+    async def serve() -> None:
+        async with serving(view, **section) as (_, address):
+            started.set_result(address)
+            await stop.wait()
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
+    thread.start()
+    try:
+        yield started.result(60)  # the limit only bounds a failure
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join()
+        loop.close()
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-import msgspec
 from msgspec import UNSET, convert
 from msgspec.structs import asdict
 
@@ -37,6 +36,7 @@ from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.model.machine import CoreKind, cpus_text, topology_document
 from nri_numa.model.workload import CPUMode, MemoryPolicy, Policy, QoSClass, Scope
 from nri_numa.observe.metrics import NUMANodeSample, Snapshot
+from nri_numa.runtime import LinkState
 from nri_numa.web import responses as shown
 
 if TYPE_CHECKING:
@@ -45,24 +45,6 @@ if TYPE_CHECKING:
 
 
 NO_ROOTS: Final[Mapping[int, tuple[str, ...]]] = {}
-
-
-class LinkFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the daemon knows about its link; see `nri_numa.runtime.LinkState`.
-
-    Attributes:
-        active: registered and synchronized.
-        unanswered: what the runtime has not answered for too long, as a sentence.
-        over_cri: it is reached over CRI, because it has no NRI.
-    """
-
-    state: str
-    detail: str
-    active: bool
-    runtime: str = ""
-    runtime_version: str = ""
-    unanswered: str = ""
-    over_cri: bool = False
 
 
 class Listing(NamedTuple):
@@ -94,7 +76,7 @@ class LiveView:
 
     def status(self) -> shown.Status:
         """The agent itself."""
-        agent, link = self._agent, self._runtime.facts()
+        agent = self._agent
         known = agent.differences.known
         counts, kubelet = self._counts(agent.state), self._more.kubelet
         return shown.Status(
@@ -110,14 +92,7 @@ class LiveView:
             intruders=sum(one.intruder for one in known.values()),
             kubelet_cpus=str(agent.state.kubelet.granted),
             contested=len(kubelet.contests) if kubelet is not None else 0,
-            link=shown.Link(
-                state=link.state,
-                detail=link.detail,
-                runtime=link.runtime,
-                runtime_version=link.runtime_version,
-                unanswered=link.unanswered,
-                over="cri" if link.over_cri else UNSET,
-            ),
+            link=self._runtime.facts(),
             checkpoint=shown.Checkpoint(
                 written_at=agent.checkpoint.written_at, problem=agent.checkpoint.problem
             ),
@@ -128,7 +103,7 @@ class LiveView:
         link = self._runtime.facts()
         if link.unanswered:
             return shown.Readiness(ready=False, reason=link.unanswered)
-        if not (link.active and self._agent.synchronized):
+        if not (link.state == LinkState.ACTIVE and self._agent.synchronized):
             detail = f": {link.detail}" if link.detail else ""
             reason = f"the link to the runtime is {link.state}{detail}"
             return shown.Readiness(ready=False, reason=reason)

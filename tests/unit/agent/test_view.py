@@ -12,7 +12,7 @@ from msgspec import UNSET, to_builtins
 from msgspec.structs import replace
 
 from nri_numa.agent.serving import About
-from nri_numa.agent.view import LinkFacts, LiveView
+from nri_numa.agent.view import LiveView
 from nri_numa.engine.decision import Machine, Reading
 from nri_numa.engine.resync import Correction
 from nri_numa.errors import CheckpointError
@@ -28,7 +28,7 @@ from nri_numa.model.workload import (
 from nri_numa.observe.metrics import Metrics
 from nri_numa.web.api import API
 from nri_numa.web.protocol import Request, Response, Routes
-from nri_numa.web.responses import Assignment
+from nri_numa.web.responses import Assignment, Link
 from tests.beds.views import live_view
 from tests.beds.world import StillClock, agent_of
 from tests.machines import named as machines
@@ -46,7 +46,7 @@ class Bed:
         self.clock = StillClock(lambda: self.now)
         self.now = NOW
         self.agent = agent_of(self.machine, metrics=self.metrics, clock=self.clock)
-        self.link = LinkFacts(state="active", detail="", active=True, runtime="containerd")
+        self.link = Link(state="active", detail="", runtime="containerd", runtime_version="")
         self.known: dict[str, float] = {}
         self.unmatched: dict[str, list[str]] = {}
         self.view = self.shown()
@@ -59,7 +59,7 @@ class Bed:
         more = {"unmatched": self, **more}
         return live_view(self.agent, about, link=self, memory=reading, clock=self.clock, **more)
 
-    def facts(self) -> LinkFacts:
+    def facts(self) -> Link:
         return self.link
 
     def sentences(self, uid: str) -> list[str]:
@@ -182,14 +182,14 @@ def test_the_kubelets_attempts_are_one_refusal_until_their_pod_goes(bed: Bed) ->
 
 def test_readiness_needs_the_link_and_the_runtimes_word(bed: Bed) -> None:
     assert bed.view.readiness().ready
-    bed.link = replace(bed.link, state="disconnected", active=False, detail="dialled 3 times")
+    bed.link = replace(bed.link, state="disconnected", detail="dialled 3 times")
     readiness = bed.view.readiness()
     assert (readiness.ready, readiness.reason) == (
         False,
         "the link to the runtime is disconnected: dialled 3 times",
     )
     assert not bed.view.status().ready
-    bed.link = replace(bed.link, active=True)
+    bed.link = replace(bed.link, state="active")
     bed.agent.synchronized = False
     assert not bed.view.readiness().ready
 
@@ -239,9 +239,9 @@ def test_zones_are_counted_and_name_whose_pods_are_charged(bed: Bed) -> None:
     assert first.memory_available_bytes == 1 << 20
     taken = [zone for zone in found.zones if zone.free_exclusive_cpus < zone.exclusive_cpus]
     assert [(z.free_exclusive_cpus, z.cpu_available_milli) for z in taken] == [(30, 30_000)]
-    bed.link = LinkFacts(state="connecting", detail="nobody there", active=False)
+    bed.link = replace(bed.link, state="connecting", detail="nobody there")
     assert bed.view.zones().reason == "the link to the runtime is connecting: nobody there"
-    bed.link = LinkFacts(state="active", detail="", active=True)
+    bed.link = replace(bed.link, state="active", detail="")
     bed.agent.observe = True
     assert not bed.view.zones().ready
 
@@ -425,7 +425,7 @@ def test_over_cri_it_is_shown_how_late_containers_were(bed: Bed) -> None:
     assert "over" not in to_builtins(bed.view.status().link)
     before = bed.view.listing()
     assert all("late" not in to_builtins(one) for one in before.containers)
-    bed.link = replace(bed.link, over_cri=True)
+    bed.link = replace(bed.link, over="cri")
     bed.known = {"id-own": 0.0124}
     bed.view = bed.shown(late=bed)
     assert bed.view.status().link.over == "cri"

@@ -72,13 +72,12 @@ class LiveView:
         self._more = more
         self._watches = watches
         self._clock = clock
-        self._counted = NodeState(), counts_of(NodeState())
 
     def status(self) -> shown.Status:
         """The agent itself."""
         agent = self._agent
         known = agent.differences.known
-        counts, kubelet = self._counts(agent.state), self._more.kubelet
+        counts, kubelet = counts_of(agent.state), self._more.kubelet
         return shown.Status(
             version=self._about.version,
             node_name=self._about.node_name,
@@ -100,17 +99,14 @@ class LiveView:
 
     def readiness(self) -> shown.Readiness:
         """Whether containers are being placed, and remembered."""
-        link = self._runtime.facts()
-        if link.unanswered:
-            return shown.Readiness(ready=False, reason=link.unanswered)
-        if not (link.state == LinkState.ACTIVE and self._agent.synchronized):
+        link, problem = self._runtime.facts(), self._agent.checkpoint.problem
+        reason = link.unanswered
+        if not reason and not (link.state == LinkState.ACTIVE and self._agent.synchronized):
             detail = f": {link.detail}" if link.detail else ""
             reason = f"the link to the runtime is {link.state}{detail}"
-            return shown.Readiness(ready=False, reason=reason)
-        if self._agent.checkpoint.problem:
-            reason = f"the state cannot be saved: {self._agent.checkpoint.problem}"
-            return shown.Readiness(ready=False, reason=reason)
-        return shown.Readiness(ready=True, reason="")
+        elif not reason and problem:
+            reason = f"the state cannot be saved: {problem}"
+        return shown.Readiness(ready=not reason, reason=reason)
 
     def topology(self) -> shown.TopologyDocument:
         """The machine."""
@@ -179,8 +175,11 @@ class LiveView:
             before.append(late_text(assignment.late))
         if before or since:
             document["later"] = [*before, *since]
-        if assignment.actual is not None:
-            document["actual"] = actual_sentence(assignment.actual)
+        if (has := assignment.actual) is not None:
+            since_when = datetime.fromtimestamp(has.since, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+            document["actual"] = actual_text(
+                has.text, since_when, has.owners, given_up=has.given_up
+            )
         return shown.Explanation(
             namespace=allocation.namespace,
             pod=allocation.pod,
@@ -220,14 +219,13 @@ class LiveView:
 
     def zones(self) -> shown.Zones:
         """Every NUMA node as who schedules counts it."""
-        agent = self._agent
-        # Before the state: who is decided about in between is in it.
         more = self._more
+        # Before the state: who is decided about in between is in it.
         coming = () if more.pods is None else more.pods.names()
         return zones_document(
-            agent.machine,
-            agent.state,
-            self._more.readings.memory,
+            self._agent.machine,
+            self._agent.state,
+            more.readings.memory,
             reason=self._not_pinning(),
             measured=None if more.measured is None else more.measured.acting(),
             devices=None if more.devices is None else more.devices.counted(),
@@ -289,7 +287,7 @@ class LiveView:
         return Snapshot(
             numa_nodes=numa_node_samples(machine, state, pool, self._more.readings.memory),
             node_name=self._about.node_name,
-            container_counts=self._counts(state),
+            container_counts=counts_of(state),
             state=state,
             shared_pool_cpus=len(pool),
             offline_cpus=len(machine.topology.present - machine.topology.online),
@@ -308,12 +306,6 @@ class LiveView:
         return Moment(
             agent.machine, agent.state, known, self._watches, None if late is None else late.known
         )
-
-    def _counts(self, state: NodeState) -> dict[tuple[str, bool], int]:
-        """`counts_of`, once for each state."""
-        if self._counted[0] is not state:
-            self._counted = state, counts_of(state)
-        return self._counted[1]
 
 
 def _ordered(
@@ -436,12 +428,6 @@ class Moment:
             }
         found = {self._owners.get(cpu) for cpu in cpus} - {None, but}
         return tuple(sorted(allocations[i].full_name for i in found if i))
-
-
-def actual_sentence(actual: shown.Actual) -> str:
-    """Both sides in one sentence; the time in it does not grow old."""
-    since = datetime.fromtimestamp(actual.since, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    return actual_text(actual.text, since, actual.owners, given_up=actual.given_up)
 
 
 # --- How many containers there are ---

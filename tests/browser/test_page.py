@@ -203,13 +203,13 @@ def test_a_lost_agent_is_said_and_found_again(page: Page, bed: PageBed) -> None:
 
 def test_a_link_that_is_down_is_told_apart_from_a_lost_agent(page: Page, bed: PageBed) -> None:
     visit(page, bed)
-    bed.link = replace(bed.link, active=False, state="disconnected", detail="no such file")
+    bed.link = replace(bed.link, state="disconnected", detail="no such file")
     bed.do(bed.agent.notify)
     page.wait(
         f"{BANNERS}.includes('no link to the container runtime: disconnected (no such file)')"
     )
     assert page.run(LIVE)
-    bed.link = replace(bed.link, active=True, state="active", detail="")
+    bed.link = replace(bed.link, state="active", detail="")
     bed.do(bed.agent.notify)
     page.wait(f"{BANNERS} === ''")
 

@@ -187,13 +187,11 @@ def build(gathered: Gathered, source: str) -> AgentConfig:
     Raises:
         ConfigError: with every problem, structural and semantic.
     """
-    found = list(gathered.problems)
+    found, document = list(gathered.problems), _text_keys(gathered.document)
     try:
-        config = msgspec.convert(
-            _text_keys(gathered.document), AgentConfig, strict=True, str_keys=True
-        )
+        config = msgspec.convert(document, AgentConfig, strict=True, str_keys=True)
     except msgspec.ValidationError:
-        structural, rest = structural_problems(_text_keys(gathered.document))
+        structural, rest = structural_problems(document)
         found += structural
         if rest is not None:
             found += problems(rest)

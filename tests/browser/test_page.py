@@ -40,6 +40,7 @@ from tests.checks.page_expressions import (
     label,
     look,
     press_button,
+    visit,
 )
 from tests.machines import named as machines
 
@@ -54,11 +55,6 @@ def bed() -> Iterator[PageBed]:
     with page_bed(machines.snc_smt()) as made:
         made.populate()
         yield made
-
-
-def visit(page: Page, bed: PageBed, fragment: str = "") -> None:
-    page.open(bed.url + fragment)
-    page.wait(f"location.href.startsWith('{bed.url}') && {LIVE}")
 
 
 def reload(page: Page) -> None:

@@ -9,6 +9,7 @@ import os
 import re
 import socket
 import stat
+import time
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -19,7 +20,7 @@ import msgspec
 from nri_numa.config import AgentConfig, LinkKind, problems, settings, split_address
 from nri_numa.engine.cpus.index import index
 from nri_numa.engine.state import NodeState
-from nri_numa.errors import TopologyError
+from nri_numa.errors import ConfigError, TopologyError
 from nri_numa.kubelet.adoption import adopt
 from nri_numa.kubelet.configuration import Found, KubeletFacts, read
 from nri_numa.kubelet.state_files import StateFiles
@@ -29,6 +30,7 @@ from nri_numa.model.machine import Topology, cpus_text, numa_text
 from nri_numa.model.settings import IsolatedCPUs, NohzFullCPUs
 from nri_numa.model.workload import KubeletGrants
 from nri_numa.store.files import directory_problem
+from nri_numa.web.security import Certificate, TokenFile, seconds_left
 
 _TIMEOUT = 2.0
 _READABLE = 1 << 20  # bytes of another program's file that are looked at
@@ -418,17 +420,21 @@ def http(config: AgentConfig) -> Iterator[Finding]:
         yield _ok("http", "off")
         return
     if section.token_file:
-        text = _read(Path(section.token_file))
-        if text is None or not text.strip():
-            yield _fail(
-                "http",
-                f"the token file {section.token_file} cannot be read or is empty",
-                "Write a token into it: openssl rand -hex 32.",
-            )
-        elif os.stat(section.token_file).st_mode & 0o077:
-            yield _warn("http", f"{section.token_file} can be read by others", "chmod 600 it.")
+        try:
+            TokenFile(section.token_file)
+        except ConfigError as error:
+            remedy = "Write a token into it: openssl rand -hex 32."
+            yield _fail("http", error.problems[0], remedy)
+        else:
+            if os.stat(section.token_file).st_mode & 0o077:
+                yield _warn("http", f"{section.token_file} can be read by others", "chmod 600 it.")
     if section.tls_cert:
-        yield from _certificate(section.tls_cert, section.tls_key)
+        try:
+            Certificate(section.tls_cert, section.tls_key)
+        except ConfigError as error:
+            yield _fail("http", error.problems[0], "Give PEM files that belong together.")
+        else:
+            yield from _validity(section.tls_cert)
     host, port = address
     answer = _who_listens(host, port, tls=bool(section.tls_cert))
     if answer == "nobody":
@@ -443,27 +449,11 @@ def http(config: AgentConfig) -> Iterator[Finding]:
         )
 
 
-def _certificate(cert: str, key: str) -> Iterator[Finding]:
-    import ssl
-    import time
-
-    from nri_numa.web.security import seconds_left
-
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key)
-    except (OSError, ssl.SSLError) as error:
-        yield _fail(
-            "http",
-            f"{cert} and {key} are no certificate and key: {error.strerror or error}",
-            "Give PEM files that belong together.",
-        )
-        return
+def _validity(cert: str) -> Iterator[Finding]:
     left = seconds_left(cert, time.time())
-    if left is None:
-        return
-    if left < 0:
+    if left is not None and left < 0:
         yield _fail("http", f"{cert} has expired", "Renew the certificate.")
-    elif left < 14 * 86400:
+    elif left is not None and left < 14 * 86400:
         yield _warn("http", f"{cert} expires in {int(left // 86400)} days", "Renew it in time.")
 
 

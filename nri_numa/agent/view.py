@@ -214,8 +214,22 @@ class LiveView:
         ]
 
     def slots(self) -> shown.Slots:
-        """Exclusive CPUs that the scheduler may count."""
-        return slots_document(self._agent.machine, self._agent.state, self._not_pinning())
+        """Exclusive CPUs that the scheduler may count: those held with slots, and free ones."""
+        machine, state, reason = self._agent.machine, self._agent.state, self._not_pinning()
+        offered = slot_capacity(machine, state)
+        return shown.Slots(
+            serial=state.serial,
+            ready=not reason,
+            reason=reason,
+            annotation=machine.slots_key,
+            total=offered.total,
+            exclusive=len(state.owned),
+            numa_nodes=tuple(
+                shown.NUMANodeSlots(id=i, held=offered.held[i], free=free)
+                for i, free in sorted(offered.free.items())
+            ),
+            ids=tuple(id for a in offered.holders for id in a.slots.split(",")),
+        )
 
     def zones(self) -> shown.Zones:
         """Every NUMA node as who schedules counts it."""
@@ -516,30 +530,6 @@ def numa_node_samples(
                 for size, total in node.hugepages.items()
             },
         )
-
-
-# --- Exclusive CPUs that a scheduler may count ---
-
-
-def slots_document(machine: Machine, state: NodeState, reason: str) -> shown.Slots:
-    """Count what is held with slots and what is free.
-
-    ``reason`` is why nothing is to be counted on now; empty when nothing speaks against it.
-    """
-    offered = slot_capacity(machine, state)
-    return shown.Slots(
-        serial=state.serial,
-        ready=not reason,
-        reason=reason,
-        annotation=machine.slots_key,
-        total=offered.total,
-        exclusive=len(state.owned),
-        numa_nodes=tuple(
-            shown.NUMANodeSlots(id=i, held=offered.held[i], free=free)
-            for i, free in sorted(offered.free.items())
-        ),
-        ids=tuple(id for a in offered.holders for id in a.slots.split(",")),
-    )
 
 
 # --- NUMA nodes as schedulers count them ---

@@ -9,12 +9,11 @@ import re
 
 from nri_numa.observe.metrics import (
     LateCounts,
-    LocalMemory,
     Metrics,
     NUMANodeSample,
     Snapshot,
     StealGauges,
-    Waiting,
+    Watched,
 )
 from tools.docs_regions import cell, code, table, write
 
@@ -22,10 +21,7 @@ _SAMPLE = Snapshot(
     numa_nodes=(
         NUMANodeSample(
             numa_node=0,
-            exclusive_cpus=1,
-            idle_cpus=1,
-            shared_cpus=1,
-            reserved_cpus=1,
+            cpus={"exclusive": 1},
             capacity_cpus=1,
             allocated_cpus=1,
             available_cpus=1,
@@ -39,10 +35,8 @@ _SAMPLE = Snapshot(
     container_counts={("shared", True): 1},
     checkpoint_written=1.0,
     checkpoint_age=1.0,
-    local_memory=LocalMemory(ratios=(("a", "b", "c", 1.0),), states={"known": 1}),
-    waiting=Waiting(
-        pressure=(("a", "b", "c", 1.0),), tasks=(("a", "b", "c", 1.0),), states={"known": 1}
-    ),
+    local_memory=Watched({("a", "b", "c"): (1.0,)}, {"known": 1}),
+    waiting=Watched({("a", "b", "c"): (1.0, 1.0)}, {"known": 1}),
 )
 
 _HELP = re.compile(r"^# HELP (nri_numa_\w+) (.*)$", re.MULTILINE)

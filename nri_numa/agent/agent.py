@@ -49,7 +49,7 @@ from nri_numa.observe import logs
 from nri_numa.observe.decisions import RUNNING, DecisionLog
 from nri_numa.observe.metrics import Metrics
 from nri_numa.observe.notices import Notices
-from nri_numa.observe.traces import KeptTrace, TraceKeeper, unpack
+from nri_numa.observe.traces import KeptTrace, keep, unpack
 from nri_numa.store.checkpoint import CheckpointStore
 
 SYNCHRONIZE_SECONDS: Final = 1.0
@@ -188,13 +188,11 @@ class DeferredTasks:
             self._clock.call_soon(self._work)
 
     def _work(self) -> None:
-        logs.hold()  # lines are written with the rest, and not in a round of their own
         try:
             for _ in range(min(len(self._waiting), AT_ONCE)):
                 context, function = self._waiting.popleft()
                 context.run(function)
         finally:
-            logs.release()
             if self._waiting:
                 self._clock.call_soon(self._work)
 
@@ -254,7 +252,6 @@ class Agent:
         self._readings = readings
         self._cgroups = cgroups
         self._tell = DecisionLog(metrics, self.notices)
-        self._keeper = TraceKeeper()
         self._foreign = ForeignPins(metrics)
         self._tasks = DeferredTasks(clock)
         self._traces: dict[str, Trace | KeptTrace] = {}
@@ -603,20 +600,14 @@ class Agent:
             trace, namespace=of.namespace, pod=of.pod, container=of.container, distance=distance
         )
 
-    def kept_trace(self, container_id: str) -> KeptTrace | None:
-        """Stands for a trace: the same object as long as the decision is the same."""
-        kept = self._traces.get(container_id)
-        return kept if isinstance(kept, KeptTrace) else None
-
     def packed_traces(self) -> dict[str, KeptTrace]:
         """What is kept of the decisions about live containers, by container id."""
         return {i: kept for i, kept in self._traces.items() if isinstance(kept, KeptTrace)}
 
     def recall(self, traces: Mapping[str, KeptTrace], refusals: Iterable[RefusedContainer]) -> None:
         """Know again what an earlier run of ours kept; only before the first event."""
-        self._traces |= {i: self._keeper.again(kept) for i, kept in traces.items()}
-        again = (replace(r, trace=self._keeper.again(r.trace)) for r in refusals)
-        self._refusals.update((one.key, one) for one in again)
+        self._traces |= traces
+        self._refusals.update((one.key, one) for one in refusals)
 
     @property
     def refusals(self) -> tuple[RefusedContainer, ...]:
@@ -820,7 +811,7 @@ class Agent:
     def _pack(self, container_id: str) -> None:
         trace = self._traces.get(container_id)
         if isinstance(trace, Trace):
-            self._traces[container_id] = self._keeper.keep(trace)
+            self._traces[container_id] = keep(trace)
 
     def _refused(self, decision: Refused, *, running: bool = False) -> None:
         self.refused += 1
@@ -835,7 +826,7 @@ class Agent:
             reason=decision.reason,
             message=decision.message,
             at=self._now(),
-            trace=self._keeper.keep(decision.trace),
+            trace=keep(decision.trace),
             observed=self.observe,
         )
         before = self._refusals.pop(one.key, None)

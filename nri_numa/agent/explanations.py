@@ -8,9 +8,10 @@ for it, and what is lost with it is only how a decision came about.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 from zlib import crc32
 
 import msgspec
@@ -18,7 +19,7 @@ import msgspec
 from nri_numa.agent.agent import Agent, RefusedContainer
 from nri_numa.engine.state import Allocation
 from nri_numa.observe.logs import get_logger
-from nri_numa.observe.traces import LAYOUT, KeptTrace, is_readable, savable
+from nri_numa.observe.traces import LAYOUT, KeptTrace, is_readable
 from nri_numa.store.files import read_file, replace_file
 from nri_numa.store.journal import allocation_document, encode
 
@@ -35,28 +36,13 @@ class _Saved(msgspec.Struct, array_like=True, frozen=True):
 
     container_id: str
     mark: int
-    shape: int
-    data: bytes
-
-
-class _SavedRefusal(msgspec.Struct, array_like=True, frozen=True):
-    namespace: str
-    pod: str
-    container: str
-    reason: str
-    message: str
-    at: float
-    shape: int
-    data: bytes
-    pod_id: str = ""
-    count: int = 1
+    trace: KeptTrace
 
 
 class _File(msgspec.Struct, array_like=True, frozen=True):
     identity: dict[str, str]
-    shapes: list[Any]
     traces: list[_Saved]
-    refusals: list[_SavedRefusal]
+    refusals: list[RefusedContainer]
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -94,31 +80,16 @@ class ExplanationFile:
             file = _decode(rest)
             if file.identity != self._identity:
                 return f"{self.path}: is of another machine or boot; it is not used"
-            shapes = [_tuples(shape) for shape in file.shapes]
             live = self._agent.state.allocations
             traces = {
-                one.container_id: kept
+                one.container_id: one.trace
                 for one in file.traces
                 # One that has changed since is explained by nothing that we know.
                 if one.container_id in live and _mark(live[one.container_id]) == one.mark
-                if is_readable(kept := KeptTrace(one.data, shapes[one.shape]))
+                if is_readable(one.trace)
             }
-            refusals = [
-                RefusedContainer(
-                    pod_id=one.pod_id,
-                    namespace=one.namespace,
-                    pod=one.pod,
-                    container=one.container,
-                    reason=one.reason,
-                    message=one.message,
-                    at=one.at,
-                    trace=kept,
-                    count=one.count,
-                )
-                for one in file.refusals
-                if is_readable(kept := KeptTrace(one.data, shapes[one.shape]))
-            ]
-        except (msgspec.MsgspecError, ValueError, IndexError, TypeError, RecursionError) as error:
+            refusals = [one for one in file.refusals if is_readable(one.trace)]
+        except (msgspec.MsgspecError, RecursionError) as error:
             return f"{self.path}: is damaged ({error}); it is not used"
         self._agent.recall(traces, refusals)
         self._saved = self._snapshot()
@@ -174,55 +145,18 @@ class ExplanationFile:
 def encoded(snapshot: Snapshot, identity: dict[str, str], limit: int = MAX_BYTES) -> bytes:
     """The file's bytes, at most ``limit`` of them: refusals first, the youngest first."""
     traces, refusals = snapshot
-    shapes: dict[object, int] = {}
-    left = limit // 2  # the other half is for shapes, names and what frames them
-
-    def numbered(kept: KeptTrace) -> tuple[int, bytes]:
-        nonlocal left
-        kept = savable(kept)
-        left -= len(kept.data) + 100
-        if kept.shape not in shapes:
-            left -= 20 * sum(len(part) for part in kept.shape if isinstance(part, tuple))
-        return shapes.setdefault(kept.shape, len(shapes)), kept.data
-
-    saved_refusals: list[_SavedRefusal] = []
-    for one in reversed(refusals):
-        shape, data = numbered(one.trace)
-        left -= len(one.message)
-        if left < 0:
-            break
-        saved_refusals.append(
-            _SavedRefusal(
-                namespace=one.namespace,
-                pod=one.pod,
-                container=one.container,
-                reason=one.reason,
-                message=one.message,
-                at=one.at,
-                shape=shape,
-                data=data,
-                pod_id=one.pod_id,
-                count=one.count,
-            )
-        )
-    saved: list[_Saved] = []
-    for container_id, (kept, allocation) in sorted(
-        traces.items(), key=lambda item: (-item[1][1].since, item[0])
-    ):
-        shape, data = numbered(kept)
-        if left < 0:
-            break
-        saved.append(_Saved(container_id, _mark(allocation), shape, data))
-    saved_refusals.reverse()
-    rest = _encode(_File(identity, list(shapes), saved, saved_refusals))
+    by_age = sorted(traces.items(), key=lambda item: (-item[1][1].since, item[0]))
+    found = itertools.chain(
+        reversed(refusals), (_Saved(i, _mark(a), kept) for i, (kept, a) in by_age)
+    )
+    left = limit - len(_encode(identity)) - 100  # the head, and what frames the lists
+    some = [one for one in found if (left := left - len(_encode(one))) >= 0]
+    saved = [one for one in some if isinstance(one, _Saved)]
+    refused = [one for one in reversed(some) if isinstance(one, RefusedContainer)]
+    rest = _encode(_File(identity, saved, refused))
     return _HEAD % (LAYOUT, crc32(rest)) + rest
 
 
 def _mark(allocation: Allocation) -> int:
     """Another one for each decision about a container, also after a restart."""
     return crc32(encode(allocation_document(allocation)))
-
-
-def _tuples(value: Any) -> Any:
-    """What was tuples before msgpack made lists of them; shapes must be hashable."""
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value

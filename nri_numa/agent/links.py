@@ -7,6 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from msgspec import UNSET
+
 from nri_numa.agent.agent import Agent
 from nri_numa.agent.handler import AgentHandler
 from nri_numa.config import AgentConfig, LinkKind
@@ -24,11 +26,11 @@ from nri_numa.runtime import LinkState, PushResult, RuntimeInfo, RuntimeLink
 
 if TYPE_CHECKING:
     from nri_numa.agent.late import LateStarts
-    from nri_numa.agent.view import LinkFacts
     from nri_numa.cri.link import CRILink
     from nri_numa.devices.counts import Counted, DeviceCounts
     from nri_numa.devices.watch import DeviceWatch
     from nri_numa.machine.pci import PCIDevice
+    from nri_numa.web.responses import Link
 
 log = get_logger("daemon")
 
@@ -96,19 +98,18 @@ class RuntimeConnection:
         """Send updates that no request asked for."""
         return await self._link.push(updates)
 
-    def facts(self) -> LinkFacts:
+    def facts(self) -> Link:
         """The link at this moment; any thread may ask."""
-        from nri_numa.agent.view import LinkFacts
+        from nri_numa.web.responses import Link
 
         (state, detail), info = self.status, self.info
-        return LinkFacts(
+        return Link(
             state=state.value,
             detail=detail,
-            active=state is LinkState.ACTIVE,
             runtime=info.name if info is not None else "",
             runtime_version=info.version if info is not None else "",
             unanswered=self.unanswered,
-            over_cri=self.over_cri,
+            over="cri" if self.over_cri else UNSET,
         )
 
     def check_answers(self, limit_s: float) -> None:

@@ -9,6 +9,7 @@ import os
 import re
 import socket
 import stat
+import time
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -19,7 +20,7 @@ import msgspec
 from nri_numa.config import AgentConfig, LinkKind, problems, settings, split_address
 from nri_numa.engine.cpus.index import index
 from nri_numa.engine.state import NodeState
-from nri_numa.errors import TopologyError
+from nri_numa.errors import ConfigError, TopologyError
 from nri_numa.kubelet.adoption import adopt
 from nri_numa.kubelet.configuration import Found, KubeletFacts, read
 from nri_numa.kubelet.state_files import StateFiles
@@ -29,6 +30,7 @@ from nri_numa.model.machine import Topology, cpus_text, numa_text
 from nri_numa.model.settings import IsolatedCPUs, NohzFullCPUs
 from nri_numa.model.workload import KubeletGrants
 from nri_numa.store.files import directory_problem
+from nri_numa.web.security import Certificate, TokenFile, seconds_left
 
 _TIMEOUT = 2.0
 _READABLE = 1 << 20  # bytes of another program's file that are looked at
@@ -189,14 +191,12 @@ _NEEDED = ("cpuset", "memory")
 def cgroups(mount: Path, root: Path = Path("/")) -> Iterator[Finding]:
     """Whether the controllers are there that cpus and mems are written to."""
     unified = _read(mount / "cgroup.controllers")
-    if unified is not None:
-        yield from _controllers_v2(mount, unified.split())
-        return
-    missing = [name for name in _NEEDED if not (mount / name).is_dir()]
-    if len(missing) == len(_NEEDED):
-        known = _read(root / "proc/cgroups") or ""
-        there = {line.split("\t")[0] for line in known.splitlines()}
-        absent = [name for name in _NEEDED if name not in there]
+    there = [n for n in _NEEDED if (mount / n).is_dir()] if unified is None else unified.split()
+    version = "v1" if unified is None else "v2"
+    missing = [name for name in _NEEDED if name not in there]
+    if unified is None and len(missing) == len(_NEEDED):
+        known = {line.split("\t")[0] for line in (_read(root / "proc/cgroups") or "").splitlines()}
+        absent = [name for name in _NEEDED if name not in known]
         yield _fail(
             "cgroups",
             f"no cgroup controllers below {mount}",
@@ -205,34 +205,25 @@ def cgroups(mount: Path, root: Path = Path("/")) -> Iterator[Finding]:
             else "Mount the cgroup file system, or set cgroupRoot.",
         )
     elif missing:
+        other = ", or move to cgroup v2."
+        if unified is not None:
+            other = "; on a hybrid set-up unmount the v1 controllers."
         yield _fail(
             "cgroups",
-            f"cgroup v1 without the controller {', '.join(missing)}",
-            "Boot without cgroup_disable=, or move to cgroup v2.",
+            f"cgroup {version} without the controller {', '.join(missing)}",
+            f"Boot without cgroup_disable={other}",
         )
     else:
-        yield _ok("cgroups", "cgroup v1 with cpuset and memory")
-
-
-def _controllers_v2(mount: Path, available: list[str]) -> Iterator[Finding]:
-    missing = [name for name in _NEEDED if name not in available]
-    if missing:
-        yield _fail(
-            "cgroups",
-            f"cgroup v2 without the controller {', '.join(missing)}",
-            "Boot without cgroup_disable=; on a hybrid set-up unmount the v1 controllers.",
-        )
-        return
-    yield _ok("cgroups", "cgroup v2 with cpuset and memory")
-    for name in ("kubepods.slice", "kubepods"):
-        inside = _read(mount / name / "cgroup.controllers")
-        if inside is not None and "cpuset" not in inside.split():
-            yield _warn(
-                "cgroups",
-                f"cpuset is not enabled for {name}",
-                "The runtime enables it with the first pinned container; if it does not, check "
-                "Delegate= of the kubelet's and the runtime's unit.",
-            )
+        yield _ok("cgroups", f"cgroup {version} with cpuset and memory")
+        for name in ("kubepods.slice", "kubepods"):
+            inside = _read(mount / name / "cgroup.controllers")
+            if inside is not None and "cpuset" not in inside.split():
+                yield _warn(
+                    "cgroups",
+                    f"cpuset is not enabled for {name}",
+                    "The runtime enables it with the first pinned container; if it does not, check "
+                    "Delegate= of the kubelet's and the runtime's unit.",
+                )
 
 
 _HOST_PROCESSES = "host processes"
@@ -372,7 +363,6 @@ def containerd_version(root: Path = Path("/")) -> tuple[int, ...] | None:
 
     None when there is none, or when it does not say.
     """
-    import re
     import subprocess
 
     for directory in _BINARIES:
@@ -430,17 +420,21 @@ def http(config: AgentConfig) -> Iterator[Finding]:
         yield _ok("http", "off")
         return
     if section.token_file:
-        text = _read(Path(section.token_file))
-        if text is None or not text.strip():
-            yield _fail(
-                "http",
-                f"the token file {section.token_file} cannot be read or is empty",
-                "Write a token into it: openssl rand -hex 32.",
-            )
-        elif os.stat(section.token_file).st_mode & 0o077:
-            yield _warn("http", f"{section.token_file} can be read by others", "chmod 600 it.")
+        try:
+            TokenFile(section.token_file)
+        except ConfigError as error:
+            remedy = "Write a token into it: openssl rand -hex 32."
+            yield _fail("http", error.problems[0], remedy)
+        else:
+            if os.stat(section.token_file).st_mode & 0o077:
+                yield _warn("http", f"{section.token_file} can be read by others", "chmod 600 it.")
     if section.tls_cert:
-        yield from _certificate(section.tls_cert, section.tls_key)
+        try:
+            Certificate(section.tls_cert, section.tls_key)
+        except ConfigError as error:
+            yield _fail("http", error.problems[0], "Give PEM files that belong together.")
+        else:
+            yield from _validity(section.tls_cert)
     host, port = address
     answer = _who_listens(host, port, tls=bool(section.tls_cert))
     if answer == "nobody":
@@ -455,27 +449,11 @@ def http(config: AgentConfig) -> Iterator[Finding]:
         )
 
 
-def _certificate(cert: str, key: str) -> Iterator[Finding]:
-    import ssl
-    import time
-
-    from nri_numa.web.security import seconds_left
-
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key)
-    except (OSError, ssl.SSLError) as error:
-        yield _fail(
-            "http",
-            f"{cert} and {key} are no certificate and key: {error.strerror or error}",
-            "Give PEM files that belong together.",
-        )
-        return
+def _validity(cert: str) -> Iterator[Finding]:
     left = seconds_left(cert, time.time())
-    if left is None:
-        return
-    if left < 0:
+    if left is not None and left < 0:
         yield _fail("http", f"{cert} has expired", "Renew the certificate.")
-    elif left < 14 * 86400:
+    elif left is not None and left < 14 * 86400:
         yield _warn("http", f"{cert} expires in {int(left // 86400)} days", "Renew it in time.")
 
 
@@ -526,8 +504,7 @@ def _read(path: Path) -> str | None:
 
 def worst(findings: list[Finding]) -> Level:
     """The gravest level among the findings."""
-    levels = {finding.level for finding in findings}
-    return Level.FAIL if Level.FAIL in levels else Level.WARN if Level.WARN in levels else Level.OK
+    return max((finding.level for finding in findings), key=list(Level).index, default=Level.OK)
 
 
 # --- The kubelet on this node ---

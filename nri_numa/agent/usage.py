@@ -13,11 +13,12 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, Generic, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from nri_numa.agent.agent import Agent
 from nri_numa.agent.loop import Clock
@@ -39,7 +40,7 @@ from nri_numa.machine.usage import (
 )
 from nri_numa.machine.waiting import Waits, tasks_waiting, waits
 from nri_numa.observe.logs import get_logger
-from nri_numa.observe.metrics import LocalMemory, Named, Waiting
+from nri_numa.observe.metrics import Watched
 from nri_numa.web.responses import (
     ContainerMemory,
     ContainerUse,
@@ -70,6 +71,8 @@ class Rounds(ABC, Generic[Found]):
     """
 
     what: str
+    sign = -1
+    """1 where low values need attention, -1 where high ones do."""
 
     def __init__(
         self,
@@ -91,6 +94,35 @@ class Rounds(ABC, Generic[Found]):
     @abstractmethod
     def read(self, reader: CgroupReader, allocation: Allocation) -> Found:
         """Read one container, in a thread that may take its time."""
+
+    @abstractmethod
+    def values(self, found: Found) -> Sequence[float | None]:
+        """What becomes a series each, the weightiest first; None where one is not known."""
+
+    def samples(self, state: NodeState) -> Watched | None:
+        """What a scrape has of the containers of ``state``; None where no metric is wanted."""
+        if not self._config.metric:
+            return None
+        known = self.known
+        found: dict[tuple[str, str, str], Sequence[float | None]] = {}
+        for a in tuple(state.allocations.values()):
+            values = self.values(known[a.container_id]) if a.container_id in known else ()
+            if any(value is not None for value in values):
+                # While a container is replaced there are two of its name for a moment: one series.
+                found[a.namespace, a.pod, a.container] = values
+        # Those that need attention most, then by name.
+        ordered = sorted(
+            found.items(), key=lambda one: (*(self.sign * (v or 0.0) for v in one[1]), one[0])
+        )
+        shown = dict(ordered[:MAX_SERIES])
+        return Watched(
+            shown,
+            {
+                "known": len(ordered),
+                "unknown": len(state.allocations) - len(ordered),
+                "left out": len(ordered) - len(shown),
+            },
+        )
 
     async def run(self) -> None:
         """Go round until cancelled."""
@@ -161,6 +193,7 @@ class MemoryWatch(Rounds[ContainerMemory]):
     """Keeps where the memory of every container is."""
 
     what = "where memory is"
+    sign = 1
 
     def read(self, reader: CgroupReader, allocation: Allocation) -> ContainerMemory:
         """Read where the memory of one container is."""
@@ -178,29 +211,9 @@ class MemoryWatch(Rounds[ContainerMemory]):
         )
         return container_memory(allocation, places, self._clock.time())
 
-    def samples(self, state: NodeState) -> LocalMemory | None:
-        """What a scrape has of the containers of ``state``; None where no metric is wanted."""
-        if not self._config.metric:
-            return None
-        known = self.known
-        ratios: list[tuple[float, tuple[str, str, str]]] = []
-        # By ratio, then by name: those whose memory is elsewhere come first.
-        for a in tuple(state.allocations.values()):
-            one = known.get(a.container_id, MEMORY_NOT_READ)
-            if one.local_percent is not None:
-                ratios.append((one.local_percent / 100, (a.namespace, a.pod, a.container)))
-        ratios.sort()
-        shown = ratios[:MAX_SERIES]
-        worst = {names: ratio for ratio, names in reversed(shown)}
-        return LocalMemory(
-            # While a container is replaced there are two of its name for a moment: one series.
-            ratios=[(*names, ratio) for names, ratio in worst.items()],
-            states={
-                "known": len(ratios),
-                "unknown": len(state.allocations) - len(ratios),
-                "left out": len(ratios) - len(shown),
-            },
-        )
+    def values(self, found: ContainerMemory) -> Sequence[float | None]:
+        """The part that is local."""
+        return (None if found.local_percent is None else found.local_percent / 100,)
 
 
 # --- How much containers wait for CPUs ---
@@ -258,44 +271,10 @@ class WaitingWatch(Rounds[ContainerWaiting]):
         for gone in self._before.keys() - self.known.keys():
             del self._before[gone]
 
-    def samples(self, state: NodeState) -> Waiting | None:
-        """What a scrape has of the containers of ``state``; None where no metric is wanted."""
-        if not self._config.metric:
-            return None
-        known = self.known
-        found: dict[tuple[str, str, str], ContainerWaiting] = {}
-        for a in tuple(state.allocations.values()):
-            one = known.get(a.container_id, WAITING_NOT_READ)
-            if one.pressure_percent is not None or one.waiting_tasks is not None:
-                # While a container is replaced there are two of its name for a moment: one series.
-                found[a.namespace, a.pod, a.container] = one
-        # By what waits most, then by name.
-        ordered = sorted(
-            found.items(),
-            key=lambda item: (
-                -(item[1].pressure_percent or 0.0),
-                -(item[1].waiting_tasks or 0.0),
-                item[0],
-            ),
-        )
-        shown = ordered[:MAX_SERIES]
-        pressure: list[Named] = [
-            (*names, one.pressure_percent / 100)
-            for names, one in shown
-            if one.pressure_percent is not None
-        ]
-        tasks: list[Named] = [
-            (*names, one.waiting_tasks) for names, one in shown if one.waiting_tasks is not None
-        ]
-        return Waiting(
-            pressure=pressure,
-            tasks=tasks,
-            states={
-                "known": len(ordered),
-                "unknown": len(state.allocations) - len(ordered),
-                "left out": len(ordered) - len(shown),
-            },
-        )
+    def values(self, found: ContainerWaiting) -> Sequence[float | None]:
+        """The pressure from 0 to 1, and the threads that wait."""
+        percent = found.pressure_percent
+        return None if percent is None else percent / 100, found.waiting_tasks
 
 
 # --- What is used ---
@@ -404,17 +383,15 @@ class UsageWatch:
     def document(self) -> Use:
         """The last sample, and the minutes before it."""
         samples = list(self._samples)
-        last = samples[-1] if samples else None
+        if not samples:
+            return Use(at=None, interval=0.0, problem=self._problem, cpus={}, numa_nodes=())
+        last = samples[-1]
         return Use(
-            at=last.at if last else None,
-            interval=last.seconds if last else 0.0,
-            problem=self._problem if not last or self._problem else "",
-            cpus={str(cpu): round(100 * part) for cpu, part in sorted(last.cpus.items())}
-            if last
-            else {},
-            numa_nodes=tuple(self._load(i, last, samples) for i in sorted(last.numa_nodes))
-            if last
-            else (),
+            at=last.at,
+            interval=last.seconds,
+            problem=self._problem,
+            cpus={str(cpu): round(100 * part) for cpu, part in sorted(last.cpus.items())},
+            numa_nodes=tuple(self._load(i, last, samples) for i in sorted(last.numa_nodes)),
         )
 
     def _load(self, i: int, last: Sample, samples: list[Sample]) -> NUMANodeLoad:
@@ -434,12 +411,22 @@ class UsageWatch:
 
     async def container(self, allocation: Allocation) -> ContainerUse:
         """Measure one container, over half a second."""
+        use = ContainerUse(
+            namespace=allocation.namespace,
+            pod=allocation.pod,
+            container=allocation.container,
+            cpu_milli=None,
+            cpu_set_milli=0,
+            memory_by_numa_node={},
+            local_percent=None,
+            problem="the agent does not know its cgroup",
+        )
         async with self._turn:
             reader = await asyncio.to_thread(CgroupReader, self._cgroup_root)
             place = self._agent.places.get(allocation.container_id)
             page = os.sysconf("SC_PAGE_SIZE")
             if place is None:
-                return _nothing(allocation, "the agent does not know its cgroup")
+                return use
             arguments = reader, place, self._cgroup_root, page
             first = await asyncio.to_thread(read_container, *arguments)
             begun = time.monotonic()
@@ -447,7 +434,7 @@ class UsageWatch:
             second = await asyncio.to_thread(read_container, *arguments)
             seconds = time.monotonic() - begun
         if first is None or second is None:
-            return _nothing(allocation, "it has no cgroup that can be read")
+            return replace(use, problem="it has no cgroup that can be read")
         machine = self._agent.machine
         state, topology = self._agent.state, machine.topology
         pool = state.pool(topology, machine.settings)
@@ -468,29 +455,14 @@ class UsageWatch:
         problem = "" if used is not None else "its cgroup does not count CPU time"
         if not memory.by_numa_node:
             problem = "; ".join(filter(None, (problem, memory.problem)))
-        return ContainerUse(
-            namespace=allocation.namespace,
-            pod=allocation.pod,
-            container=allocation.container,
+        return replace(
+            use,
             cpu_milli=None if used is None else round(1000 * used),
             cpu_set_milli=1000 * len(cpus),
             memory_by_numa_node=memory.by_numa_node,
             local_percent=memory.local_percent,
             problem=problem,
         )
-
-
-def _nothing(allocation: Allocation, problem: str) -> ContainerUse:
-    return ContainerUse(
-        namespace=allocation.namespace,
-        pod=allocation.pod,
-        container=allocation.container,
-        cpu_milli=None,
-        cpu_set_milli=0,
-        memory_by_numa_node={},
-        local_percent=None,
-        problem=problem,
-    )
 
 
 def _mean(sample: Sample, cpus: tuple[int, ...]) -> int | None:

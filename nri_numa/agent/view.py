@@ -8,14 +8,11 @@ interpreter does not interrupt (the refusals).
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
-from heapq import merge
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-import msgspec
 from msgspec import UNSET, convert
 from msgspec.structs import asdict
 
@@ -31,98 +28,40 @@ from nri_numa.agent.usage import (
 )
 from nri_numa.engine.accounting import largest, slot_capacity, together
 from nri_numa.engine.decision import Machine, Reading
-from nri_numa.engine.explain.explanation import Document, of_allocation, of_refusal
+from nri_numa.engine.explain.explanation import of_allocation, of_refusal
 from nri_numa.engine.explain.sentences import actual_text, displaced_text, late_text, sentences
 from nri_numa.engine.others import KUBELETS, granted_names, shown_kind
-from nri_numa.engine.state import Allocation, Charge, Kind, NodeState, displaced, effective_cpus
-from nri_numa.model.cpuset import NO_CPUS, CPUSet
-from nri_numa.model.machine import CoreKind, NUMANode, cpus_text, topology_document
+from nri_numa.engine.state import Allocation, Kind, NodeState, displaced, effective_cpus
+from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
+from nri_numa.model.machine import CoreKind, cpus_text, topology_document
 from nri_numa.model.workload import CPUMode, MemoryPolicy, Policy, QoSClass, Scope
-from nri_numa.observe.metrics import ContainerSample, NUMANodeSample, Snapshot
-from nri_numa.web.api import Listing
-from nri_numa.web.responses import (
-    Actual,
-    Assignment,
-    Checkpoint,
-    ContainerUse,
-    Distance,
-    Explanation,
-    HugePages,
-    Kubelet,
-    KubeletContest,
-    KubeletGrant,
-    Link,
-    NodeUse,
-    Notice,
-    Notices,
-    NUMAInfo,
-    NUMAInfoData,
-    NUMANodeSlots,
-    NUMANodeUse,
-    Readiness,
-    Refusal,
-    Slots,
-    Status,
-    TopologyDocument,
-    Use,
-    Zone,
-    ZoneContainer,
-    ZoneDevices,
-    ZoneHugePages,
-    ZonePod,
-    Zones,
-)
+from nri_numa.observe.metrics import NUMANodeSample, Snapshot
+from nri_numa.runtime import LinkState
+from nri_numa.web import responses as shown
 
 if TYPE_CHECKING:
+    from nri_numa.agent.links import RuntimeConnection
     from nri_numa.devices.counts import Counted
 
 
 NO_ROOTS: Final[Mapping[int, tuple[str, ...]]] = {}
-_AFRESH: Final = 64
-"""Differences up to which an old order is mended; a larger change is sorted afresh."""
-_STEP: Final = 250
-"""Names sorted in one call: a fifth of a millisecond."""
-_DOCUMENTS: Final = 32
-"""Explanations kept ready: a page asks for the same ones again and again."""
-
-Name = tuple[str, str, str, str]
-"""Namespace, pod, container, id: the order an operator reads in, and total."""
 
 
-class LinkFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the daemon knows about its link; see `nri_numa.runtime.LinkState`.
+class Listing(NamedTuple):
+    """The assignments of one moment; made one by one, and valid while the state moves on."""
 
-    Attributes:
-        active: registered and synchronized.
-        unanswered: what the runtime has not answered for too long, as a sentence.
-        over_cri: it is reached over CRI, because it has no NRI.
-    """
-
-    state: str
-    detail: str
-    active: bool
-    runtime: str = ""
-    runtime_version: str = ""
-    unanswered: str = ""
-    over_cri: bool = False
-
-
-class Runtime(Protocol):
-    """See `nri_numa.agent.links.RuntimeConnection`."""
-
-    def facts(self) -> LinkFacts:
-        """The link at this moment."""
-        ...
+    head: shown.NodeUse
+    containers: Iterator[shown.Assignment]
 
 
 class LiveView:
-    """`nri_numa.web.api.AgentView` over a running agent."""
+    """What the API and a scrape show of a running agent; read-only, from memory, at once."""
 
     def __init__(
         self,
         agent: Agent,
         about: About,
-        runtime: Runtime,
+        runtime: RuntimeConnection,
         more: Collaborators,
         watches: Watches,
         clock: Clock,
@@ -133,57 +72,43 @@ class LiveView:
         self._more = more
         self._watches = watches
         self._clock = clock
-        self._names: list[Name] = []
-        self._named = NodeState()
-        self._counted: tuple[NodeState, Counts] | None = None
-        self._documents: dict[object, Document] = {}
 
-    def status(self) -> Status:
+    def status(self) -> shown.Status:
         """The agent itself."""
-        agent, link = self._agent, self._runtime.facts()
+        agent = self._agent
         known = agent.differences.known
-        counts, kubelet = self._counts(agent.state), self._more.kubelet
-        return Status(
+        counts, kubelet = counts_of(agent.state), self._more.kubelet
+        return shown.Status(
             version=self._about.version,
             node_name=self._about.node_name,
             started_at=self._about.started,
             observe=agent.observe,
             ready=self.readiness().ready,
             serial=agent.state.serial,
-            containers=counts.kinds,
-            wider=counts.wider,
+            containers={k: n + counts[k, True] for (k, p), n in counts.items() if not p},
+            wider=sum(n for (_, preferred), n in counts.items() if not preferred),
             differing=len(known),
             intruders=sum(one.intruder for one in known.values()),
             kubelet_cpus=str(agent.state.kubelet.granted),
             contested=len(kubelet.contests) if kubelet is not None else 0,
-            link=Link(
-                state=link.state,
-                detail=link.detail,
-                runtime=link.runtime,
-                runtime_version=link.runtime_version,
-                unanswered=link.unanswered,
-                over="cri" if link.over_cri else UNSET,
-            ),
-            checkpoint=Checkpoint(
+            link=self._runtime.facts(),
+            checkpoint=shown.Checkpoint(
                 written_at=agent.checkpoint.written_at, problem=agent.checkpoint.problem
             ),
         )
 
-    def readiness(self) -> Readiness:
+    def readiness(self) -> shown.Readiness:
         """Whether containers are being placed, and remembered."""
-        link = self._runtime.facts()
-        if link.unanswered:
-            return Readiness(ready=False, reason=link.unanswered)
-        if not (link.active and self._agent.synchronized):
+        link, problem = self._runtime.facts(), self._agent.checkpoint.problem
+        reason = link.unanswered
+        if not reason and not (link.state == LinkState.ACTIVE and self._agent.synchronized):
             detail = f": {link.detail}" if link.detail else ""
             reason = f"the link to the runtime is {link.state}{detail}"
-            return Readiness(ready=False, reason=reason)
-        if self._agent.checkpoint.problem:
-            reason = f"the state cannot be saved: {self._agent.checkpoint.problem}"
-            return Readiness(ready=False, reason=reason)
-        return Readiness(ready=True, reason="")
+        elif not reason and problem:
+            reason = f"the state cannot be saved: {problem}"
+        return shown.Readiness(ready=not reason, reason=reason)
 
-    def topology(self) -> TopologyDocument:
+    def topology(self) -> shown.TopologyDocument:
         """The machine."""
         return topology_document(
             self._agent.machine.topology,
@@ -191,13 +116,13 @@ class LiveView:
             devices=None if self._more.devices is None else self._more.devices.pci,
         )
 
-    def numa_info(self) -> NUMAInfo:
+    def numa_info(self) -> shown.NUMAInfo:
         """The machine in short; CPUs one by one, so that a reader needs no range syntax."""
         nodes = [n for _, n in sorted(self._agent.machine.topology.numa_nodes.items())]
-        return NUMAInfo(
+        return shown.NUMAInfo(
             code=200,
             message="OK",
-            data=NUMAInfoData(
+            data=shown.NUMAInfoData(
                 nodenums=len(nodes),
                 cpulist=tuple(",".join(map(str, n.cpus)) for n in nodes),
                 memsize=tuple(str(n.memory_bytes) for n in nodes),
@@ -208,19 +133,11 @@ class LiveView:
         """Every container and what it has, in the order of their names."""
         moment = self._moment()
         machine, state, pool = moment.machine, moment.state, moment.pool
-        return Listing(
-            head=NodeUse(
-                serial=state.serial,
-                shared_pool=str(pool),
-                numa_nodes=numa_node_uses(machine, state, pool, self._more.readings.memory),
-            ),
-            containers=(
-                moment.assignment(state.allocations[name[3]])
-                for name in tuple(self._ordered(state))
-            ),
-        )
+        uses = numa_node_uses(machine, state, pool, self._more.readings.memory)
+        head = shown.NodeUse(serial=state.serial, shared_pool=str(pool), numa_nodes=tuple(uses))
+        return Listing(head, (moment.assignment(a) for a in _ordered(state)))
 
-    def explain(self, namespace: str, pod: str, container: str | None) -> list[Explanation]:
+    def explain(self, namespace: str, pod: str, container: str | None) -> list[shown.Explanation]:
         """What is known about a pod's containers: those that run, and those refused lately."""
         moment = self._moment()
         state = moment.state
@@ -228,12 +145,8 @@ class LiveView:
         for one in self._agent.refusals:  # the last one of each counts
             if (one.namespace, one.pod) == (namespace, pod):
                 refused[one.container] = one
-        names = self._ordered(state)
-        found: list[Explanation] = []
-        for n in range(bisect_left(names, (namespace, pod, container or "", "")), len(names)):
-            if names[n][:2] != (namespace, pod) or container not in (None, names[n][2]):
-                break
-            allocation = state.allocations[names[n][3]]
+        found: list[shown.Explanation] = []
+        for allocation in _ordered(state, namespace, pod, container):
             later = refused.pop(allocation.container, None)
             if later is not None and later.at <= allocation.since:
                 later = None  # it was refused before it was placed
@@ -245,16 +158,10 @@ class LiveView:
 
     def _explained(
         self, allocation: Allocation, moment: Moment, later: RefusedContainer | None
-    ) -> Explanation:
-        kept = self._agent.kept_trace(allocation.container_id)
-        document = self._documents.get(kept) if kept is not None else None
+    ) -> shown.Explanation:
         effective = moment.cpus_of(allocation)
-        cpus = str(effective)
-        if document is None or document["result"]["cpus"] != cpus:
-            known = self._agent.grounds_of(allocation.container_id)
-            document = of_allocation(allocation, known, cpus)
-            if kept is not None:
-                self._remember(kept, document)
+        known = self._agent.grounds_of(allocation.container_id)
+        document = of_allocation(allocation, known, str(effective))
         since = [f"since then refused: {later.message}"] if later is not None else []
         if gave_way := moment.gave_way(allocation, effective):
             since.append(f"listed {allocation.cpus}, {gave_way}")
@@ -267,10 +174,13 @@ class LiveView:
         if isinstance(assignment.late, float):
             before.append(late_text(assignment.late))
         if before or since:
-            document = {**document, "later": [*before, *since]}
-        if assignment.actual is not None:
-            document = {**document, "actual": actual_sentence(assignment.actual)}
-        return Explanation(
+            document["later"] = [*before, *since]
+        if (has := assignment.actual) is not None:
+            since_when = datetime.fromtimestamp(has.since, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+            document["actual"] = actual_text(
+                has.text, since_when, has.owners, given_up=has.given_up
+            )
+        return shown.Explanation(
             namespace=allocation.namespace,
             pod=allocation.pod,
             container=allocation.container,
@@ -281,13 +191,10 @@ class LiveView:
             details=document,
         )
 
-    def _refused(self, refused: RefusedContainer) -> Explanation:
-        document = self._documents.get(refused.trace)
-        if document is None:
-            known = self._agent.grounds_of_refusal(refused)
-            document = of_refusal(known, refused.reason, refused.message)
-            self._remember(refused.trace, document)
-        return Explanation(
+    def _refused(self, refused: RefusedContainer) -> shown.Explanation:
+        known = self._agent.grounds_of_refusal(refused)
+        document = of_refusal(known, refused.reason, refused.message)
+        return shown.Explanation(
             namespace=refused.namespace,
             pod=refused.pod,
             container=refused.container,
@@ -295,36 +202,44 @@ class LiveView:
             summary=refused.message,
             # The message is the summary already.
             steps=tuple(sentences(document)[1:]),
-            refusal=convert(refused, Refusal, from_attributes=True),
+            refusal=convert(refused, shown.Refusal, from_attributes=True),
             details=document,
         )
 
-    def _remember(self, key: object, document: Document) -> None:
-        if len(self._documents) >= _DOCUMENTS:
-            del self._documents[next(iter(self._documents))]
-        self._documents[key] = document
-
-    def refusals(self) -> list[Refusal]:
+    def refusals(self) -> list[shown.Refusal]:
         """The latest refusals, newest first."""
         return [
-            convert(refused, Refusal, from_attributes=True)
+            convert(refused, shown.Refusal, from_attributes=True)
             for refused in reversed(self._agent.refusals)
         ]
 
-    def slots(self) -> Slots:
-        """Exclusive CPUs that the scheduler may count."""
-        return slots_document(self._agent.machine, self._agent.state, self._not_pinning())
+    def slots(self) -> shown.Slots:
+        """Exclusive CPUs that the scheduler may count: those held with slots, and free ones."""
+        machine, state, reason = self._agent.machine, self._agent.state, self._not_pinning()
+        offered = slot_capacity(machine, state)
+        return shown.Slots(
+            serial=state.serial,
+            ready=not reason,
+            reason=reason,
+            annotation=machine.slots_key,
+            total=offered.total,
+            exclusive=len(state.owned),
+            numa_nodes=tuple(
+                shown.NUMANodeSlots(id=i, held=offered.held[i], free=free)
+                for i, free in sorted(offered.free.items())
+            ),
+            ids=tuple(id for a in offered.holders for id in a.slots.split(",")),
+        )
 
-    def zones(self) -> Zones:
+    def zones(self) -> shown.Zones:
         """Every NUMA node as who schedules counts it."""
-        agent = self._agent
-        # Before the state: who is decided about in between is in it.
         more = self._more
+        # Before the state: who is decided about in between is in it.
         coming = () if more.pods is None else more.pods.names()
         return zones_document(
-            agent.machine,
-            agent.state,
-            self._more.readings.memory,
+            self._agent.machine,
+            self._agent.state,
+            more.readings.memory,
             reason=self._not_pinning(),
             measured=None if more.measured is None else more.measured.acting(),
             devices=None if more.devices is None else more.devices.counted(),
@@ -339,42 +254,39 @@ class LiveView:
             return readiness.reason
         return "observe is on, so nothing is pinned" if self._agent.observe else ""
 
-    def kubelet(self) -> Kubelet:
+    def kubelet(self) -> shown.Kubelet:
         """The kubelet beside us."""
         kubelet = self._more.kubelet
-        return Kubelet() if kubelet is None else kubelet_document(self._agent, kubelet)
+        return shown.Kubelet() if kubelet is None else kubelet_document(self._agent, kubelet)
 
-    def notices(self, after: int) -> Notices:
+    def notices(self, after: int) -> shown.Notices:
         """What happened to containers after a number of the sequence."""
         kept = self._agent.notices
         number, evicted = kept.number, kept.evicted  # before the notices: one too many is no harm
-        found = tuple(Notice(**asdict(one)) for one in kept.after(after))
-        return Notices(instance=kept.instance, number=number, evicted=evicted, notices=found)
+        found = tuple(shown.Notice(**asdict(one)) for one in kept.after(after))
+        return shown.Notices(instance=kept.instance, number=number, evicted=evicted, notices=found)
 
     def notice_number(self) -> int:
         """The last number of that sequence."""
         return self._agent.notices.number
 
-    def use(self) -> Use:
+    def use(self) -> shown.Use:
         """What is really used on the machine."""
         usage = self._watches.usage
         if usage is None:
-            return Use(at=None, interval=0.0, problem="not measured", cpus={}, numa_nodes=())
+            return shown.Use(at=None, interval=0.0, problem="not measured", cpus={}, numa_nodes=())
         return usage.document()
 
-    async def container_use(self, namespace: str, pod: str, container: str) -> list[ContainerUse]:
+    async def container_use(
+        self, namespace: str, pod: str, container: str
+    ) -> list[shown.ContainerUse]:
         """What a container really uses, measured now."""
         usage = self._watches.usage
         if usage is None:
             return []
         state = self._agent.state
-        names = self._ordered(state)
-        found: list[ContainerUse] = []
-        for n in range(bisect_left(names, (namespace, pod, container, "")), len(names)):
-            if names[n][:3] != (namespace, pod, container):
-                break
-            found.append(await usage.container(state.allocations[names[n][3]]))
-        return found
+        found = _ordered(state, namespace, pod, container)
+        return [await usage.container(allocation) for allocation in found]
 
     def subscribe(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Call ``listener`` after every change; returns what ends that."""
@@ -389,8 +301,8 @@ class LiveView:
         return Snapshot(
             numa_nodes=numa_node_samples(machine, state, pool, self._more.readings.memory),
             node_name=self._about.node_name,
-            container_counts=self._counts(state).by_kind,
-            containers=container_samples(state),
+            container_counts=counts_of(state),
+            state=state,
             shared_pool_cpus=len(pool),
             offline_cpus=len(machine.topology.present - machine.topology.online),
             checkpoint_written=written,
@@ -409,42 +321,18 @@ class LiveView:
             agent.machine, agent.state, known, self._watches, None if late is None else late.known
         )
 
-    def _counts(self, state: NodeState) -> Counts:
-        """Containers by kind; counted once for each state."""
-        if self._counted is None or self._counted[0] is not state:
-            self._counted = state, Counts.of(state)
-        return self._counted[1]
 
-    def _ordered(self, state: NodeState) -> list[Name]:
-        """Names of all containers, sorted: the order of last time, mended.
-
-        Sorting a thousand names takes a millisecond in which no container can start; comparing the
-        ids takes a hundredth of that, and names do not change.
-        """
-        if state is self._named:
-            return self._names
-        old, new = self._named.allocations, state.allocations
-        changed = old.keys() ^ new.keys()
-        if len(changed) > _AFRESH:
-            self._names = _sorted([_name(a) for a in new.values()])
-        else:
-            for container_id in changed:
-                if container_id in new:
-                    insort(self._names, _name(new[container_id]))
-                else:
-                    del self._names[bisect_left(self._names, _name(old[container_id]))]
-        self._named = state
-        return self._names
-
-
-def _sorted(names: list[Name]) -> list[Name]:
-    """Sorted in steps that others can get in between: one call would hold up everybody."""
-    parts = [sorted(names[n : n + _STEP]) for n in range(0, len(names), _STEP)]
-    return list(merge(*parts))
-
-
-def _name(a: Allocation) -> Name:
-    return a.namespace, a.pod, a.container, a.container_id
+def _ordered(
+    state: NodeState, namespace: str = "", pod: str = "", container: str | None = None
+) -> list[Allocation]:
+    """All containers, those of a pod, or those of one name in it, by names and id."""
+    found = [
+        a
+        for a in state.allocations.values()
+        if (not pod or (a.namespace, a.pod) == (namespace, pod))
+        and container in (None, a.container)
+    ]
+    return sorted(found, key=lambda a: (a.namespace, a.pod, a.container, a.container_id))
 
 
 class Moment:
@@ -472,11 +360,11 @@ class Moment:
         """What a container should be able to use."""
         return effective_cpus(a, self.pool, self.machine.topology, self.state.withheld_bits)
 
-    def assignment(self, a: Allocation) -> Assignment:
+    def assignment(self, a: Allocation) -> shown.Assignment:
         """One container, and what it has."""
         i, cpus, memory, waiting = a.container_id, self.cpus_of(a), self.memory, self.waiting
         gave_way = self.gave_way(a, cpus)
-        return Assignment(
+        return shown.Assignment(
             id=i,
             pod_uid=a.pod_uid,
             namespace=a.namespace,
@@ -505,24 +393,15 @@ class Moment:
             waiting=UNSET if waiting is None else waiting.get(i, WAITING_NOT_READ),
         )
 
-    def actual(self, container_id: str) -> Actual | None:
+    def actual(self, container_id: str) -> shown.Actual | None:
         """What this one has; None while it is as meant, and on no exclusive CPUs of others."""
         one = self.known.get(container_id) or self._foreign(container_id)
         if one is None:
             return None
         owners = self._owning(CPUSet.parse(one.cpus), container_id) if one.intruder else ()
-        return Actual(
-            cpus=one.cpus,
-            mems=one.mems,
-            meant_cpus=one.meant_cpus,
-            meant_mems=one.meant_mems,
-            since=one.since,
-            text=one.text,
-            found=one.found,
-            intruder=one.intruder,
-            owners=owners,
-            given_up=one.given_up,
-        )
+        fields = asdict(one)
+        del fields["obstacle"]  # it is in the text
+        return shown.Actual(**fields, text=one.text, owners=owners)
 
     def _foreign(self, container_id: str) -> Difference | None:
         """One that was pinned, not by us, to CPUs that are exclusive to others."""
@@ -565,65 +444,22 @@ class Moment:
         return tuple(sorted(allocations[i].full_name for i in found if i))
 
 
-def actual_sentence(actual: Actual) -> str:
-    """Both sides in one sentence; the time in it does not grow old."""
-    since = datetime.fromtimestamp(actual.since, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    return actual_text(actual.text, since, actual.owners, given_up=actual.given_up)
-
-
 # --- How many containers there are ---
 
 _FOREIGN = frozenset((Kind.FOREIGN, preferred) for preferred in (False, True))
 
 
-class Counts(msgspec.Struct, frozen=True):
-    """How many containers there are.
-
-    Attributes:
-        by_kind: by kind, and by whether they have what is ideal (True) or a wider set.
-    """
-
-    by_kind: dict[tuple[str, bool], int]
-
-    @classmethod
-    def of(cls, state: NodeState) -> Counts:
-        """Count them."""
-        live = [a for a in state.allocations.values() if not a.ended]
-        counted = Counter((a.kind, a.preferred) for a in live)
-        by_kind = {(k.value, p): counted[k, p] for k in Kind for p in (False, True)}
-        by_kind |= {(KUBELETS, p): 0 for p in (False, True)}
-        for a in live if counted.keys() & _FOREIGN else ():
-            if shown_kind(state, a) == KUBELETS:
-                by_kind[a.kind.value, a.preferred] -= 1
-                by_kind[KUBELETS, a.preferred] += 1
-        return cls(by_kind)
-
-    @property
-    def kinds(self) -> dict[str, int]:
-        """By kind alone."""
-        return {k: count + self.by_kind[k, True] for (k, p), count in self.by_kind.items() if not p}
-
-    @property
-    def wider(self) -> int:
-        """Those that have a wider set than ideal."""
-        return sum(count for (_, preferred), count in self.by_kind.items() if not preferred)
-
-
-def container_samples(state: NodeState) -> Iterator[ContainerSample]:
-    """Every container, made one by one while the answer is written."""
-    return (
-        ContainerSample(
-            namespace=a.namespace,
-            pod=a.pod,
-            container=a.container,
-            kind=shown_kind(state, a),
-            policy=a.policy.value,
-            numa_nodes=str(a.numa_nodes),
-            preferred=a.preferred,
-        )
-        for a in state.allocations.values()
-        if not a.ended
-    )
+def counts_of(state: NodeState) -> dict[tuple[str, bool], int]:
+    """Containers by kind, and by whether they have what is ideal (True) or a wider set."""
+    live = [a for a in state.allocations.values() if not a.ended]
+    counted = Counter((a.kind, a.preferred) for a in live)
+    counts = {(k.value, p): counted[k, p] for k in Kind for p in (False, True)}
+    counts |= {(KUBELETS, p): 0 for p in (False, True)}
+    for a in live if counted.keys() & _FOREIGN else ():
+        if shown_kind(state, a) == KUBELETS:
+            counts[a.kind.value, a.preferred] -= 1
+            counts[KUBELETS, a.preferred] += 1
+    return counts
 
 
 # --- NUMA nodes ---
@@ -631,134 +467,73 @@ def container_samples(state: NodeState) -> Iterator[ContainerSample]:
 
 def numa_node_uses(
     machine: Machine, state: NodeState, pool: CPUSet, reading: Reading | None
-) -> tuple[NUMANodeUse, ...]:
+) -> Iterator[shown.NUMANodeUse]:
     """For the API: every NUMA node by id, who has its CPUs and what the accounting has left."""
-    reserved = machine.settings.reserved_cpus
-    return tuple(_use(facts, reserved) for facts in _facts(machine, state, pool, reading))
-
-
-def numa_node_samples(
-    machine: Machine, state: NodeState, pool: CPUSet, reading: Reading | None
-) -> tuple[NUMANodeSample, ...]:
-    """For a scrape: the same in counts of CPUs."""
-    reserved = machine.settings.reserved_cpus
-    return tuple(_sample(facts, reserved) for facts in _facts(machine, state, pool, reading))
-
-
-class _Facts(NamedTuple):
-    """One NUMA node; CPU amounts are thousandths of a CPU, memory is bytes."""
-
-    node: NUMANode
-    charge: Charge
-    exclusive: CPUSet
-    idle: CPUSet
-    kubelet: CPUSet
-    shared: CPUSet
-    cpu_total: int
-    cpu_left: int
-    memory_left: int
-    capacity_factor: float
-
-
-def _facts(
-    machine: Machine, state: NodeState, pool: CPUSet, reading: Reading | None
-) -> Iterator[_Facts]:
-    """Every NUMA node, by id."""
     cpu_left, memory_left = machine.cpu_left(state), machine.memory_left(state, reading)
     for i, node in sorted(machine.topology.numa_nodes.items()):
-        yield _Facts(
-            node=node,
-            charge=state.charge(i),
-            exclusive=node.cpus & state.owned,
-            idle=node.cpus & state.idle,
-            kubelet=(node.cpus & state.kubelet.granted) - state.owned - state.idle,
-            shared=node.cpus & pool,
-            cpu_total=machine.cpu_total.get(i, 0),
-            cpu_left=cpu_left.get(i, 0),
-            memory_left=memory_left.get(i, 0),
+        charge = state.charge(i)
+        yield shown.NUMANodeUse(
+            id=i,
+            cpus=str(node.cpus),
+            exclusive=str(node.cpus & state.owned),
+            idle=str(node.cpus & state.idle),
+            kubelet=str((node.cpus & state.kubelet.granted) - state.owned - state.idle),
+            shared=str(node.cpus & pool),
+            reserved=str(node.cpus & machine.settings.reserved_cpus),
+            cpu_capacity_milli=machine.cpu_total.get(i, 0),
+            cpu_allocated_milli=charge.cpu_milli,
+            cpu_available_milli=cpu_left.get(i, 0),
+            memory_bytes=node.memory_bytes,
+            memory_allocated_bytes=charge.memory,
+            memory_available_bytes=memory_left.get(i, 0),
+            huge_pages=tuple(
+                shown.HugePages(
+                    size_bytes=size,
+                    total_bytes=total,
+                    allocated_bytes=charge.hugepages.get(size, 0),
+                )
+                for size, total in sorted(node.hugepages.items())
+            ),
             capacity_factor=machine.settings.capacity_factor.get(i, 1.0),
         )
 
 
-def _use(facts: _Facts, reserved: CPUSet) -> NUMANodeUse:
-    node, charge = facts.node, facts.charge
-    return NUMANodeUse(
-        id=node.id,
-        cpus=str(node.cpus),
-        exclusive=str(facts.exclusive),
-        idle=str(facts.idle),
-        kubelet=str(facts.kubelet),
-        shared=str(facts.shared),
-        reserved=str(node.cpus & reserved),
-        cpu_capacity_milli=facts.cpu_total,
-        cpu_allocated_milli=charge.cpu_milli,
-        cpu_available_milli=facts.cpu_left,
-        memory_bytes=node.memory_bytes,
-        memory_allocated_bytes=charge.memory,
-        memory_available_bytes=facts.memory_left,
-        huge_pages=tuple(
-            HugePages(
-                size_bytes=size,
-                total_bytes=total,
-                allocated_bytes=charge.hugepages.get(size, 0),
-            )
-            for size, total in sorted(node.hugepages.items())
-        ),
-        capacity_factor=facts.capacity_factor,
-    )
-
-
-def _sample(facts: _Facts, reserved: CPUSet) -> NUMANodeSample:
-    node, charge = facts.node, facts.charge
-    shared = facts.shared - reserved - facts.kubelet
-    return NUMANodeSample(
-        numa_node=node.id,
-        exclusive_cpus=len(facts.exclusive),
-        idle_cpus=len(facts.idle),
-        kubelet_cpus=len(facts.kubelet),
-        shared_cpus=len(shared),
+def numa_node_samples(
+    machine: Machine, state: NodeState, pool: CPUSet, reading: Reading | None
+) -> Iterator[NUMANodeSample]:
+    """For a scrape: the same in counts of CPUs, each CPU in one of them."""
+    cpu_left, memory_left = machine.cpu_left(state), machine.memory_left(state, reading)
+    pool -= machine.settings.reserved_cpus
+    for i, node in sorted(machine.topology.numa_nodes.items()):
+        charge = state.charge(i)
+        kubelet = (node.cpus & state.kubelet.granted) - state.owned - state.idle
+        counts = {
+            "exclusive": len(node.cpus & state.owned),
+            "idle": len(node.cpus & state.idle),
+            "kubelet": len(kubelet),
+            "shared": len((node.cpus & pool) - kubelet),
+        }
         # What is left: reserved CPUs, and those that our own cpuset keeps from containers.
-        reserved_cpus=len(node.cpus - facts.exclusive - facts.idle - facts.kubelet - shared),
-        capacity_cpus=facts.cpu_total / 1000,
-        allocated_cpus=charge.cpu_milli / 1000,
-        available_cpus=facts.cpu_left / 1000,
-        memory_bytes=node.memory_bytes,
-        memory_allocated_bytes=charge.memory,
-        memory_available_bytes=facts.memory_left,
-        capacity_factor=facts.capacity_factor,
-        hugepages={
-            size: (total, charge.hugepages.get(size, 0)) for size, total in node.hugepages.items()
-        },
-    )
-
-
-# --- Exclusive CPUs that a scheduler may count ---
-
-
-def slots_document(machine: Machine, state: NodeState, reason: str) -> Slots:
-    """Count what is held with slots and what is free.
-
-    ``reason`` is why nothing is to be counted on now; empty when nothing speaks against it.
-    """
-    offered = slot_capacity(machine, state)
-    return Slots(
-        serial=state.serial,
-        ready=not reason,
-        reason=reason,
-        annotation=machine.slots_key,
-        total=offered.total,
-        exclusive=len(state.owned),
-        numa_nodes=tuple(
-            NUMANodeSlots(id=i, held=offered.held[i], free=free)
-            for i, free in sorted(offered.free.items())
-        ),
-        ids=tuple(id for a in offered.holders for id in a.slots.split(",")),
-    )
+        counts["reserved"] = len(node.cpus) - sum(counts.values())
+        yield NUMANodeSample(
+            numa_node=i,
+            cpus=counts,
+            capacity_cpus=machine.cpu_total.get(i, 0) / 1000,
+            allocated_cpus=charge.cpu_milli / 1000,
+            available_cpus=cpu_left.get(i, 0) / 1000,
+            memory_bytes=node.memory_bytes,
+            memory_allocated_bytes=charge.memory,
+            memory_available_bytes=memory_left.get(i, 0),
+            capacity_factor=machine.settings.capacity_factor.get(i, 1.0),
+            hugepages={
+                size: (total, charge.hugepages.get(size, 0))
+                for size, total in node.hugepages.items()
+            },
+        )
 
 
 # --- NUMA nodes as schedulers count them ---
 
-EMPTY = NodeState()
 MIXED: Final = "mixed"
 """Kind of a NUMA node's cores where it has several."""
 
@@ -773,7 +548,7 @@ def zones_document(
     devices: Counted | None = None,
     roots_of_pcie: Mapping[int, tuple[str, ...]] = NO_ROOTS,
     coming: Iterable[tuple[str, str]] = (),
-) -> Zones:
+) -> shown.Zones:
     """Count everything in one state; a pod of which nothing is charged yet is named all the same.
 
     ``reason`` is why nothing is to be counted on now; ``measured`` has capacity factors that are
@@ -781,88 +556,74 @@ def zones_document(
     give, or why they are not known; ``coming`` are namespace and name of Guaranteed pods that have
     no container yet.
     """
-    defaults = machine.settings.defaults
+    topology, settings = machine.topology, machine.settings
     charged = {(a.pod_uid, a.container) for a in state.allocations.values() if a.charges}
     pods = dict.fromkeys(coming, QoSClass.GUARANTEED.value)
     pods |= {(a.namespace, a.pod): a.qos.value for a in state.allocations.values()}
-    return Zones(
-        serial=state.serial,
-        ready=not reason,
-        reason=reason,
-        policy=defaults.get("policy", Policy.NONE.value),
-        scope=defaults.get("scope", Scope.CONTAINER.value),
-        shares=defaults.get("cpus") == CPUMode.SHARED.value,
-        threads_per_core=machine.topology.threads_per_core,
-        free_exclusive_cpus=together(machine, state),
-        zones=_zones(
-            machine, state, reading, measured or {}, _by_numa_node(devices), roots_of_pcie
-        ),
-        devices_problem=devices if devices is None or isinstance(devices, str) else "",
-        pods=tuple(
-            ZonePod(namespace=namespace, name=name, qos=qos)
-            for (namespace, name), qos in sorted(pods.items())
-        ),
-        charged=tuple(ZoneContainer(pod_uid=uid, name=name) for uid, name in sorted(charged)),
-    )
-
-
-def _zones(
-    machine: Machine,
-    state: NodeState,
-    reading: Reading | None,
-    measured: Mapping[int, float],
-    devices: Mapping[int, tuple[ZoneDevices, ...]],
-    roots_of_pcie: Mapping[int, tuple[str, ...]],
-) -> tuple[Zone, ...]:
-    topology = machine.topology
-    pool = state.pool(topology, machine.settings)
+    pool = state.pool(topology, settings)
     cpu_left, memory_left = machine.cpu_left(state), machine.memory_left(state, reading)
-    free, whole = largest(machine, state), largest(machine, EMPTY)
+    free, whole = largest(machine, state), largest(machine, NodeState())
     sizes = sorted({size for node in topology.numa_nodes.values() for size in node.hugepages})
     capacity = {size: machine.hugepages_capacity(size) for size in sizes}
     left = {size: machine.hugepages_left(size, state, reading) for size in sizes}
-    return tuple(
-        Zone(
-            id=i,
-            socket=_socket(machine, i),
-            distances=tuple(
-                Distance(id=other, value=topology.distance(i, other)) for other in topology.numa_ids
-            ),
-            cpus=len(node.cpus),
-            cpu_allocatable_milli=machine.cpu_total.get(i, 0),
-            cpu_available_milli=cpu_left.get(i, 0),
-            exclusive_cpus=whole.get(i, 0),
-            free_exclusive_cpus=free.get(i, 0),
-            shared_cpus=len(node.cpus & pool),
-            memory_bytes=node.memory_bytes,
-            memory_allocatable_bytes=machine.memory_capacity[i],
-            memory_available_bytes=memory_left[i],
-            huge_pages=tuple(
-                ZoneHugePages(
-                    size_bytes=size,
-                    capacity_bytes=node.hugepages.get(size, 0),
-                    allocatable_bytes=capacity[size][i],
-                    available_bytes=left[size][i],
-                )
-                for size in sizes
-            ),
-            capacity_factor=machine.settings.capacity_factor.get(i, 1.0),
-            measured_factor=measured.get(i, 1.0),
-            devices=devices.get(i, ()),
-            core_kind=_core_kind(machine, i),
-            pcie_roots=roots_of_pcie.get(i, ()),
-        )
-        for i, node in sorted(topology.numa_nodes.items())
+    devices_of = _by_numa_node(devices)
+    return shown.Zones(
+        serial=state.serial,
+        ready=not reason,
+        reason=reason,
+        policy=settings.defaults.get("policy", Policy.NONE.value),
+        scope=settings.defaults.get("scope", Scope.CONTAINER.value),
+        shares=settings.defaults.get("cpus") == CPUMode.SHARED.value,
+        threads_per_core=topology.threads_per_core,
+        free_exclusive_cpus=together(machine, state),
+        zones=tuple(
+            shown.Zone(
+                id=i,
+                socket=_socket(machine, i),
+                distances=tuple(
+                    shown.Distance(id=other, value=topology.distance(i, other))
+                    for other in topology.numa_ids
+                ),
+                cpus=len(node.cpus),
+                cpu_allocatable_milli=machine.cpu_total.get(i, 0),
+                cpu_available_milli=cpu_left.get(i, 0),
+                exclusive_cpus=whole.get(i, 0),
+                free_exclusive_cpus=free.get(i, 0),
+                shared_cpus=len(node.cpus & pool),
+                memory_bytes=node.memory_bytes,
+                memory_allocatable_bytes=machine.memory_capacity[i],
+                memory_available_bytes=memory_left[i],
+                huge_pages=tuple(
+                    shown.ZoneHugePages(
+                        size_bytes=size,
+                        capacity_bytes=node.hugepages.get(size, 0),
+                        allocatable_bytes=capacity[size][i],
+                        available_bytes=left[size][i],
+                    )
+                    for size in sizes
+                ),
+                capacity_factor=settings.capacity_factor.get(i, 1.0),
+                measured_factor=(measured or {}).get(i, 1.0),
+                devices=devices_of.get(i, ()),
+                core_kind=_core_kind(machine, i),
+                pcie_roots=roots_of_pcie.get(i, ()),
+            )
+            for i, node in sorted(topology.numa_nodes.items())
+        ),
+        devices_problem=devices if devices is None or isinstance(devices, str) else "",
+        pods=tuple(
+            shown.ZonePod(namespace=namespace, name=name, qos=qos)
+            for (namespace, name), qos in sorted(pods.items())
+        ),
+        charged=tuple(shown.ZoneContainer(pod_uid=uid, name=name) for uid, name in sorted(charged)),
     )
 
 
-def _by_numa_node(counts: Counted | None) -> dict[int, tuple[ZoneDevices, ...]]:
+def _by_numa_node(counts: Counted | None) -> dict[int, tuple[shown.ZoneDevices, ...]]:
     """Devices by NUMA node, in the order of their resources; none where they are not known."""
-    found: dict[int, tuple[ZoneDevices, ...]] = {}
+    found: dict[int, tuple[shown.ZoneDevices, ...]] = {}
     for one in () if counts is None or isinstance(counts, str) else counts:
-        devices = ZoneDevices(
-            resource=one.resource, allocatable=one.allocatable, available=one.available
-        )
+        devices = convert(one, shown.ZoneDevices, from_attributes=True)
         found[one.numa_node] = (*found.get(one.numa_node, ()), devices)
     return found
 
@@ -884,23 +645,22 @@ def _core_kind(machine: Machine, numa_node: int) -> str:
 # --- The kubelet beside us ---
 
 
-def kubelet_document(agent: Agent, beside: BesideKubelet) -> Kubelet:
+def kubelet_document(agent: Agent, beside: BesideKubelet) -> shown.Kubelet:
     """What the kubelet's managers granted, and where it and we disagree.
 
     Reads what is replaced as a whole, so any thread may call it.
     """
     state, settings, configuration = agent.state, agent.machine.settings, beside.configuration
     grants, adopted = state.kubelet, configuration.adopted
-    shown = grants.shared[0] if grants.shared else ""
-    return Kubelet(
+    return shown.Kubelet(
         cpu_policy=grants.cpu_policy,
         memory_policy=grants.memory_policy,
         override=settings.kubelet_override.value,
-        shared_cpus=str(shown),
+        shared_cpus=str(grants.shared[0]) if grants.shared else "",
         granted_cpus=str(grants.granted),
         grants=tuple(_grants(agent)),
         contests=tuple(
-            convert(one, KubeletContest, from_attributes=True)
+            convert(one, shown.KubeletContest, from_attributes=True)
             for _, one in sorted(beside.contests.items())
         ),
         problems=(*beside.problems, *configuration.found.problems),
@@ -910,39 +670,40 @@ def kubelet_document(agent: Agent, beside: BesideKubelet) -> Kubelet:
     )
 
 
-def _grants(agent: Agent) -> list[KubeletGrant]:
+def _grants(agent: Agent) -> list[shown.KubeletGrant]:
     """Of containers, then of whole pods; each by UID and name."""
     state = agent.state
     grants = state.kubelet
     live = {(a.pod_uid, a.container): a for a in state.allocations.values()}
     by_id = {("", a.container_id): a for a in state.allocations.values()}
     pods = {a.pod_uid: a for a in state.allocations.values()}
-    found: list[KubeletGrant] = []
+    found: list[shown.KubeletGrant] = []
     for holder in sorted(grants.cpus.keys() | grants.mems.keys()):
         a = live.get(holder) or by_id.get(holder)
-        cpus = grants.cpus.get(holder, "")
-        found.append(
-            KubeletGrant(
-                pod_uid=a.pod_uid if a else holder[0],
-                container=a.container if a else holder[1],
-                namespace=a.namespace if a else "",
-                pod=a.pod if a else "",
-                cpus=str(cpus),
-                mems=str(grants.mems.get(holder, "")),
-                overridden=bool(cpus) and a is not None and shown_kind(state, a) != KUBELETS,
-            )
-        )
+        cpus, mems = grants.cpus.get(holder, ""), grants.mems.get(holder, "")
+        overridden = bool(cpus) and a is not None and shown_kind(state, a) != KUBELETS
+        uid, container = (a.pod_uid, a.container) if a else holder
+        found.append(_grant(uid, container, a, cpus, mems, overridden))
     for uid in sorted(grants.pods.keys() | grants.pod_mems.keys()):
-        a = pods.get(uid)
-        found.append(
-            KubeletGrant(
-                pod_uid=uid,
-                container="",
-                namespace=a.namespace if a else "",
-                pod=a.pod if a else "",
-                cpus=str(grants.pods.get(uid, "")),
-                mems=str(grants.pod_mems.get(uid, "")),
-                overridden=False,
-            )
-        )
+        cpus, mems = grants.pods.get(uid, ""), grants.pod_mems.get(uid, "")
+        found.append(_grant(uid, "", pods.get(uid), cpus, mems, overridden=False))
     return found
+
+
+def _grant(
+    uid: str,
+    container: str,
+    a: Allocation | None,
+    cpus: CPUSet | str,
+    mems: NUMASet | str,
+    overridden: bool,
+) -> shown.KubeletGrant:
+    return shown.KubeletGrant(
+        pod_uid=uid,
+        container=container,
+        namespace=a.namespace if a else "",
+        pod=a.pod if a else "",
+        cpus=str(cpus),
+        mems=str(mems),
+        overridden=overridden,
+    )

@@ -5,7 +5,9 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping
 
-from nri_numa.config.sections import AgentConfig, Quantity
+from msgspec.structs import asdict
+
+from nri_numa.config.sections import AgentConfig, NamespaceQuotaDocument, Quantity, Quotas
 from nri_numa.config.values import (
     page_size,
     parse_amount,
@@ -63,90 +65,63 @@ def reserved_types(value: Quantity | Mapping[str, Quantity]) -> Mapping[str, Qua
 def settings(config: AgentConfig) -> Settings:
     """What the engine sees of a configuration."""
     reserved = {i: reserved_types(value) for i, value in config.reserved_memory.items()}
-    return Settings(
-        prefix=config.annotation_prefix,
-        defaults={key: str(value) for key, value in config.defaults.items()},
-        rules=tuple(
-            Rule(
-                namespaces=rule.match.namespaces,
-                labels=rule.match.labels,
-                qos=rule.match.qos,
-                runtime_handlers=rule.match.runtime_handlers,
-                containers=rule.match.containers,
-                values={key: str(value) for key, value in rule.set.items()},
-            )
-            for rule in config.rules
-        ),
-        strategy=config.strategy,
-        oversale=config.oversale,
-        capacity_factor=config.capacity_factor,
-        reserved_cpus=parse_cpus(config.reserved_cpus),
-        strict_reserved=config.strict_reserved,
-        reserved_memory={i: parse_quantity(q.get("memory", 0)) for i, q in reserved.items()},
-        reserved_hugepages={
+    parsed = {
+        "prefix": config.annotation_prefix,
+        "defaults": texts(config.defaults),
+        "rules": tuple(Rule(**asdict(one.match), values=texts(one.set)) for one in config.rules),
+        "reserved_cpus": parse_cpus(config.reserved_cpus),
+        "reserved_memory": {i: parse_quantity(q.get("memory", 0)) for i, q in reserved.items()},
+        "reserved_hugepages": {
             i: {page_size(t): parse_quantity(q) for t, q in types.items() if t != "memory"}
             for i, types in reserved.items()
             if types.keys() - {"memory"}
         },
-        static_cpus=config.static_cpus,
-        prefer_closest=config.prefer_closest,
-        kubelet_ties=config.kubelet_ties,
-        kubelet_memory=config.kubelet_memory,
-        kubelet_cpus=config.kubelet_cpus,
-        cpu_order=config.cpu_order,
-        distribute_across_numa=config.distribute_across_numa,
-        distribute_across_cores=config.distribute_across_cores,
-        align_l3=config.align_l3,
-        align_by_socket=config.align_by_socket,
-        isolated=config.isolated_cpus,
-        nohz_full=config.nohz_full_cpus,
-        cores=config.cores,
-        memory_only_nodes=parse_numa_nodes(config.memory_only_nodes),
-        memory_tiers=frozenset(parse_numa_nodes(config.memory_tiers)),
-        lift_quota=config.lift_quota,
-        set_environment=config.environment,
-        permissions=_permissions(config),
-        limits=_limits(config),
-        kept_seconds=parse_duration(config.keep_exclusive_cpus),
-        kubelet_override=config.kubelet.override,
-    )
+        "isolated": config.isolated_cpus,
+        "nohz_full": config.nohz_full_cpus,
+        "memory_only_nodes": parse_numa_nodes(config.memory_only_nodes),
+        "memory_tiers": frozenset(parse_numa_nodes(config.memory_tiers)),
+        "set_environment": config.environment,
+        "permissions": tuple(
+            Permission(
+                name=f"permissions[{number}]",
+                **asdict(one.match),
+                keys=one.keys,
+                values={key: tuple(map(str, values)) for key, values in one.values.items()},
+                unpaid_cpus=one.unpaid_cpus,
+                reserved_cpus=one.reserved_cpus,
+                otherwise=one.otherwise,
+            )
+            for number, one in enumerate(config.permissions)
+        ),
+        "limits": _limits(config),
+        "kept_seconds": parse_duration(config.keep_exclusive_cpus),
+        "kubelet_override": config.kubelet.override,
+    }
+    # What has the same name in both is the same.
+    same = set(Settings.__struct_fields__) & set(AgentConfig.__struct_fields__)
+    return Settings(**{name: getattr(config, name) for name in same} | parsed)
 
 
-def _permissions(config: AgentConfig) -> tuple[Permission, ...]:
-    return tuple(
-        Permission(
-            name=f"permissions[{number}]",
-            namespaces=one.match.namespaces,
-            labels=one.match.labels,
-            qos=one.match.qos,
-            keys=one.keys,
-            values={key: tuple(str(v) for v in values) for key, values in one.values.items()},
-            unpaid_cpus=one.unpaid_cpus,
-            reserved_cpus=one.reserved_cpus,
-            otherwise=one.otherwise,
-        )
-        for number, one in enumerate(config.permissions)
-    )
+def texts(values: Mapping[str, str | int]) -> dict[str, str]:
+    """Values of annotations as a pod would write them."""
+    return {key: str(value) for key, value in values.items()}
 
 
 def _limits(config: AgentConfig) -> Limits:
     quotas, pool = config.quotas, config.shared_pool
     return Limits(
-        quota=Quota(
-            exclusive=parse_amount(quotas.exclusive_cpus), listed=parse_amount(quotas.listed_cpus)
-        ),
+        quota=_quota(quotas),
         idle=parse_amount(quotas.idle_cpus),
         namespaces=tuple(
             NamespaceQuota(
-                name=f"quotas.namespaces[{number}]",
-                namespaces=one.namespaces,
-                quota=Quota(
-                    exclusive=parse_amount(one.exclusive_cpus),
-                    listed=parse_amount(one.listed_cpus),
-                ),
+                name=f"quotas.namespaces[{number}]", namespaces=one.namespaces, quota=_quota(one)
             )
             for number, one in enumerate(quotas.namespaces)
         ),
         pool=parse_pool(pool.cpus),
         numa_pool=parse_amount(pool.numa_node_cpus),
     )
+
+
+def _quota(of: Quotas | NamespaceQuotaDocument) -> Quota:
+    return Quota(exclusive=parse_amount(of.exclusive_cpus), listed=parse_amount(of.listed_cpus))

@@ -181,43 +181,17 @@ def _add_environment(gathered: Gathered, env: Mapping[str, str]) -> None:
         gathered.set(path, value, f"environment {name}")
 
 
-def gather(
-    path: str | None,
-    env: Mapping[str, str],
-    flags: Mapping[str, object],
-    text: str = "",
-) -> Gathered:
-    """All layers on top of one another, unchecked.
-
-    Raises:
-        ConfigError: when the file or the text is no mapping.
-    """
-    gathered = Gathered()
-    if path:
-        gathered.overlay(read_file(path))
-    if text:
-        source = "the runtime's Configure text"
-        gathered.overlay(parse_text(text, source), source)
-    _add_environment(gathered, env)
-    for key, value in flags.items():
-        if value is not None:
-            gathered.set(key, value, "command line")
-    return gathered
-
-
 def build(gathered: Gathered, source: str) -> AgentConfig:
     """The checked configuration of a gathered document.
 
     Raises:
         ConfigError: with every problem, structural and semantic.
     """
-    found = list(gathered.problems)
+    found, document = list(gathered.problems), _text_keys(gathered.document)
     try:
-        config = msgspec.convert(
-            _text_keys(gathered.document), AgentConfig, strict=True, str_keys=True
-        )
+        config = msgspec.convert(document, AgentConfig, strict=True, str_keys=True)
     except msgspec.ValidationError:
-        structural, rest = structural_problems(_text_keys(gathered.document))
+        structural, rest = structural_problems(document)
         found += structural
         if rest is not None:
             found += problems(rest)
@@ -263,20 +237,23 @@ def load(
     Raises:
         ConfigError: with every problem at once.
     """
-    gathered = gather(path, env or {}, flags or {}, text)
+    gathered = Gathered()
+    if path:
+        gathered.overlay(read_file(path))
+    if text:
+        source = "the runtime's Configure text"
+        gathered.overlay(parse_text(text, source), source)
+    _add_environment(gathered, env or {})
+    for key, value in (flags or {}).items():
+        if value is not None:
+            gathered.set(key, value, "command line")
     return build(gathered, path or "configuration")
 
 
 def effective(config: AgentConfig) -> Document:
     """The whole configuration as a document, defaults included."""
-    return dict(_lists(msgspec.to_builtins(config, str_keys=True)))
-
-
-def _lists(value: Any) -> Any:
-    """Lists for tuples, which neither YAML nor JSON know."""
-    if isinstance(value, dict):
-        return {key: _lists(item) for key, item in value.items()}
-    return [_lists(item) for item in value] if isinstance(value, list | tuple) else value
+    document: Document = msgspec.json.decode(msgspec.json.encode(config))  # lists, no tuples
+    return document
 
 
 def changes(old: AgentConfig, new: AgentConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
-from nri_numa.config.derived import reserved_types, sockets
+from nri_numa.config.derived import reserved_types, sockets, texts
 from nri_numa.config.sections import AgentConfig, LinkKind, PodMatch, leaves
 from nri_numa.config.values import (
     DAY,
@@ -36,17 +36,10 @@ _R = TypeVar("_R")
 
 def problems(config: AgentConfig, topology: Topology | None = None) -> list[str]:
     """Every semantic mistake, each ``path: what is wrong, what was expected``."""
-    single = [
-        problem
-        for leaf in leaves().values()
-        if leaf.check is not None
-        for problem in _try(leaf.path, leaf.check, leaf.get(config))
-    ]
-    bad = {problem.partition(":")[0] for problem in single}
     found = [
-        *single,
-        *_servers(config, bad),
-        *_validity(config, bad),
+        *_single(config),
+        *_servers(config),
+        *_validity(config),
         *_controller(config),
         *_reading(config),
         *_devices(config),
@@ -59,6 +52,12 @@ def problems(config: AgentConfig, topology: Topology | None = None) -> list[str]
     return found if topology is None else found + list(_against_machine(config, topology))
 
 
+def _single(config: AgentConfig) -> Iterator[str]:
+    for leaf in leaves().values():
+        if leaf.check is not None:
+            yield from _try(leaf.path, leaf.check, leaf.get(config))
+
+
 def _try(path: str, check: Callable[[_T], object], value: _T) -> Iterator[str]:
     try:
         check(value)
@@ -69,7 +68,7 @@ def _try(path: str, check: Callable[[_T], object], value: _T) -> Iterator[str]:
 # --- Who may connect ----------------------------------------------------------------------------
 
 
-def _servers(config: AgentConfig, bad: set[str]) -> Iterator[str]:
+def _servers(config: AgentConfig) -> Iterator[str]:
     http, controller, scheduler = config.http, config.controller, config.scheduler
     for name, server in (("http", http), ("controller", controller), ("scheduler", scheduler)):
         if bool(server.tls_cert) != bool(server.tls_key):
@@ -84,20 +83,15 @@ def _servers(config: AgentConfig, bad: set[str]) -> Iterator[str]:
             "expected another token: who may look need not be who may PUT"
         )
 
-    def wide(name: str, address: str) -> bool:
-        """Whether other machines reach it."""
-        found = None if f"{name}.address" in bad else split_address(address)
-        return found is not None and not is_loopback(found[0])
-
-    if wide("http", http.address):
+    if _wide(http.address):
         if http.token_file:
             if not (http.tls_cert or http.tls_key or http.allow_plaintext_token):
                 yield _plaintext("http", "tokenFile", http.address)
         elif not http.allow_anonymous:
             yield _open("http", http.address, "tokenFile")
-    if wide("publish", config.publish.address):
+    if _wide(config.publish.address):
         yield f"publish.address: {config.publish.address}, expected one on loopback, or off"
-    if wide("controller", controller.address):
+    if _wide(controller.address):
         if page.enabled and not page.token_file:
             yield (
                 f"controller.page.tokenFile: is not set, but {controller.address} is reached from "
@@ -109,10 +103,14 @@ def _servers(config: AgentConfig, bad: set[str]) -> Iterator[str]:
             yield _plaintext("controller", key, controller.address)
     if scheduler.address == "off":
         yield "scheduler.address: 'off', expected host:port: nobody could ask"
-    if wide("scheduler", scheduler.address) and not (
-        scheduler.client_ca or scheduler.allow_anonymous
-    ):
+    if _wide(scheduler.address) and not (scheduler.client_ca or scheduler.allow_anonymous):
         yield _open("scheduler", scheduler.address, "clientCA")
+
+
+def _wide(address: str) -> bool:
+    """Whether other machines reach it."""
+    found = _read(split_address, address)
+    return found is not None and not is_loopback(found[0])
 
 
 def _plaintext(section: str, key: str, address: str) -> str:
@@ -133,14 +131,14 @@ def _open(section: str, address: str, key: str) -> str:
 # --- Sections that need one another -------------------------------------------------------------
 
 
-def _validity(config: AgentConfig, bad: set[str]) -> Iterator[str]:
-    key = "publish.nodeResourceTopologyValidity"
-    if bad & {key, "publish.resync"}:
-        return
+def _validity(config: AgentConfig) -> Iterator[str]:
     text = config.publish.node_resource_topology_validity
-    validity = parse_duration(text)
-    if validity and not 3 * parse_duration(config.publish.resync) <= validity <= DAY:
-        yield f"{key}: {text}, expected 0, or three times publish.resync to 24h"
+    validity, resync = _read(parse_duration, text), _read(parse_duration, config.publish.resync)
+    if validity and resync is not None and not 3 * resync <= validity <= DAY:
+        yield (
+            f"publish.nodeResourceTopologyValidity: {text}, expected 0, or three times "
+            "publish.resync to 24h"
+        )
 
 
 def _controller(config: AgentConfig) -> Iterator[str]:
@@ -190,7 +188,7 @@ def _annotations(config: AgentConfig) -> Iterator[str]:
         if not rule.set:
             yield f"rules[{number}].set: is empty, expected at least one annotation key"
     for path, values in _levels(config):
-        for problem in check_level({key: str(value) for key, value in values.items()}):
+        for problem in check_level(texts(values)):
             yield f"{path}.{problem}"
 
 

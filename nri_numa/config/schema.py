@@ -31,16 +31,13 @@ def schema() -> dict[str, Any]:
         definitions["AgentConfig"]["properties"][name]["propertyNames"] = {
             "pattern": "^[0-9]{1,4}$"
         }
-    document: dict[str, Any] = json.loads(  # as a reader of the file sees it: lists, no tuples
-        json.dumps(
-            {
-                "$schema": "https://json-schema.org/draft/2020-12/schema",
-                "$id": "urn:nri-numa:v1:AgentConfig",
-                "title": "nri-numa AgentConfig",
-                **made,
-            }
-        )
-    )
+    head = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": "urn:nri-numa:v1:AgentConfig",
+        "title": "nri-numa AgentConfig",
+    }
+    # As a reader of the file sees it: lists, no tuples.
+    document: dict[str, Any] = json.loads(json.dumps({**head, **made}))
     return document
 
 
@@ -112,12 +109,8 @@ def _explain(error: Any) -> Iterator[tuple[list[Any], str]]:
     elif rule == "anyOf":
         types = [_TYPES.get(one.get("type", ""), "a value") for one in error.validator_value]
         yield path, f"{shown}, expected {' or '.join(types)}"
-    elif rule == "exclusiveMinimum":
-        yield path, f"{shown}, expected more than {error.validator_value}"
-    elif rule == "minimum":
-        yield path, f"{shown}, expected at least {error.validator_value}"
-    elif rule == "maximum":
-        yield path, f"{shown}, expected at most {error.validator_value}"
+    elif rule in _BOUNDS:
+        yield path, f"{shown}, expected {_BOUNDS[rule]} {error.validator_value}"
     elif rule == "minLength":
         yield path, "is empty, expected a text"
     elif rule == "pattern":
@@ -126,6 +119,7 @@ def _explain(error: Any) -> Iterator[tuple[list[Any], str]]:
         yield path, str(error.message)
 
 
+_BOUNDS = {"exclusiveMinimum": "more than", "minimum": "at least", "maximum": "at most"}
 _TYPES = {
     "string": "a text",
     "integer": "a whole number",

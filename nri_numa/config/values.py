@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from typing import Final
+from typing import Final, TypeVar
 
 from nri_numa import text
 from nri_numa.model.cpuset import CPUSet, ListFormatError, NUMASet
 from nri_numa.model.settings import CPUAmount
 
 Check = Callable[[str], object]
+_Ids = TypeVar("_Ids")
 
 DAY: Final = 86_400.0
 AUTO: Final = "auto"
@@ -100,16 +101,17 @@ def between(least: float, most: float = float("inf")) -> Callable[[str | float],
 
 def parse_cpus(value: str | int) -> CPUSet:
     """The CPUs of a kernel list; a YAML reader makes a number of a list with one id."""
-    try:
-        return CPUSet.parse(str(value))
-    except ListFormatError as error:
-        raise ValueError(f"{error}, expected a kernel list such as 0-3,8") from error
+    return _listed(CPUSet.parse, value)
 
 
 def parse_numa_nodes(value: str | int) -> NUMASet:
     """The NUMA nodes, or memory tiers, of a kernel list."""
+    return _listed(NUMASet.parse, value)
+
+
+def _listed(parse: Callable[[str], _Ids], value: str | int) -> _Ids:
     try:
-        return NUMASet.parse(str(value))
+        return parse(str(value))
     except ListFormatError as error:
         raise ValueError(f"{error}, expected a kernel list such as 0-3,8") from error
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import uuid
 from collections.abc import Iterable
-from functools import partial
-from importlib import resources
 from typing import Any, Final
 
 import msgspec
@@ -14,24 +12,13 @@ import msgspec
 from nri_numa.config import AgentConfig
 from nri_numa.controller.overview import BadQuery, Overview, query_of
 from nri_numa.kube.api import Watch
-from nri_numa.web.protocol import (
-    CONTENT_SECURITY_POLICY,
-    TEXT,
-    APIError,
-    Request,
-    Response,
-    Route,
-)
+from nri_numa.web.protocol import TEXT, APIError, Request, Response, Route, page_routes
 from nri_numa.web.security import TokenFile
 
 PATH: Final = "/cluster/"
 DOCUMENT: Final = "/v1/cluster"
 SHARED: Final = ("page.css", "theme.js", "small.js", "icon.svg")
 """Files of the agent's page."""
-OWN: Final = ("index.html", "cluster.js", "cluster.css")
-_TYPES: Final = {
-    "html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml",
-}  # fmt: skip
 
 
 class Page:
@@ -49,40 +36,22 @@ class Page:
         self._token = TokenFile(file, setting="controller.page") if file else None
         # A revision belongs to one life of one replica.
         self._life = uuid.uuid4().hex[:12]
-        self._files = {name: _read(name) for name in (*SHARED, *OWN)}
 
     def routes(self) -> Iterable[Route]:
         """What is added to the controller's server."""
         return [
             Route("GET", DOCUMENT, self._document),
             Route("GET", PATH.rstrip("/"), self._redirect),
-            *(
-                Route("GET", PATH + shown, partial(self._file, name))
-                for name in self._files
-                for shown in ((name, "") if name == "index.html" else (name,))
-            ),
+            *page_routes("nri_numa.web", *SHARED, at=PATH),
+            *page_routes("nri_numa.controller", at=PATH),
         ]
 
     def _redirect(self, request: Request) -> Response:
         return Response(308, b"", TEXT, [("Location", PATH)])
 
-    def _file(self, name: str, request: Request) -> Response:
-        headers = [
-            ("Content-Security-Policy", CONTENT_SECURITY_POLICY),
-            ("Referrer-Policy", "no-referrer"),
-        ]
-        kind = f"{_TYPES[name.rpartition('.')[2]]}; charset=utf-8"
-        return Response(200, self._files[name], kind, headers)
-
     async def _document(self, request: Request) -> Response:
-        if self._token is not None and not self._token.admits(request.header(b"authorization")):
-            raise APIError(
-                401,
-                "Unauthorized",
-                "expected the header Authorization: Bearer with the token of "
-                "controller.page.tokenFile",
-                [("WWW-Authenticate", "Bearer")],
-            )
+        if self._token is not None:
+            self._token.check(request)
         if not self._topologies.synced.is_set():
             problem = self._topologies.problem or "the nodes are not known yet"
             raise APIError(503, "NotReady", problem, [("Retry-After", "2")])
@@ -98,8 +67,3 @@ class Page:
         if self._topologies.problem:
             document["stale"] = self._topologies.problem
         return Response(200, msgspec.json.encode(document), headers=[("ETag", tag)])
-
-
-def _read(name: str) -> bytes:
-    room = "nri_numa.controller" if name in OWN else "nri_numa.web"
-    return resources.files(room).joinpath("static", name).read_bytes()

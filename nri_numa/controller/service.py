@@ -307,13 +307,7 @@ class Service:
     def _may(self, request: HTTPRequest) -> None:
         if self._token is None:
             raise APIError(403, "Forbidden", "controller.tokenFile is not set, so nobody may PUT")
-        if not self._token.admits(request.header(b"authorization")):
-            raise APIError(
-                401,
-                "Unauthorized",
-                "expected the header Authorization: Bearer with the token of controller.tokenFile",
-                [("WWW-Authenticate", "Bearer")],
-            )
+        self._token.check(request)
         if problem := self.not_ready():
             raise APIError(503, "NotReady", problem, [("Retry-After", "2")])
 

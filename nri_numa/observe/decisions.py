@@ -54,20 +54,6 @@ def neighbours_of(decision: Admitted, topology: Topology) -> str:
     return "; ".join(named) + (f"; and {more} more" if more else "")
 
 
-def sizes(before: Allocation | None, after: Allocation) -> dict[str, object]:
-    """What a resize changed: CPU in thousandths, memory in bytes, each as ``old -> new``."""
-    if before is None:
-        return {}
-    return {
-        name: f"{old} -> {new}"
-        for name, old, new in (
-            ("cpu_milli", before.cpu_milli, after.cpu_milli),
-            ("memory_bytes", before.memory_bytes, after.memory_bytes),
-        )
-        if old != new
-    }
-
-
 class DecisionLog:
     """Counts and logs decisions, and notes what becomes a Kubernetes Event.
 
@@ -77,10 +63,6 @@ class DecisionLog:
     def __init__(self, metrics: Metrics, notices: Notices) -> None:
         self._metrics = metrics
         self._notices = notices
-
-    def note(self, level: str, event: str, **fields: object) -> None:
-        """Log a line; its text is made when the reply has left (`nri_numa.observe.logs.defer`)."""
-        getattr(log, level)(event, **fields)
 
     def ignored(self, trace: Trace) -> None:
         """Annotations that are not permitted, and that the operator wants ignored."""
@@ -174,8 +156,12 @@ class DecisionLog:
             self._notices.about(allocation, What.GAP, message)
 
     def resized(self, allocation: Allocation, cpus: str, before: Allocation | None) -> None:
-        """A container has another size."""
-        fields = fields_of(allocation, cpus) | sizes(before, allocation)
+        """A container has another size: CPU in thousandths, memory in bytes, as ``old -> new``."""
+        fields = fields_of(allocation, cpus)
+        for name in ("cpu_milli", "memory_bytes") if before is not None else ():
+            old, new = getattr(before, name), getattr(allocation, name)
+            if old != new:
+                fields[name] = f"{old} -> {new}"
         log.info("container resized", **fields)
 
     def released(self, allocation: Allocation, cpus: Callable[[Allocation], str]) -> None:

@@ -28,13 +28,14 @@ import sys
 import threading
 import time
 import traceback
+from asyncio import AbstractEventLoop
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Final, Protocol, TextIO
+from typing import Any, Final, TextIO
 
 from nri_numa.text import harmless
 
@@ -185,12 +186,6 @@ _bound: ContextVar[Mapping[str, object]] = ContextVar(
 _operations = itertools.count(int.from_bytes(os.urandom(4)))
 
 
-class _Scheduler(Protocol):
-    def call_soon(self, callback: Callable[[], object], /) -> object: ...
-    def call_soon_threadsafe(self, callback: Callable[[], object], /) -> object: ...
-    def call_later(self, delay: float, callback: Callable[[], object], /) -> object: ...
-
-
 class Logger:
     """Writes events with fields."""
 
@@ -255,8 +250,7 @@ class _Handler(logging.Handler):
         self._trying = False
         self.write: Callable[[str, str], None] = self.line_writer(sys.stderr, journal=False)
         self.close_target: Callable[[], None] = lambda: None
-        self.loop: _Scheduler | None = None
-        self.held = False
+        self.loop: AbstractEventLoop | None = None
         self.thread = threading.get_ident()
         self.queue: deque[logging.LogRecord] = deque()
 
@@ -281,7 +275,7 @@ class _Handler(logging.Handler):
                 loop.call_soon_threadsafe(self.flush)
         else:
             self.queue.append(record)
-            if len(self.queue) == 1 and not self.held:
+            if len(self.queue) == 1:
                 loop.call_soon(self.flush)
 
     def flush(self) -> None:
@@ -402,7 +396,7 @@ def setup(
         _sink.render = _render_logfmt_untimed if journal else render_logfmt
 
 
-def defer(loop: _Scheduler | None) -> None:
+def defer(loop: AbstractEventLoop | None) -> None:
     """Make the text of lines in ``loop``'s next round; None writes them at once again.
 
     From here on nothing waits for the reader.
@@ -411,18 +405,6 @@ def defer(loop: _Scheduler | None) -> None:
         _sink.outlet.patient = False
     _sink.flush()
     _sink.loop, _sink.thread = loop, threading.get_ident()
-
-
-def hold() -> None:
-    """Keep lines until `release`; for a caller that is not waited for, and writes several."""
-    _sink.held = True
-
-
-def release() -> None:
-    """Make the text of lines kept since `hold`, now."""
-    _sink.held = False
-    if _sink.loop is not None and _sink.queue:
-        _sink.flush()
 
 
 def flush() -> None:

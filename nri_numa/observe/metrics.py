@@ -13,11 +13,14 @@ from __future__ import annotations
 import platform
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import chain, islice
 from types import ModuleType
-from typing import Final, TypeAlias
+from typing import Final
 
+import msgspec
+
+from nri_numa.engine.others import shown_kind
+from nri_numa.engine.state import Allocation, NodeState
 from nri_numa.observe import logs
 from nri_numa.text import harmless
 
@@ -66,9 +69,7 @@ from prometheus_client import (  # noqa: E402
     ProcessCollector,
     disable_created_metrics,
 )
-from prometheus_client.core import CounterMetricFamily, Metric  # noqa: E402
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest  # noqa: E402
-from prometheus_client.registry import Collector  # noqa: E402
 
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 
@@ -133,58 +134,29 @@ class ServiceMetrics(Registry):
         return generate_latest(self.registry)
 
 
-class _DroppedLines(Collector):
-    """What the log counts by itself: a line knows of no metrics."""
+class Watched(msgspec.Struct, frozen=True):
+    """What is read of containers in rounds, as many as may be series.
 
-    def collect(self) -> Iterator[Metric]:
-        yield CounterMetricFamily(
-            "nri_numa_log_lines_dropped",
-            "Log lines dropped because nobody read them.",
-            value=logs.dropped(),
-        )
-
-
-Named: TypeAlias = tuple[str, str, str, float]
-"""Namespace, pod, container, and the value."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalMemory:
-    """What part of containers' memory is on their own NUMA nodes, as many as may be series.
-
-    ``states`` are the numbers of containers by whether they have a ratio: ``known``, ``unknown``,
-    and ``left out`` for those beyond the limit of series.
+    Attributes:
+        values: by namespace, pod and container; None where one is not known.
+        states: the numbers of containers by whether any is known: ``known``, ``unknown``, and
+            ``left out`` for those beyond the limit of series.
     """
 
-    ratios: Sequence[Named]
+    values: Mapping[tuple[str, str, str], Sequence[float | None]]
     states: Mapping[str, int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
-    """How much containers wait: parts from 0 to 1, and threads on average; as `LocalMemory`."""
-
-    pressure: Sequence[Named]
-    tasks: Sequence[Named]
-    states: Mapping[str, int]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NUMANodeSample:
+class NUMANodeSample(msgspec.Struct, frozen=True, kw_only=True):
     """One NUMA node at the moment of a scrape; CPU fields count CPUs, the rest is in bytes.
 
     Attributes:
-        exclusive_cpus, idle_cpus, kubelet_cpus, shared_cpus, reserved_cpus: every online CPU is in
-            one of them.
+        cpus: by state (exclusive, idle, kubelet, shared, reserved); every online CPU is in one.
         hugepages: by page size in bytes, ``(total, allocated)``.
     """
 
     numa_node: int
-    exclusive_cpus: int
-    idle_cpus: int
-    kubelet_cpus: int = 0
-    shared_cpus: int
-    reserved_cpus: int
+    cpus: Mapping[str, int]
     capacity_cpus: float
     allocated_cpus: float
     available_cpus: float
@@ -192,7 +164,7 @@ class NUMANodeSample:
     memory_allocated_bytes: int
     memory_available_bytes: int
     capacity_factor: float = 1.0
-    hugepages: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    hugepages: Mapping[int, tuple[int, int]] = msgspec.field(default_factory=dict)
 
     @property
     def allocatable_cpus(self) -> float:
@@ -200,40 +172,19 @@ class NUMANodeSample:
         return self.available_cpus
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContainerSample:
-    """The labels of one container.
-
-    Attributes:
-        kind: exclusive, shared, explicit, unbound, foreign or kubelet.
-        numa_nodes: kernel list of its memory nodes, or of the NUMA nodes of its CPUs.
-        preferred: False when it has a wider set than ideal, or none of what it asked for.
-    """
-
-    namespace: str
-    pod: str
-    container: str
-    kind: str
-    policy: str
-    numa_nodes: str
-    preferred: bool = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The node's state at the moment of a scrape.
 
     Attributes:
         container_counts: by kind, and by whether they have the narrowest set.
-        containers: consumed while the answer is written; it must stay valid over loop rounds.
         checkpoint_written: Unix time at which the state was last written; None before that.
         checkpoint_age: seconds since then.
     """
 
     node_name: str = ""
     numa_nodes: Iterable[NUMANodeSample] = ()
-    container_counts: Mapping[tuple[str, bool], int] = field(default_factory=dict)
-    containers: Iterable[ContainerSample] = ()
+    container_counts: Mapping[tuple[str, bool], int] = msgspec.field(default_factory=dict)
+    state: NodeState = NodeState()
     shared_pool_cpus: int = 0
     offline_cpus: int = 0
     checkpoint_written: float | None = None
@@ -241,8 +192,8 @@ class Snapshot:
     checkpoint_failing: bool = False
     ready: bool = False
     observe: bool = False
-    local_memory: LocalMemory | None = None
-    waiting: Waiting | None = None
+    local_memory: Watched | None = None
+    waiting: Watched | None = None
 
 
 class Metrics(Registry):
@@ -378,13 +329,15 @@ class Metrics(Registry):
         self.http_requests = self.counter(
             "http_requests_total", "HTTP requests by route and status.", "route", "code"
         )
-        self._dropped_lines = _DroppedLines()
-        self.registry.register(self._dropped_lines)
         self.http_connections = self.gauge("http_connections", "Open connections of HTTP clients.")
         self.http_dropped = self.counter(
             "http_dropped_total",
             "Connections closed on clients that were too slow, or had to make room for others.",
         )
+        self._lines = self.counter(
+            "log_lines_dropped_total", "Log lines dropped because nobody read them."
+        )
+        self._lines_dropped = 0
 
     def request(self, event: str, seconds: float) -> None:
         """Count one request of the runtime."""
@@ -417,15 +370,18 @@ class Metrics(Registry):
 
     def chunks(self) -> Iterator[bytes]:
         """The answer to a scrape, in pieces that each take well under 5 ms to make."""
-        for one in (self._process, *self.all, self._dropped_lines):
+        dropped = logs.dropped()
+        self._lines.inc(dropped - self._lines_dropped)
+        self._lines_dropped = dropped
+        for one in (self._process, *self.all):
             yield generate_latest(one)
         snapshot = self.snapshot()
         rows = chain(
             _numa_node_rows(sorted(snapshot.numa_nodes, key=lambda one: one.numa_node)),
             _node_rows(snapshot),
-            _container_rows(snapshot.containers),
-            _memory_rows(snapshot.local_memory) if snapshot.local_memory is not None else (),
-            _waiting_rows(snapshot.waiting) if snapshot.waiting is not None else (),
+            _container_rows(snapshot.state),
+            _watched_rows(_LOCAL_MEMORY, snapshot.local_memory),
+            _watched_rows(_WAITING, snapshot.waiting),
         )
         while some := list(islice(rows, ROWS)):
             yield "".join(some).encode(errors="backslashreplace")
@@ -558,9 +514,9 @@ def _numa_node_rows(samples: Sequence[NUMANodeSample]) -> Iterator[str]:
         "numa_node_cpus",
         "Online CPUs of a NUMA node; each is in one state.",
         (
-            (f'numa_node="{n.numa_node}",state="{state}"', str(getattr(n, f"{state}_cpus")))
+            (f'numa_node="{n.numa_node}",state="{state}"', str(count))
             for n in samples
-            for state in ("exclusive", "idle", "kubelet", "shared", "reserved")
+            for state, count in n.cpus.items()
         ),
     )
     for name, text in _OF_NUMA_NODE.items():
@@ -580,55 +536,61 @@ def _numa_node_rows(samples: Sequence[NUMANodeSample]) -> Iterator[str]:
         yield from _family(f"numa_node_{name}", text, pages)
 
 
-def _container_rows(samples: Iterable[ContainerSample]) -> Iterator[str]:
-    def labels(one: ContainerSample) -> str:
+def _container_rows(state: NodeState) -> Iterator[str]:
+    def labels(one: Allocation) -> str:
         namespace, pod, container = map(label, (one.namespace, one.pod, one.container))
         return (
             f"{_of(namespace, pod, container)},"
             # The former names, which a scrape of pods renames to exported_*.
             f'namespace="{namespace}",pod="{pod}",container="{container}",'
-            f'kind="{one.kind}",policy="{one.policy}",numa_nodes="{one.numa_nodes}",'
+            f'kind="{shown_kind(state, one)}",policy="{one.policy}",numa_nodes="{one.numa_nodes}",'
             f'preferred="{_truth(one.preferred)}"'
         )
 
     text = "A container and how it is placed; always 1."
-    return _family("container_info", text, ((labels(one), "1") for one in samples))
+    live = (one for one in state.allocations.values() if not one.ended)
+    return _family("container_info", text, ((labels(one), "1") for one in live))
 
 
-def _known_rows(name: str, text: str, states: Mapping[str, int]) -> Iterator[str]:
-    rows = ((f'state="{state}"', str(count)) for state, count in sorted(states.items()))
-    return _family(name, text, rows)
-
-
-def _memory_rows(memory: LocalMemory) -> Iterator[str]:
-    yield from _known_rows(
+_LOCAL_MEMORY: Final = (
+    (
         "local_memory_containers",
         "Containers by whether the part of their memory on their own NUMA nodes is known, and "
         "exposed.",
-        memory.states,
-    )
-    yield from _family(
+    ),
+    (
         "container_local_memory_ratio",
         "The part of a container's memory that is on its own NUMA nodes; none where not known.",
-        ((_of(*map(label, name)), f"{ratio:.4g}") for *name, ratio in memory.ratios),
-    )
-
-
-def _waiting_rows(waiting: Waiting) -> Iterator[str]:
-    yield from _known_rows(
+    ),
+)
+"""Names and texts: of the states, and of each value of a `Watched`."""
+_WAITING: Final = (
+    (
         "cpu_waiting_containers",
         "Containers by whether it is known how much they wait for CPUs, and exposed.",
-        waiting.states,
-    )
-    yield from _family(
+    ),
+    (
         "container_cpu_pressure_ratio",
         "The part of the last minute in which something of a container was ready and had no CPU; "
         "none where not known.",
-        ((_of(*map(label, name)), f"{value:.4g}") for *name, value in waiting.pressure),
-    )
-    yield from _family(
+    ),
+    (
         "container_waiting_tasks",
         "Threads of a container that waited for a CPU, on average since the round before; none "
         "where not known.",
-        ((_of(*map(label, name)), f"{value:.4g}") for *name, value in waiting.tasks),
-    )
+    ),
+)
+
+
+def _watched_rows(families: Sequence[tuple[str, str]], watched: Watched | None) -> Iterator[str]:
+    if watched is None:
+        return
+    states = ((f'state="{state}"', str(n)) for state, n in sorted(watched.states.items()))
+    yield from _family(*families[0], states)
+    for index, family in enumerate(families[1:]):
+        rows = (
+            (_of(*map(label, name)), f"{value:.4g}")
+            for name, values in watched.values.items()
+            if (value := values[index]) is not None
+        )
+        yield from _family(*family, rows)

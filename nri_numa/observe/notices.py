@@ -16,6 +16,7 @@ from enum import StrEnum
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from nri_numa.engine.state import Allocation
 
@@ -110,9 +111,8 @@ class Notices:
         key, at = (pod_uid, container, what, reason), self._now()
         before = self._kept.pop(key, None)
         self.number += 1
-        again = before is not None and abs(at - before.last) < MERGE
         notice = Notice(
-            id=before.id if before is not None and again else f"{self.instance}{self.number:x}",
+            id=f"{self.instance}{self.number:x}",
             number=self.number,
             what=what,
             reason=reason,
@@ -121,10 +121,12 @@ class Notices:
             pod=pod,
             pod_uid=pod_uid,
             container=container,
-            count=before.count + 1 if before is not None and again else 1,
-            first=before.first if before is not None and again else at,
+            count=1,
+            first=at,
             last=at,
         )
+        if before is not None and abs(at - before.last) < MERGE:
+            notice = replace(notice, id=before.id, count=before.count + 1, first=before.first)
         self._kept[key] = notice
         if len(self._kept) > self._limit:
             del self._kept[next(iter(self._kept))]

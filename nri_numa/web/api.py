@@ -11,13 +11,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import hashlib
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from importlib import resources
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -31,6 +29,9 @@ from nri_numa.web import responses as shown
 from nri_numa.web.protocol import EVENTS, TEXT, APIError, Handler, Request, Response, Route
 from nri_numa.web.security import Certificate, TokenFile
 from nri_numa.web.server import PROBES, Server
+
+if TYPE_CHECKING:
+    from nri_numa.agent.view import LiveView
 
 log = get_logger("http")
 
@@ -51,51 +52,11 @@ BLOCK: Final = 64 << 10
 _encode = msgspec.json.Encoder().encode
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listing:
-    """The assignments of one moment; made one by one, and valid while the state moves on."""
-
-    head: shown.NodeUse
-    containers: Iterator[shown.Assignment]
-
-
-class AgentView(Protocol):
-    """What the API shows of the agent; read-only, from memory, at once."""
-
-    def status(self) -> shown.Status: ...  # noqa: D102  # the documents say what they are
-    def readiness(self) -> shown.Readiness: ...  # noqa: D102
-    def topology(self) -> shown.TopologyDocument: ...  # noqa: D102
-    def numa_info(self) -> shown.NUMAInfo: ...  # noqa: D102
-    def listing(self) -> Listing: ...  # noqa: D102
-    def refusals(self) -> list[shown.Refusal]: ...  # noqa: D102
-    def slots(self) -> shown.Slots: ...  # noqa: D102
-    def zones(self) -> shown.Zones: ...  # noqa: D102
-    def kubelet(self) -> shown.Kubelet: ...  # noqa: D102
-    def use(self) -> shown.Use: ...  # noqa: D102
-
-    def explain(self, namespace: str, pod: str, container: str | None) -> list[shown.Explanation]:
-        """What is known about a pod's containers, or one of them; empty when nothing is."""
-
-    def notices(self, after: int) -> shown.Notices:
-        """What happened to containers after a number of the sequence."""
-
-    def notice_number(self) -> int:
-        """The last number of that sequence."""
-
-    async def container_use(
-        self, namespace: str, pod: str, container: str
-    ) -> list[shown.ContainerUse]:
-        """What a container really uses, measured now; empty when there is none."""
-
-    def subscribe(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call ``listener`` after every change; returns what ends that."""
-
-
 class API:
     """The routes; ``busy_for`` says for how long the runtime's loop is at work without a pause."""
 
     def __init__(
-        self, view: AgentView, metrics: Metrics, busy_for: Callable[[], float] = lambda: 0.0
+        self, view: LiveView, metrics: Metrics, busy_for: Callable[[], float] = lambda: 0.0
     ) -> None:
         self._view, self._busy_for = view, busy_for
         self._scrape = SharedScrape(metrics.chunks)
@@ -131,7 +92,7 @@ class API:
                 lambda request: Response(200, described.read_bytes(), "application/yaml"),
             ),
         )
-        self.page = tuple(page_routes("nri_numa.web"))
+        self.page = tuple(protocol.page_routes("nri_numa.web"))
 
     def _health(self, request: Request) -> Response:
         if (busy := self._busy_for()) > STUCK:
@@ -147,10 +108,10 @@ class API:
         return Response(200, self._listing(request.query))
 
     async def _listing(self, query: dict[str, str]) -> AsyncIterator[bytes]:
-        listing = self._view.listing()
-        piece = bytearray(_encode(listing.head)[:-1] + b',"containers":[')
+        head, containers = self._view.listing()
+        piece = bytearray(_encode(head)[:-1] + b',"containers":[')
         between = b""
-        for n, one in enumerate(listing.containers, 1):
+        for n, one in enumerate(containers, 1):
             if query.get("namespace", one.namespace) == one.namespace and (
                 query.get("pod", one.pod) == one.pod
             ):
@@ -232,7 +193,7 @@ class Changes:
     what happens there is one flag, and once in a while a byte that wakes our loop.
     """
 
-    def __init__(self, view: AgentView) -> None:
+    def __init__(self, view: LiveView) -> None:
         self._view = view
         self._streams: set[asyncio.Event] = set()
         self._end: Callable[[], None] = lambda: None
@@ -290,38 +251,6 @@ class Changes:
         return b"id: %d\nevent: state\ndata: %s\n\n" % (status.serial, _encode(data))
 
 
-# --- the page -----------------------------------------------------------------------------------
-
-
-_TYPES: Final = {
-    "html": "text/html; charset=utf-8",
-    "js": "text/javascript; charset=utf-8",
-    "css": "text/css; charset=utf-8",
-    "svg": "image/svg+xml",
-}
-
-
-def page_routes(room: str) -> Iterator[Route]:
-    """The files of a room's page; read once, so that no request names a file of the disk."""
-    for file in resources.files(room).joinpath("static").iterdir():
-        if (kind := _TYPES.get(file.name.rpartition(".")[2])) is not None:
-            data = file.read_bytes()
-            tag = f'"{hashlib.sha256(data).hexdigest()[:20]}"'
-            for path in ("/", "/index.html") if file.name == "index.html" else (f"/{file.name}",):
-                yield Route("GET", path, partial(_page_file, data, kind, tag), query=())
-
-
-def _page_file(data: bytes, kind: str, tag: str, request: Request) -> Response:
-    headers = [
-        ("ETag", tag),
-        ("Cache-Control", "no-cache"),
-        ("Content-Security-Policy", protocol.CONTENT_SECURITY_POLICY),
-    ]
-    if request.header(b"if-none-match") == tag.encode():
-        return Response(304, b"", kind, headers)
-    return Response(200, data, kind, headers)
-
-
 # --- the server ---------------------------------------------------------------------------------
 
 
@@ -335,7 +264,7 @@ class AgentServer(Server):
     def __init__(
         self,
         config: HTTPConfig,
-        view: AgentView,
+        view: LiveView,
         metrics: Metrics,
         *,
         version: str,
@@ -411,15 +340,8 @@ class AgentServer(Server):
 
     def admit(self, request: Request) -> None:
         """Probes and the page itself are open; the unix socket's mode has said who may ask."""
-        if self._token is None or request.local or request.path in self._open:
-            return
-        if not self._token.admits(request.header(b"authorization")):
-            raise APIError(
-                401,
-                "Unauthorized",
-                "expected the header Authorization: Bearer TOKEN with the token of http.tokenFile",
-                [("WWW-Authenticate", 'Bearer realm="nri-numa"')],
-            )
+        if self._token is not None and not (request.local or request.path in self._open):
+            self._token.check(request)
 
     def answered(self, request: Request | None, status: int) -> None:
         """Count it by the pattern of its path: bounded, whatever clients send."""

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+import hashlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
+from importlib import resources
 from typing import Final
 from urllib.parse import parse_qsl, unquote
 
@@ -161,6 +164,37 @@ class Routes:
                 problem = f"unknown query parameter {name[:80]!r}; {expected}"
                 raise APIError(400, "BadRequest", problem)
         return route
+
+
+_TYPES: Final = {
+    "html": "text/html; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+
+
+def page_routes(room: str, *names: str, at: str = "/") -> Iterator[Route]:
+    """The files of a room's page, or some of them; read once, so that no request names a file."""
+    for file in resources.files(room).joinpath("static").iterdir():
+        kind = _TYPES.get(file.name.rpartition(".")[2])
+        if kind is not None and (not names or file.name in names):
+            data = file.read_bytes()
+            tag = f'"{hashlib.sha256(data).hexdigest()[:20]}"'
+            for name in ("", "index.html") if file.name == "index.html" else (file.name,):
+                yield Route("GET", at + name, partial(_page_file, data, kind, tag), query=())
+
+
+def _page_file(data: bytes, kind: str, tag: str, request: Request) -> Response:
+    headers = [
+        ("ETag", tag),
+        ("Cache-Control", "no-cache"),
+        ("Content-Security-Policy", CONTENT_SECURITY_POLICY),
+        ("Referrer-Policy", "no-referrer"),
+    ]
+    if request.header(b"if-none-match") == tag.encode():
+        return Response(304, b"", kind, headers)
+    return Response(200, data, kind, headers)
 
 
 class Connection:

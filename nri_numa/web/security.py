@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from nri_numa.config.values import is_loopback
 from nri_numa.errors import ConfigError
 from nri_numa.observe.logs import get_logger
+from nri_numa.web.protocol import APIError, Request
 
 if TYPE_CHECKING:
     import ssl
@@ -21,25 +22,32 @@ log = get_logger("http")
 class TokenFile:
     """The bearer token, read again when its file changes.
 
-    ``setting`` is the section of the configuration, for the `ConfigError` of a file that cannot be
-    read or is empty at the start.
+    ``setting`` is the section of the configuration; a file that cannot be read or is empty at the
+    start is a `ConfigError`.
     """
 
     def __init__(self, path: str, *, setting: str = "http") -> None:
-        self._path = path
+        self._path, self._setting = path, setting
         self._seen: tuple[int, int, int] | None = None
         self._token = b""
         if problem := self._read():
             raise ConfigError("configuration", [f"{setting}.tokenFile: {problem}"])
 
-    def admits(self, authorization: bytes) -> bool:
-        """Say whether an Authorization header carries the token.
+    def check(self, request: Request) -> None:
+        """Raise `APIError` unless the Authorization header carries the token.
 
         When the file became unreadable the last token stays in force.
         """
         self._read()
-        scheme, _, given = authorization.partition(b" ")
-        return scheme.lower() == b"bearer" and hmac.compare_digest(given.strip(), self._token)
+        scheme, _, given = request.header(b"authorization").partition(b" ")
+        if scheme.lower() != b"bearer" or not hmac.compare_digest(given.strip(), self._token):
+            raise APIError(
+                401,
+                "Unauthorized",
+                "expected the header Authorization: Bearer TOKEN with the token of "
+                f"{self._setting}.tokenFile",
+                [("WWW-Authenticate", 'Bearer realm="nri-numa"')],
+            )
 
     def _read(self) -> str:
         try:

@@ -5,44 +5,20 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from concurrent.futures import Future
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from nri_numa.web.api import Listing
-from nri_numa.web.responses import (
-    Actual,
-    Assignment,
-    Checkpoint,
-    ContainerUse,
-    Distance,
-    Explanation,
-    HugePages,
-    Kubelet,
-    KubeletContest,
-    KubeletGrant,
-    Link,
-    NodeUse,
-    Notice,
-    Notices,
-    NUMAInfo,
-    NUMAInfoData,
-    NUMANodeSlots,
-    NUMANodeUse,
-    Readiness,
-    Refusal,
-    Slots,
-    Status,
-    Use,
-    Zone,
-    ZoneHugePages,
-    ZonePod,
-    Zones,
-)
+from nri_numa.config import HTTP
+from nri_numa.observe.metrics import Metrics
+from nri_numa.web import responses as shown
+from nri_numa.web.api import AgentServer
 
 Test = TypeVar("Test", bound=Callable[..., Coroutine[Any, Any, None]])
 
@@ -60,8 +36,8 @@ def in_loop(test: Test) -> Callable[..., None]:
 HOSTILE = "<script>alert(1)</script>\x1b[31m\n‮"
 
 
-def assignment(n: int, name: str = "server") -> Assignment:
-    return Assignment(
+def assignment(n: int, name: str = "server") -> shown.Assignment:
+    return shown.Assignment(
         id=f"{n:064x}",
         pod_uid=f"uid-{n}",
         namespace="shop" if n % 2 else "infra",
@@ -83,11 +59,11 @@ def assignment(n: int, name: str = "server") -> Assignment:
     )
 
 
-def intruder(n: int) -> Assignment:
+def intruder(n: int) -> shown.Assignment:
     """The n-th container, on CPUs that another one owns."""
     return replace(
         assignment(n),
-        actual=Actual(
+        actual=shown.Actual(
             cpus="0-7",
             mems="0",
             meant_cpus="0-3",
@@ -106,19 +82,21 @@ def intruder(n: int) -> Assignment:
 class FakeView:
     """Answers with ``containers``; ``changed()`` tells subscribers."""
 
-    containers: list[Assignment] = field(default_factory=lambda: [assignment(1), assignment(2)])
+    containers: list[shown.Assignment] = field(
+        default_factory=lambda: [assignment(1), assignment(2)]
+    )
     ready: bool = True
     serial: int = 7
     free_cpus: int = 3
     zone_id: int = 0
     broken: bool = False
     unanswered: str = ""
-    noted: list[Notice] = field(default_factory=list)
+    noted: list[shown.Notice] = field(default_factory=list)
     instance: str = "0a0b0c0d"
     listeners: list[Callable[[], None]] = field(default_factory=list)
 
-    def status(self) -> Status:
-        return Status(
+    def status(self) -> shown.Status:
+        return shown.Status(
             version="0.1.0",
             started_at=1_700_000_000.0,
             observe=False,
@@ -127,18 +105,18 @@ class FakeView:
             containers={"shared": len(self.containers)},
             differing=sum(one.actual is not None for one in self.containers),
             intruders=sum(one.actual is not None for one in self.containers),
-            link=Link(
+            link=shown.Link(
                 state="active",
                 detail="",
                 runtime="containerd",
                 runtime_version="v2.1.9",
                 unanswered=self.unanswered,
             ),
-            checkpoint=Checkpoint(written_at=None, problem=""),
+            checkpoint=shown.Checkpoint(written_at=None, problem=""),
         )
 
-    def readiness(self) -> Readiness:
-        return Readiness(ready=self.ready, reason="" if self.ready else "not synchronized")
+    def readiness(self) -> shown.Readiness:
+        return shown.Readiness(ready=self.ready, reason="" if self.ready else "not synchronized")
 
     def topology(self) -> dict[str, Any]:
         return {
@@ -160,21 +138,21 @@ class FakeView:
             "warnings": [],
         }
 
-    def numa_info(self) -> NUMAInfo:
+    def numa_info(self) -> shown.NUMAInfo:
         if self.broken:
             raise RuntimeError("a bug")
-        return NUMAInfo(
+        return shown.NUMAInfo(
             code=200,
             message="OK",
-            data=NUMAInfoData(
+            data=shown.NUMAInfoData(
                 nodenums=2,
                 cpulist=("0,2,4", "1,3,5"),
                 memsize=("67257405440", "67614638080"),
             ),
         )
 
-    def listing(self) -> Listing:
-        node = NUMANodeUse(
+    def listing(self) -> tuple[shown.NodeUse, Iterator[shown.Assignment]]:
+        node = shown.NUMANodeUse(
             id=0,
             cpus="0-3",
             exclusive="",
@@ -187,16 +165,16 @@ class FakeView:
             memory_bytes=1 << 34,
             memory_allocated_bytes=1 << 29,
             memory_available_bytes=1 << 33,
-            huge_pages=(HugePages(size_bytes=2 << 20, total_bytes=4 << 20, allocated_bytes=0),),
+            huge_pages=(
+                shown.HugePages(size_bytes=2 << 20, total_bytes=4 << 20, allocated_bytes=0),
+            ),
         )
-        return Listing(
-            head=NodeUse(serial=self.serial, shared_pool="0-3", numa_nodes=(node,)),
-            containers=iter(self.containers),
-        )
+        head = shown.NodeUse(serial=self.serial, shared_pool="0-3", numa_nodes=(node,))
+        return head, iter(self.containers)
 
-    def explain(self, namespace: str, pod: str, container: str | None) -> list[Explanation]:
+    def explain(self, namespace: str, pod: str, container: str | None) -> list[shown.Explanation]:
         return [
-            Explanation(
+            shown.Explanation(
                 namespace=one.namespace,
                 pod=one.pod,
                 container=one.container,
@@ -219,23 +197,23 @@ class FakeView:
             if one.namespace == namespace and one.pod == pod and container in (None, one.container)
         ]
 
-    def kubelet(self) -> Kubelet:
-        grant = KubeletGrant(
+    def kubelet(self) -> shown.Kubelet:
+        grant = shown.KubeletGrant(
             pod_uid="uid-g", container=HOSTILE, namespace="shop", pod="g", cpus="2-3", mems="",
             overridden=False,
         )  # fmt: skip
-        contest = KubeletContest(
+        contest = shown.KubeletContest(
             container_id="c", namespace="shop", pod="g", pod_uid="uid-g", container=HOSTILE,
             asked="2-3", kept="1", yields_to="nri-numa", seen_in="UpdateContainer",
             since=1_700_000_000.0, times=2,
         )  # fmt: skip
-        return Kubelet(
+        return shown.Kubelet(
             cpu_policy="static", granted_cpus="2-3", grants=(grant,), contests=(contest,)
         )
 
-    def refusals(self) -> list[Refusal]:
+    def refusals(self) -> list[shown.Refusal]:
         return [
-            Refusal(
+            shown.Refusal(
                 namespace="shop",
                 pod="greedy",
                 container=HOSTILE,
@@ -246,54 +224,58 @@ class FakeView:
             )
         ]
 
-    def slots(self) -> Slots:
-        return Slots(
+    def slots(self) -> shown.Slots:
+        return shown.Slots(
             serial=self.serial,
             ready=self.ready,
             reason="" if self.ready else "not synchronized",
             annotation="numa.kubernetes.io/slots",
             total=3,
             exclusive=1,
-            numa_nodes=(NUMANodeSlots(id=0, held=1, free=2),),
+            numa_nodes=(shown.NUMANodeSlots(id=0, held=1, free=2),),
             ids=("slot-0",),
         )
 
-    def zones(self) -> Zones:
+    def zones(self) -> shown.Zones:
         free = self.free_cpus
-        zone = Zone(
-            id=self.zone_id, socket=0, distances=(Distance(id=0, value=10),), cpus=4,
+        zone = shown.Zone(
+            id=self.zone_id, socket=0, distances=(shown.Distance(id=0, value=10),), cpus=4,
             cpu_allocatable_milli=4000, cpu_available_milli=1000 * free, exclusive_cpus=3,
             free_exclusive_cpus=free, shared_cpus=free, memory_bytes=1 << 34,
             memory_allocatable_bytes=1 << 34, memory_available_bytes=1 << 33,
             huge_pages=(
-                ZoneHugePages(size_bytes=2 << 20, capacity_bytes=4 << 20,
+                shown.ZoneHugePages(size_bytes=2 << 20, capacity_bytes=4 << 20,
                               allocatable_bytes=4 << 20, available_bytes=2 << 20),
             ),
             capacity_factor=1.0,
         )  # fmt: skip
-        return Zones(
+        return shown.Zones(
             serial=self.serial, ready=self.ready, reason="" if self.ready else "not synchronized",
             policy="single-numa-node", scope="pod", shares=False, threads_per_core=2,
             zones=(zone,),
-            pods=tuple(ZonePod(namespace=one.namespace, name=one.pod, qos=one.qos)
+            pods=tuple(shown.ZonePod(namespace=one.namespace, name=one.pod, qos=one.qos)
                        for one in self.containers),
         )  # fmt: skip
 
-    def notices(self, after: int) -> Notices:
+    def notices(self, after: int) -> shown.Notices:
         found = tuple(one for one in self.noted if one.number > after)
-        return Notices(
+        return shown.Notices(
             instance=self.instance, number=self.notice_number(), evicted=0, notices=found
         )
 
     def notice_number(self) -> int:
         return max((one.number for one in self.noted), default=0)
 
-    def use(self) -> Use:
-        return Use(at=None, interval=0.0, problem="not read yet", cpus={"0": 7}, numa_nodes=())
+    def use(self) -> shown.Use:
+        return shown.Use(
+            at=None, interval=0.0, problem="not read yet", cpus={"0": 7}, numa_nodes=()
+        )
 
-    async def container_use(self, namespace: str, pod: str, container: str) -> list[ContainerUse]:
+    async def container_use(
+        self, namespace: str, pod: str, container: str
+    ) -> list[shown.ContainerUse]:
         return [
-            ContainerUse(
+            shown.ContainerUse(
                 namespace=namespace,
                 pod=pod,
                 container=container,
@@ -315,6 +297,42 @@ class FakeView:
         self.serial += 1
         for listener in self.listeners:
             listener()
+
+
+@asynccontextmanager
+async def serving(
+    view: FakeView | None = None, *, metrics: Metrics | None = None, more: Any = (), **section: Any
+) -> AsyncIterator[tuple[AgentServer, tuple[str, int]]]:
+    """The agent's server at its address; ``more`` are other arguments of it."""
+    config = HTTP(**{"address": "127.0.0.1:0", **section})
+    made = metrics or Metrics("0.1.0")
+    server = AgentServer(config, view or FakeView(), made, version="0.1.0", **dict(more))  # type: ignore[arg-type]
+    await server.start()
+    try:
+        yield server, server.address or ("", 0)
+    finally:
+        await server.stop()
+
+
+@contextmanager
+def served(view: FakeView | None = None, **section: Any) -> Iterator[tuple[str, int]]:
+    """`serving` in a thread of its own; its address."""
+    loop, stop = asyncio.new_event_loop(), asyncio.Event()
+    started: Future[tuple[str, int]] = Future()
+
+    async def serve() -> None:
+        async with serving(view, **section) as (_, address):
+            started.set_result(address)
+            await stop.wait()
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
+    thread.start()
+    try:
+        yield started.result(60)  # the limit only bounds a failure
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join()
+        loop.close()
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from nri_numa.nri.link import LinkSettings, NRILink
@@ -14,6 +15,7 @@ from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.nri.wire.session import RuntimeSession
 from nri_numa.nri.wire.versions import AGENT_EVENTS, Event
 from nri_numa.runtime import LinkState
+from tests.beds.embedded.runtime import EmbeddedRuntime
 from tests.beds.recording_plugin import RecordingPlugin
 
 PLUGIN_EVENTS = AGENT_EVENTS & ~(Event.START_CONTAINER.bit | Event.POST_START_CONTAINER.bit)
@@ -38,6 +40,18 @@ async def running(link: NRILink) -> AsyncIterator[asyncio.Task[None]]:
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+@asynccontextmanager
+async def embedded(
+    directory: Path, plugin: RecordingPlugin, link: Mapping[str, Any] = {}, **runtime: Any
+) -> AsyncIterator[tuple[EmbeddedRuntime, NRILink]]:
+    """An embedded runtime and the link of a plugin that is registered with it."""
+    path = str(directory / "nri.sock")
+    made = link_to(path, plugin, **link)
+    async with EmbeddedRuntime(path, **runtime) as there, running(made):
+        await there.wait_for_plugin()
+        yield there, made
 
 
 async def eventually(condition: Callable[[], bool], limit: float = 180.0) -> None:
@@ -93,6 +107,20 @@ class RawRuntime:
         self.session.request("Synchronize", pb.SynchronizeRequest())
         await self.send()
         await self.next_event()
+
+
+@asynccontextmanager
+async def linked(
+    directory: Path,
+    plugin: RecordingPlugin,
+    serve: Callable[[RawRuntime, int], Any],
+    **settings: Any,
+) -> AsyncIterator[NRILink]:
+    """The link of a plugin, and a `raw_runtime`."""
+    path = str(directory / "nri.sock")
+    link = link_to(path, plugin, **settings)
+    async with raw_runtime(path, serve), running(link):
+        yield link
 
 
 @asynccontextmanager

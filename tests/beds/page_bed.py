@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from nri_numa.agent.serving import About
-from nri_numa.agent.view import LinkFacts
 from nri_numa.config import HTTP
 from nri_numa.engine.decision import Machine
 from nri_numa.machine.pci import PCIDevice
@@ -19,6 +18,7 @@ from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Container, PodSandbox, QoSClass, Resources
 from nri_numa.observe.metrics import Metrics
 from nri_numa.web.api import AgentServer
+from nri_numa.web.responses import Link
 from tests.beds.views import live_view
 from tests.beds.world import StillClock, agent_of
 
@@ -36,9 +36,7 @@ class PageBed:
         self.clock = StillClock(time.time)
         self.agent = agent_of(Machine(topology=topology, settings=settings), clock=self.clock)
         self.agent.synchronized = True
-        self.link = LinkFacts(
-            state="active", detail="", active=True, runtime="containerd", runtime_version="v2.1.9"
-        )
+        self.link = Link(state="active", detail="", runtime="containerd", runtime_version="v2.1.9")
         self._section = HTTP(address="127.0.0.1:0", token_file=token_file)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
@@ -46,7 +44,7 @@ class PageBed:
         self.address: tuple[str, int] = ("127.0.0.1", 0)
         self.serve()
 
-    def facts(self) -> LinkFacts:
+    def facts(self) -> Link:
         return self.link
 
     def counted(self) -> None:

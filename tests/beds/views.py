@@ -8,20 +8,21 @@ from nri_numa.agent.agent import Agent
 from nri_numa.agent.loop import Clock
 from nri_numa.agent.serving import About, Collaborators
 from nri_numa.agent.usage import Watches
-from nri_numa.agent.view import LinkFacts, LiveView, Runtime
+from nri_numa.agent.view import LiveView
 from nri_numa.engine.decision import Reading
+from nri_numa.web.responses import Link
 from tests.beds.world import StillClock
 
-ACTIVE = LinkFacts(state="active", detail="", active=True)
+ACTIVE = Link(state="active", detail="", runtime="", runtime_version="")
 
 
 class Linked:
     """A runtime, and where the link to it stands."""
 
-    def __init__(self, link: LinkFacts = ACTIVE) -> None:
+    def __init__(self, link: Link = ACTIVE) -> None:
         self.link = link
 
-    def facts(self) -> LinkFacts:
+    def facts(self) -> Link:
         return self.link
 
 
@@ -36,7 +37,7 @@ def live_view(
     agent: Agent,
     about: About = About("0", "", 0.0),  # noqa: B008 - a value
     *,
-    link: Runtime | None = None,
+    link: Any = None,
     memory: Reading | None = None,
     watches: Watches = Watches(),  # noqa: B008 - a value
     clock: Clock | None = None,

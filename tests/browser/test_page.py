@@ -40,6 +40,7 @@ from tests.checks.page_expressions import (
     label,
     look,
     press_button,
+    visit,
 )
 from tests.machines import named as machines
 
@@ -54,11 +55,6 @@ def bed() -> Iterator[PageBed]:
     with page_bed(machines.snc_smt()) as made:
         made.populate()
         yield made
-
-
-def visit(page: Page, bed: PageBed, fragment: str = "") -> None:
-    page.open(bed.url + fragment)
-    page.wait(f"location.href.startsWith('{bed.url}') && {LIVE}")
 
 
 def reload(page: Page) -> None:
@@ -203,13 +199,13 @@ def test_a_lost_agent_is_said_and_found_again(page: Page, bed: PageBed) -> None:
 
 def test_a_link_that_is_down_is_told_apart_from_a_lost_agent(page: Page, bed: PageBed) -> None:
     visit(page, bed)
-    bed.link = replace(bed.link, active=False, state="disconnected", detail="no such file")
+    bed.link = replace(bed.link, state="disconnected", detail="no such file")
     bed.do(bed.agent.notify)
     page.wait(
         f"{BANNERS}.includes('no link to the container runtime: disconnected (no such file)')"
     )
     assert page.run(LIVE)
-    bed.link = replace(bed.link, active=True, state="active", detail="")
+    bed.link = replace(bed.link, state="active", detail="")
     bed.do(bed.agent.notify)
     page.wait(f"{BANNERS} === ''")
 

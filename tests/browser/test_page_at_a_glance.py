@@ -12,7 +12,6 @@ from tests.beds.page_bed import PageBed, page_bed
 from tests.checks.page_expressions import (
     DETAILS,
     DETAILS_TITLE,
-    LIVE,
     MARKED,
     PODS,
     REFUSALS,
@@ -20,6 +19,7 @@ from tests.checks.page_expressions import (
     fill,
     label,
     press_button,
+    visit,
 )
 from tests.machines import named as machines
 
@@ -34,11 +34,6 @@ def bed() -> Iterator[PageBed]:
     """Two sockets, four NUMA nodes of eight CPUs."""
     with page_bed(machines.snc_smt()) as made:
         yield made
-
-
-def visit(page: Page, bed: PageBed, fragment: str = "") -> None:
-    page.open(bed.url + fragment)
-    page.wait(f"location.href.startsWith('{bed.url}') && {LIVE}")
 
 
 def test_the_node_is_named_first(page: Page, bed: PageBed) -> None:

@@ -11,7 +11,7 @@ from nri_numa.model.machine import Topology
 from tests.beds.axe import axe_source, findings
 from tests.beds.browser import Page
 from tests.beds.page_bed import PageBed, page_bed
-from tests.checks.page_expressions import DETAILS_TITLE, LIVE, ROWS, STEPS, STICKING_OUT
+from tests.checks.page_expressions import DETAILS_TITLE, ROWS, STEPS, STICKING_OUT, visit
 from tests.machines import named as machines
 
 pytestmark = pytest.mark.browser
@@ -31,11 +31,6 @@ def bed() -> Iterator[PageBed]:
             made.create(f"full-{n}", cpus=2, policy="single-numa-node")
         made.create("wide-0", cpus=3, policy="best-effort")
         yield made
-
-
-def visit(page: Page, bed: PageBed) -> None:
-    page.open(bed.url)
-    page.wait(f"location.href.startsWith('{bed.url}') && {LIVE}")
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])

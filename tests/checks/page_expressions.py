@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from typing import Any
+
+from tests.beds.browser import Page
 
 LIVE = (
     "(document.getElementById('link-agent')?.textContent === 'agent: live'"
@@ -102,3 +105,9 @@ def look(element: str) -> str:
         f"(e => {{ const s = getComputedStyle(e); return s.backgroundColor + s.backgroundImage"
         f" + (e.querySelector('.letter') ?? e).textContent; }})({element})"
     )
+
+
+def visit(page: Page, bed: Any, fragment: str = "") -> None:
+    """Open the page that a bed serves, until it is up to date."""
+    page.open(bed.url + fragment)
+    page.wait(f"location.href.startsWith('{bed.url}') && {LIVE}")

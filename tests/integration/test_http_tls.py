@@ -8,7 +8,6 @@ import gc
 import http.client
 import os
 import ssl
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,46 +15,30 @@ import pytest
 from click.testing import CliRunner
 
 from nri_numa.cli import cli
-from nri_numa.config import HTTP
-from nri_numa.observe.metrics import Metrics
 from nri_numa.web import protocol
 from nri_numa.web import server as server_module
-from nri_numa.web.api import AgentServer
+from tests.beds import http_view
 from tests.beds.certificates import make_certificate, make_expired
-from tests.beds.http_view import FakeView
+from tests.beds.http_view import in_loop, serving
 
 TOKEN = "0123456789abcdef0123456789abcdef"
+
+
+def certified(directory: Path, token: str = "") -> dict[str, str]:
+    """Keys of the configuration for the certificate in a directory, and for a token."""
+    files = {"tls_cert": str(directory / "cert.pem"), "tls_key": str(directory / "key.pem")}
+    if token:
+        (directory / "token").write_text(token + "\n")
+        files["token_file"] = str(directory / "token")
+    return files
 
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[tuple[int, Path]]:
     """A server in a thread of its own: its port, and the directory of its files."""
     make_certificate(tmp_path, "first")
-    (tmp_path / "token").write_text(TOKEN + "\n")
-    section = HTTP(
-        address="127.0.0.1:0",
-        token_file=str(tmp_path / "token"),
-        tls_cert=str(tmp_path / "cert.pem"),
-        tls_key=str(tmp_path / "key.pem"),
-    )
-    server = AgentServer(section, FakeView(), Metrics("0"), version="0.1.0")
-    started, loop = threading.Event(), asyncio.new_event_loop()
-    stop = asyncio.Event()
-
-    async def serve() -> None:
-        await server.start()
-        started.set()
-        await stop.wait()
-        await server.stop()
-
-    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
-    thread.start()
-    assert started.wait(10)
-    assert server.address is not None
-    yield server.address[1], tmp_path
-    loop.call_soon_threadsafe(stop.set)
-    thread.join()
-    loop.close()
+    with http_view.served(**certified(tmp_path, TOKEN)) as (_, port):
+        yield port, tmp_path
 
 
 def ask(port: int, directory: Path, path: str, token: str = TOKEN) -> tuple[int, bytes]:
@@ -116,13 +99,6 @@ def test_an_expired_certificate_is_said_and_served(
 ) -> None:
     """A scraper that does not verify goes on, and the log says what is wrong with the others."""
     make_expired(tmp_path)
-    (tmp_path / "token").write_text(TOKEN)
-    section = HTTP(
-        address="127.0.0.1:0",
-        token_file=str(tmp_path / "token"),
-        tls_cert=str(tmp_path / "cert.pem"),
-        tls_key=str(tmp_path / "key.pem"),
-    )
 
     def unverified(port: int) -> int:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -134,16 +110,8 @@ def test_an_expired_certificate_is_said_and_served(
         finally:
             connection.close()
 
-    async def serve() -> int:
-        server = AgentServer(section, FakeView(), Metrics("0"), version="0.1.0")
-        await server.start()
-        assert server.address is not None
-        try:
-            return await asyncio.to_thread(unverified, server.address[1])
-        finally:
-            await server.stop()
-
-    assert asyncio.run(serve()) == 200
+    with http_view.served(**certified(tmp_path, TOKEN)) as (_, port):
+        assert unverified(port) == 200
     assert "certificate expired" in caplog.text
 
 
@@ -160,11 +128,6 @@ def test_handshakes_that_come_to_nothing_leave_nothing(
     monkeypatch.setattr(protocol, "REQUEST_TIMEOUT", 0.05)
     monkeypatch.setattr(server_module, "MAX_CONNECTIONS", 8)
     make_certificate(tmp_path, "first")
-    section = HTTP(
-        address="127.0.0.1:0",
-        tls_cert=str(tmp_path / "cert.pem"),
-        tls_key=str(tmp_path / "key.pem"),
-    )
 
     async def one(address: tuple[str, int]) -> None:
         reader, writer = await asyncio.open_connection(*address)
@@ -174,15 +137,12 @@ def test_handshakes_that_come_to_nothing_leave_nothing(
         writer.close()
 
     async def serve() -> None:
-        server = AgentServer(section, FakeView(), Metrics("0"), version="0.1.0")
-        await server.start()
-        assert server.address is not None
-        for _ in range(4):
-            await asyncio.gather(*(one(server.address) for _ in range(8)))
-        while len(server._places):
-            await asyncio.sleep(0.01)
-        assert held("SSLProtocol") <= 2  # the latest may not be forgotten yet
-        await server.stop()
+        async with serving(**certified(tmp_path)) as (server, address):
+            for _ in range(4):
+                await asyncio.gather(*(one(address) for _ in range(8)))
+            while len(server._places):
+                await asyncio.sleep(0.01)
+            assert held("SSLProtocol") <= 2  # the latest may not be forgotten yet
 
     gc.collect()
     gc.disable()
@@ -192,34 +152,23 @@ def test_handshakes_that_come_to_nothing_leave_nothing(
         gc.enable()
 
 
-def test_silent_clients_do_not_get_as_far_as_tls(
+@in_loop
+async def test_silent_clients_do_not_get_as_far_as_tls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The places are taken by whoever came first; a probe is answered, over TLS, all the same."""
     monkeypatch.setattr(server_module, "MAX_CONNECTIONS", 4)
     monkeypatch.setattr(server_module, "MAX_RESERVE", 8)
     make_certificate(tmp_path, "first")
-    section = HTTP(
-        address="127.0.0.1:0",
-        tls_cert=str(tmp_path / "cert.pem"),
-        tls_key=str(tmp_path / "key.pem"),
-    )
-
-    async def serve() -> None:
-        server = AgentServer(section, FakeView(), Metrics("0"), version="0.1.0")
-        await server.start()
-        assert server.address is not None
-        silent = [await asyncio.open_connection(*server.address) for _ in range(40)]
+    async with serving(**certified(tmp_path)) as (server, address):
+        silent = [await asyncio.open_connection(*address) for _ in range(40)]
         while len(server._places) < 12:
             await asyncio.sleep(0.01)
         assert held("SSLProtocol") == 0
         context = ssl.create_default_context(cafile=str(tmp_path / "cert.pem"))
-        reader, writer = await asyncio.open_connection(*server.address, ssl=context)
+        reader, writer = await asyncio.open_connection(*address, ssl=context)
         writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert (await reader.readline()).split()[1] == b"200"
         writer.close()
         for _, other in silent:
             other.close()
-        await server.stop()
-
-    asyncio.run(serve())

@@ -30,8 +30,10 @@ from tests.beds.link_bed import (
     PLUGIN_EVENTS,
     RawRuntime,
     became_active,
+    embedded,
     eventually,
     link_to,
+    linked,
     raw_runtime,
     running,
 )
@@ -90,9 +92,7 @@ async def test_a_life_looks_the_same_on_every_runtime(
 ) -> None:
     """StateChange or one method for each event: the handler cannot tell, but for new events."""
     plugin = RecordingPlugin(create_container=pinned("2-3", "0"))
-    path = str(tmp_path / "nri.sock")
-    async with EmbeddedRuntime(path, profile=profile) as runtime, running(link_to(path, plugin)):
-        await runtime.wait_for_plugin()
+    async with embedded(tmp_path, plugin, profile=profile) as (runtime, _):
         await whole_life(runtime)
         methods = {call.method for call in runtime.calls}
     assert plugin.log == LIFE
@@ -131,9 +131,7 @@ async def test_a_life_looks_the_same_on_every_runtime(
 )
 async def test_oddities_of_a_runtime_change_nothing(tmp_path: Path, faults: Faults) -> None:
     plugin = RecordingPlugin(create_container=pinned("2-3", "0"))
-    path = str(tmp_path / "nri.sock")
-    async with EmbeddedRuntime(path, faults=faults) as runtime, running(link_to(path, plugin)):
-        await runtime.wait_for_plugin()
+    async with embedded(tmp_path, plugin, faults=faults) as (runtime, _):
         await whole_life(runtime)
     assert plugin.log == LIFE
 
@@ -207,9 +205,7 @@ async def test_a_refusal_fails_the_operation_with_exactly_its_words(tmp_path: Pa
         raise RequestRefused(text)
 
     plugin = RecordingPlugin()
-    path = str(tmp_path / "nri.sock")
-    async with EmbeddedRuntime(path) as runtime, running(link_to(path, plugin)):
-        await runtime.wait_for_plugin()
+    async with embedded(tmp_path, plugin) as (runtime, _):
         pod = await runtime.run_pod(web())
         app = await runtime.create_container(pod.id, pb.Container(name="app"))
         await runtime.start_container(app.id)
@@ -245,9 +241,7 @@ async def test_a_bug_in_a_handler_is_answered_as_its_hook_decides(tmp_path: Path
         raise RequestRefused(f"internal error: {error}")
 
     plugin = RecordingPlugin(create_container=bug)
-    path = str(tmp_path / "nri.sock")
-    async with EmbeddedRuntime(path) as runtime, running(link_to(path, plugin)):
-        await runtime.wait_for_plugin()
+    async with embedded(tmp_path, plugin) as (runtime, _):
         pod = await runtime.run_pod(web())
         app = await runtime.create_container(pod.id, pb.Container(name="app"))
         assert app.cpus == "0-3"  # fail open: created without a word of ours
@@ -269,9 +263,7 @@ async def test_a_bug_while_configuring_never_asks_for_every_event(tmp_path: Path
         raise ZeroDivisionError
 
     plugin = RecordingPlugin(configured=bug, synchronize=bug)
-    path = str(tmp_path / "nri.sock")
-    async with EmbeddedRuntime(path) as runtime, running(link_to(path, plugin)):
-        await runtime.wait_for_plugin()
+    async with embedded(tmp_path, plugin) as (runtime, _):
         await runtime.run_pod(web())
         assert {call.method for call in runtime.calls} == {
             "Configure",
@@ -283,9 +275,7 @@ async def test_a_bug_while_configuring_never_asks_for_every_event(tmp_path: Path
 
 async def test_an_answer_too_large_for_the_wire_becomes_an_empty_one(tmp_path: Path) -> None:
     plugin = RecordingPlugin(create_container=lambda *_: adjusted(note="x" * (5 << 20)))
-    path = str(tmp_path / "nri.sock")
-    async with EmbeddedRuntime(path) as runtime, running(link_to(path, plugin)):
-        await runtime.wait_for_plugin()
+    async with embedded(tmp_path, plugin) as (runtime, _):
         pod = await runtime.run_pod(web())
         await runtime.create_container(pod.id, pb.Container(name="app"))
         assert runtime.plugins == ("10-numapin",)
@@ -295,9 +285,7 @@ async def test_an_answer_too_large_for_the_wire_becomes_an_empty_one(tmp_path: P
 async def test_answers_of_every_size_arrive(tmp_path: Path, size: int) -> None:
     """Below and above the 4096 bytes of the first frame, up to the limit of one message."""
     plugin = RecordingPlugin(create_container=lambda *_: adjusted("1", note="x" * size))
-    path = str(tmp_path / "nri.sock")
-    async with EmbeddedRuntime(path) as runtime, running(link_to(path, plugin)):
-        await runtime.wait_for_plugin()
+    async with embedded(tmp_path, plugin) as (runtime, _):
         pod = await runtime.run_pod(web())
         app = await runtime.create_container(pod.id, pb.Container(name="app"))
         assert len(app.message.annotations["k"]) == size
@@ -332,9 +320,7 @@ async def test_events_for_ids_nobody_knows_are_passed_on(tmp_path: Path) -> None
 
 async def test_a_lost_link_is_dialled_again_and_the_picture_replayed(tmp_path: Path) -> None:
     plugin = RecordingPlugin(create_container=pinned("2-3"))
-    path = str(tmp_path / "nri.sock")
-    async with EmbeddedRuntime(path) as runtime, running(link_to(path, plugin)):
-        await runtime.wait_for_plugin()
+    async with embedded(tmp_path, plugin) as (runtime, _):
         pod = await runtime.run_pod(web())
         app = await runtime.create_container(pod.id, pb.Container(name="app"))
         await runtime.disconnect_plugins()
@@ -381,10 +367,8 @@ async def test_the_socket_may_appear_later(tmp_path: Path) -> None:
 )
 async def test_a_runtime_that_dies_in_the_middle_of_a_message(tmp_path: Path, method: str) -> None:
     plugin = RecordingPlugin(create_container=pinned("2-3"))
-    path = str(tmp_path / "nri.sock")
     faults = Faults(drop_in=method)
-    async with EmbeddedRuntime(path, faults=faults) as runtime, running(link_to(path, plugin)):
-        await runtime.wait_for_plugin()
+    async with embedded(tmp_path, plugin, faults=faults) as (runtime, _):
         pod = await runtime.run_pod(web())
         app = await runtime.create_container(pod.id, pb.Container(name="app"))
         await runtime.exit_container(app.id)
@@ -458,11 +442,10 @@ async def test_a_start_that_a_plugin_refuses_stops_the_container(tmp_path: Path)
     def refuse(*_: object) -> Any:
         raise RequestRefused("not now")
 
-    path = str(tmp_path / "nri.sock")
     plugin = RecordingPlugin(start_container=refuse)
-    link = link_to(path, plugin, events=PLUGIN_EVENTS | Event.START_CONTAINER.bit)
-    async with EmbeddedRuntime(path) as runtime, running(link):
-        await runtime.wait_for_plugin()
+    async with embedded(
+        tmp_path, plugin, {"events": PLUGIN_EVENTS | Event.START_CONTAINER.bit}
+    ) as (runtime, _):
         pod = await runtime.run_pod(web())
         app = await runtime.create_container(pod.id, pb.Container(name="app"))
         with pytest.raises(CRIError, match=r"failed to start container: .*not now"):
@@ -501,7 +484,6 @@ async def test_a_lost_plugin_does_not_hold_up_any_operation(tmp_path: Path) -> N
 
 async def test_a_registration_that_is_never_synchronised_is_watched(tmp_path: Path) -> None:
     """What a hung runtime looks like: it takes the connection, and nothing more comes of it."""
-    path = str(tmp_path / "nri.sock")
     hang = True
 
     async def serve(runtime: RawRuntime, number: int) -> None:
@@ -514,8 +496,7 @@ async def test_a_registration_that_is_never_synchronised_is_watched(tmp_path: Pa
             await runtime.reader.read()
 
     plugin = RecordingPlugin()
-    link = link_to(path, plugin)
-    async with raw_runtime(path, serve), running(link):
+    async with linked(tmp_path, plugin, serve) as link:
         await eventually(lambda: LinkState.CONFIGURED in [s for s, _ in plugin.states])
         assert link.watch.waiting()[0] == "registration"
         waited = link.watch.waiting()[1]

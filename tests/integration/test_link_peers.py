@@ -23,6 +23,7 @@ from tests.beds.link_bed import (
     became_active,
     eventually,
     link_to,
+    linked,
     raw_runtime,
     running,
 )
@@ -71,9 +72,7 @@ async def test_a_broken_protocol_is_reported_and_the_runtime_dialled_again(
         assert await runtime.reader.read() != b"", "the registration, and then the end"
 
     plugin = RecordingPlugin()
-    path = str(tmp_path / "nri.sock")
-    link = link_to(path, plugin)
-    async with raw_runtime(path, serve), running(link):
+    async with linked(tmp_path, plugin, serve):
         await eventually(lambda: became_active(plugin))
     # The second connection is broken as well, when it is in use.
     broken = [detail for _, detail in plugin.states if "broke the protocol" in detail]
@@ -105,8 +104,7 @@ async def test_a_runtime_that_hangs_up_at_any_step_is_dialled_again(
         await runtime.send()
 
     plugin = RecordingPlugin()
-    path = str(tmp_path / "nri.sock")
-    async with raw_runtime(path, serve), running(link_to(path, plugin)):
+    async with linked(tmp_path, plugin, serve):
         times = 2 if step in ("synchronize", "active") else 1
         await eventually(lambda: became_active(plugin, times))
 
@@ -126,9 +124,7 @@ async def test_half_a_message_and_silence_is_waited_for(tmp_path: Path) -> None:
         await runtime.next_event()
 
     plugin = RecordingPlugin()
-    path = str(tmp_path / "nri.sock")
-    link = link_to(path, plugin)
-    async with raw_runtime(path, serve), running(link):
+    async with linked(tmp_path, plugin, serve) as link:
         await eventually(lambda: link.state is LinkState.CONFIGURED)
         ready.set()
         await eventually(lambda: became_active(plugin))
@@ -141,9 +137,7 @@ async def test_a_runtime_that_never_answers_the_registration_is_left(tmp_path: P
         await runtime.reader.read()
 
     plugin = RecordingPlugin()
-    path = str(tmp_path / "nri.sock")
-    link = link_to(path, plugin, registration_wait=0.02)
-    async with raw_runtime(path, serve), running(link):
+    async with linked(tmp_path, plugin, serve, registration_wait=0.02):
         await eventually(lambda: became_active(plugin))
     assert (
         LinkState.DISCONNECTED,
@@ -215,8 +209,7 @@ async def test_a_synchronisation_that_took_too_long_is_not_trusted(tmp_path: Pat
         return []
 
     plugin = RecordingPlugin(synchronize=slow_once)
-    path = str(tmp_path / "nri.sock")
-    async with raw_runtime(path, serve), running(link_to(path, plugin)):
+    async with linked(tmp_path, plugin, serve):
         await eventually(lambda: became_active(plugin))
     assert any(
         detail.startswith("synchronisation took") and detail.endswith("the runtime waits 0.02 s")
@@ -245,8 +238,7 @@ async def test_events_that_were_not_asked_for_are_answered_and_do_nothing(tmp_pa
         await runtime.reader.read()
 
     plugin = RecordingPlugin()
-    path = str(tmp_path / "nri.sock")
-    async with raw_runtime(path, serve), running(link_to(path, plugin)):
+    async with linked(tmp_path, plugin, serve):
         await eventually(lambda: len(answers) == 6)
     assert all(
         isinstance(answer, ev.Answered) and answer.status is None and answer.payload == b""
@@ -278,9 +270,7 @@ async def test_a_flood_of_slices_leaves_memory_flat(tmp_path: Path) -> None:
         done.set()
         await runtime.reader.read()
 
-    plugin = RecordingPlugin()
-    path = str(tmp_path / "nri.sock")
-    async with raw_runtime(path, serve), running(link_to(path, plugin)):
+    async with linked(tmp_path, RecordingPlugin(), serve):
         tracemalloc.start()
         try:
             await asyncio.wait_for(done.wait(), 180)
@@ -319,9 +309,7 @@ async def test_a_runtime_that_does_not_read_its_answers_is_not_served_for_ever(
         await runtime.reader.read()
 
     plugin = RecordingPlugin(create_container=lambda *_: adjusted("1", note="x" * size))
-    path = str(tmp_path / "nri.sock")
-    link = link_to(path, plugin)
-    async with raw_runtime(path, serve), running(link):
+    async with linked(tmp_path, plugin, serve):
         await asyncio.wait_for(stalled.wait(), 180)
         served = -1
         while served != len(plugin.log):  # until nothing moves any more

@@ -27,8 +27,10 @@ from tests.beds.embedded.runtime import (
 from tests.beds.link_bed import (
     RawRuntime,
     became_active,
+    embedded,
     eventually,
     link_to,
+    linked,
     raw_runtime,
     running,
 )
@@ -67,10 +69,7 @@ async def test_a_push_arrives_by_the_way_that_is_safe(
 ) -> None:
     """Plain UpdateContainers may hang the runtime before NRI 0.12.1 (containerd#13733)."""
     plugin = RecordingPlugin()
-    socket_path = str(tmp_path / "nri.sock")
-    link = link_to(socket_path, plugin)
-    async with EmbeddedRuntime(socket_path, profile=profile) as runtime, running(link):
-        await runtime.wait_for_plugin()
+    async with embedded(tmp_path, plugin, profile=profile) as (runtime, link):
         container = await started(runtime)
         log = list(plugin.log)
         result = await link.push([update(container.id, "1-2", "0")])
@@ -84,11 +83,7 @@ async def test_a_push_arrives_by_the_way_that_is_safe(
 
 
 async def test_nothing_is_pushed_where_no_way_is_safe(tmp_path: Path) -> None:
-    plugin = RecordingPlugin()
-    path = str(tmp_path / "nri.sock")
-    link = link_to(path, plugin)
-    async with EmbeddedRuntime(path, profile=OLD_CONTAINERD) as runtime, running(link):
-        await runtime.wait_for_plugin()
+    async with embedded(tmp_path, RecordingPlugin(), profile=OLD_CONTAINERD) as (runtime, link):
         container = await started(runtime)
         result = await link.push([update(container.id, "1")])
         assert not result.ok
@@ -107,10 +102,7 @@ async def test_a_push_from_inside_a_handler_is_refused_here(tmp_path: Path) -> N
         return adjusted()
 
     plugin = RecordingPlugin(create_container=push)
-    path = str(tmp_path / "nri.sock")
-    link = link_to(path, plugin)
-    async with EmbeddedRuntime(path) as runtime, running(link):
-        await runtime.wait_for_plugin()
+    async with embedded(tmp_path, plugin) as (runtime, link):
         await started(runtime)
         assert len(caught) == 1
         assert (await link.push([])).ok
@@ -140,10 +132,7 @@ async def test_failures_the_runtime_reports_are_handed_on(tmp_path: Path) -> Non
 
 async def test_a_container_that_has_just_gone_fails_no_second_registration(tmp_path: Path) -> None:
     """The others of the same push have what was meant for them."""
-    path = str(tmp_path / "nri.sock")
-    link = link_to(path, RecordingPlugin())
-    async with EmbeddedRuntime(path, profile=CRI_O_1_35) as runtime, running(link):
-        await runtime.wait_for_plugin()
+    async with embedded(tmp_path, RecordingPlugin(), profile=CRI_O_1_35) as (runtime, link):
         container = await started(runtime)
         result = await link.push([update("gone", "0"), update(container.id, "1-2")])
         assert (result.ok, result.detail) == (True, "")
@@ -151,11 +140,7 @@ async def test_a_container_that_has_just_gone_fails_no_second_registration(tmp_p
 
 
 async def test_pushes_wait_for_each_other_and_for_their_interval(tmp_path: Path) -> None:
-    plugin = RecordingPlugin()
-    path = str(tmp_path / "nri.sock")
-    link = link_to(path, plugin, push_interval=0.03)
-    async with EmbeddedRuntime(path) as runtime, running(link):
-        await runtime.wait_for_plugin()
+    async with embedded(tmp_path, RecordingPlugin(), {"push_interval": 0.03}) as (runtime, link):
         container = await started(runtime)
         begun = asyncio.get_running_loop().time()
         results = await asyncio.gather(
@@ -171,10 +156,7 @@ async def test_pushes_wait_for_each_other_and_for_their_interval(tmp_path: Path)
 async def test_a_storm_of_events_and_pushes_ends_well(tmp_path: Path) -> None:
     """On an emulated containerd 2.1: creations go on while the second registrations come."""
     plugin = RecordingPlugin()
-    path = str(tmp_path / "nri.sock")
-    link = link_to(path, plugin)
-    async with EmbeddedRuntime(path, profile=CONTAINERD_2_1) as runtime, running(link):
-        await runtime.wait_for_plugin()
+    async with embedded(tmp_path, plugin, profile=CONTAINERD_2_1) as (runtime, link):
         target = await started(runtime)
 
         async def create(number: int) -> None:
@@ -297,11 +279,9 @@ async def test_what_can_happen_to_a_second_registration(
 
 async def test_a_push_waits_until_nothing_else_is_under_way(tmp_path: Path) -> None:
     """A registration beside the removal of a sandbox hangs containerd 2.1."""
-    plugin = RecordingPlugin()
-    socket_path = str(tmp_path / "nri.sock")
-    link = link_to(socket_path, plugin, quiet_seconds=0.0)
-    async with EmbeddedRuntime(socket_path, profile=CONTAINERD_2_1) as runtime, running(link):
-        await runtime.wait_for_plugin()
+    async with embedded(
+        tmp_path, RecordingPlugin(), {"quiet_seconds": 0.0}, profile=CONTAINERD_2_1
+    ) as (runtime, link):
         container = await started(runtime)
         other = await runtime.run_pod(pb.PodSandbox(name="other"))
         await runtime.stop_pod(other.id)
@@ -317,11 +297,9 @@ async def test_a_node_that_is_never_quiet_is_told_by_replies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nri_numa.nri.link.QUIET_WAIT", 0.0)
-    plugin = RecordingPlugin()
-    socket_path = str(tmp_path / "nri.sock")
-    link = link_to(socket_path, plugin, quiet_seconds=3600.0)
-    async with EmbeddedRuntime(socket_path, profile=CONTAINERD_2_1) as runtime, running(link):
-        await runtime.wait_for_plugin()
+    async with embedded(
+        tmp_path, RecordingPlugin(), {"quiet_seconds": 3600.0}, profile=CONTAINERD_2_1
+    ) as (runtime, link):
         container = await started(runtime)
         before = container.cpus
         result = await link.push([update(container.id, "1-2", "0")])
@@ -331,7 +309,6 @@ async def test_a_node_that_is_never_quiet_is_told_by_replies(
 
 async def test_a_registration_without_an_answer_is_not_followed_by_another(tmp_path: Path) -> None:
     """A runtime that hangs gets no more to hang on; what it answers late is not applied."""
-    path = str(tmp_path / "nri.sock")
     connections = 0
     go_on, answered = asyncio.Event(), asyncio.Event()
     sent: list[int] = []
@@ -353,8 +330,7 @@ async def test_a_registration_without_an_answer_is_not_followed_by_another(tmp_p
         await runtime.reader.read()
 
     plugin = RecordingPlugin()
-    link = link_to(path, plugin, push_timeout=0.5)
-    async with raw_runtime(path, serve), running(link):
+    async with linked(tmp_path, plugin, serve, push_timeout=0.5) as link:
         await eventually(lambda: became_active(plugin))
         first = await link.push([update("c", "1")])
         assert "did not synchronise" in first.detail

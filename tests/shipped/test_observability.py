@@ -47,10 +47,7 @@ def known() -> dict[str, frozenset[str]]:
     metrics.http_requests.labels("/metrics", "200").inc()
     numa_node = NUMANodeSample(
         numa_node=0,
-        exclusive_cpus=0,
-        idle_cpus=0,
-        shared_cpus=0,
-        reserved_cpus=0,
+        cpus={"exclusive": 0},
         capacity_cpus=0,
         allocated_cpus=0,
         available_cpus=0,

@@ -460,7 +460,7 @@ class Hints:
         return any(map(self.contains, [apart, *self.groups.values()]))
 
 
-class ResourceDemand(msgspec.Struct, frozen=True, kw_only=True):
+class ResourceDemand(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A need for a quantity that NUMA nodes add up to: CPUs, memory, huge pages.
 
     Attributes:
@@ -558,7 +558,7 @@ class ResourceDemand(msgspec.Struct, frozen=True, kw_only=True):
         return "not together with what is held already or judged with it"
 
 
-class DeviceDemand(msgspec.Struct, frozen=True, kw_only=True):
+class DeviceDemand(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A need for devices, which may belong to no, one or several NUMA nodes.
 
     A device counts for a mask when *any* of its NUMA nodes lies in it. Devices without NUMA nodes

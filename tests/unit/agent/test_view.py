@@ -12,7 +12,7 @@ from msgspec import UNSET, to_builtins
 from msgspec.structs import replace
 
 from nri_numa.agent.serving import About
-from nri_numa.agent.view import LinkFacts, LiveView
+from nri_numa.agent.view import LiveView
 from nri_numa.engine.decision import Machine, Reading
 from nri_numa.engine.resync import Correction
 from nri_numa.errors import CheckpointError
@@ -28,7 +28,7 @@ from nri_numa.model.workload import (
 from nri_numa.observe.metrics import Metrics
 from nri_numa.web.api import API
 from nri_numa.web.protocol import Request, Response, Routes
-from nri_numa.web.responses import Assignment
+from nri_numa.web.responses import Assignment, Link
 from tests.beds.views import live_view
 from tests.beds.world import StillClock, agent_of
 from tests.machines import named as machines
@@ -46,7 +46,7 @@ class Bed:
         self.clock = StillClock(lambda: self.now)
         self.now = NOW
         self.agent = agent_of(self.machine, metrics=self.metrics, clock=self.clock)
-        self.link = LinkFacts(state="active", detail="", active=True, runtime="containerd")
+        self.link = Link(state="active", detail="", runtime="containerd", runtime_version="")
         self.known: dict[str, float] = {}
         self.unmatched: dict[str, list[str]] = {}
         self.view = self.shown()
@@ -59,7 +59,7 @@ class Bed:
         more = {"unmatched": self, **more}
         return live_view(self.agent, about, link=self, memory=reading, clock=self.clock, **more)
 
-    def facts(self) -> LinkFacts:
+    def facts(self) -> Link:
         return self.link
 
     def sentences(self, uid: str) -> list[str]:
@@ -182,14 +182,14 @@ def test_the_kubelets_attempts_are_one_refusal_until_their_pod_goes(bed: Bed) ->
 
 def test_readiness_needs_the_link_and_the_runtimes_word(bed: Bed) -> None:
     assert bed.view.readiness().ready
-    bed.link = replace(bed.link, state="disconnected", active=False, detail="dialled 3 times")
+    bed.link = replace(bed.link, state="disconnected", detail="dialled 3 times")
     readiness = bed.view.readiness()
     assert (readiness.ready, readiness.reason) == (
         False,
         "the link to the runtime is disconnected: dialled 3 times",
     )
     assert not bed.view.status().ready
-    bed.link = replace(bed.link, active=True)
+    bed.link = replace(bed.link, state="active")
     bed.agent.synchronized = False
     assert not bed.view.readiness().ready
 
@@ -222,9 +222,7 @@ def test_every_online_cpu_of_a_node_is_in_one_state() -> None:
         made.create("own", policy="restricted", cpus="exclusive", smt="isolate")
         for sample in made.view.snapshot().numa_nodes:
             node = made.machine.topology.numa_nodes[sample.numa_node]
-            assert (
-                sample.exclusive_cpus + sample.idle_cpus + sample.shared_cpus + sample.reserved_cpus
-            ) == len(node.cpus)
+            assert sum(sample.cpus.values()) == len(node.cpus)
 
 
 def test_zones_are_counted_and_name_whose_pods_are_charged(bed: Bed) -> None:
@@ -241,9 +239,9 @@ def test_zones_are_counted_and_name_whose_pods_are_charged(bed: Bed) -> None:
     assert first.memory_available_bytes == 1 << 20
     taken = [zone for zone in found.zones if zone.free_exclusive_cpus < zone.exclusive_cpus]
     assert [(z.free_exclusive_cpus, z.cpu_available_milli) for z in taken] == [(30, 30_000)]
-    bed.link = LinkFacts(state="connecting", detail="nobody there", active=False)
+    bed.link = replace(bed.link, state="connecting", detail="nobody there")
     assert bed.view.zones().reason == "the link to the runtime is connecting: nobody there"
-    bed.link = LinkFacts(state="active", detail="", active=True)
+    bed.link = replace(bed.link, state="active", detail="")
     bed.agent.observe = True
     assert not bed.view.zones().ready
 
@@ -303,12 +301,10 @@ def test_a_placed_container_is_explained_in_sentences_and_as_a_document(bed: Bed
     assert greedy.details["outcome"] == "refused"
 
 
-def test_an_explanation_is_made_once_and_follows_the_shared_cpus(bed: Bed) -> None:
-    """The page asks again and again; the CPUs of a shared container change meanwhile."""
+def test_an_explanation_follows_the_shared_cpus(bed: Bed) -> None:
     bed.create("shared", policy="restricted", cpus="shared")
-    first, second = (bed.view.explain("shop", "shared", None)[0] for _ in range(2))
+    (first,) = bed.view.explain("shop", "shared", None)
     assert first.details is not None
-    assert first.details is second.details
     bed.create("another", policy="restricted", cpus="exclusive")
     bed.create("third", policy="restricted", cpus="exclusive")
     (changed,) = bed.view.explain("shop", "shared", None)
@@ -316,8 +312,6 @@ def test_an_explanation_is_made_once_and_follows_the_shared_cpus(bed: Bed) -> No
     assert changed.assignment is not None
     assert changed.details["result"]["cpus"] == changed.assignment.cpus
     assert changed.details["result"]["cpus"] != first.details["result"]["cpus"]
-    greedy = [bed.view.explain("shop", "greedy", None)[0] for _ in range(2)]
-    assert greedy[0] == greedy[1]
 
 
 def differ(bed: Bed, *, given_up: bool = False) -> None:
@@ -431,7 +425,7 @@ def test_over_cri_it_is_shown_how_late_containers_were(bed: Bed) -> None:
     assert "over" not in to_builtins(bed.view.status().link)
     before = bed.view.listing()
     assert all("late" not in to_builtins(one) for one in before.containers)
-    bed.link = replace(bed.link, over_cri=True)
+    bed.link = replace(bed.link, over="cri")
     bed.known = {"id-own": 0.0124}
     bed.view = bed.shown(late=bed)
     assert bed.view.status().link.over == "cri"
@@ -441,13 +435,6 @@ def test_over_cri_it_is_shown_how_late_containers_were(bed: Bed) -> None:
     assert any(step.startswith("Late by at most 12 ms") for step in told.steps)
     (told,) = bed.view.explain("shop", "plain", None)
     assert not any("ate by" in step for step in told.steps)
-
-
-def test_ready_explanations_are_bounded(bed: Bed) -> None:
-    for n in range(80):
-        bed.create(f"r{n}", numacpu="9999")
-        assert bed.view.explain("shop", f"r{n}", None)
-    assert len(bed.view._documents) <= 32
 
 
 def test_a_refused_resize_is_told_with_what_the_container_has() -> None:
@@ -470,30 +457,6 @@ def test_a_refused_resize_is_told_with_what_the_container_has() -> None:
     assert one.steps[-1].startswith("Since then refused: resize refused:")
 
 
-def test_the_order_stays_right_while_containers_come_and_go() -> None:
-    """It is mended, not made anew; both must give the same."""
-    made = Bed(Settings(oversale=1000.0))
-
-    def names() -> list[str]:
-        return [one.pod for one in made.view.listing().containers]
-
-    for n in (5, 3, 9, 1):
-        made.create(f"p{n}")
-    assert names() == ["p1", "p3", "p5", "p9"]
-    made.agent.stop_container("id-p3")
-    made.create("p4")
-    made.create("p0")
-    assert names() == ["p0", "p1", "p4", "p5", "p9"]
-    for n in range(100, 200):
-        made.create(f"p{n}")
-    assert names() == sorted(names())
-    assert len(names()) == 105
-    for n in range(100, 200):
-        made.agent.stop_container(f"id-p{n}")
-    assert names() == ["p0", "p1", "p4", "p5", "p9"]
-    assert [one.pod for one in made.view.explain("shop", "p4", None)] == ["p4"]
-
-
 def test_a_state_that_cannot_be_saved_is_not_ready(bed: Bed) -> None:
     bed.agent.checkpoint.error = CheckpointError("checkpoint", "no space left on device")
     readiness = bed.view.readiness()
@@ -502,7 +465,7 @@ def test_a_state_that_cannot_be_saved_is_not_ready(bed: Bed) -> None:
 
 
 def test_an_annotation_that_no_container_hears_is_in_the_explanation() -> None:
-    """And gone from it when its container comes; the kept explanation is not changed by it."""
+    """And gone from it when its container comes."""
     bed = Bed()
     bed.create("web", policy="best-effort")
     before = bed.view.explain("shop", "web", None)[0].steps

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import threading
 from collections.abc import Callable, Iterator
 
 import pytest
 from click.testing import CliRunner, Result
 
 from nri_numa.cli import cli
-from nri_numa.config import HTTP
-from nri_numa.observe.metrics import Metrics
-from nri_numa.web.api import AgentServer
-from tests.beds.http_view import FakeView
+from tests.beds.http_view import FakeView, served
 
 Columns = Callable[[int], None]
 
@@ -55,22 +50,5 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Columns:
 def agent() -> Iterator[tuple[str, object]]:
     """A served view in a thread of its own; its address and the view."""
     view = FakeView()
-    started = threading.Event()
-    box: dict[str, object] = {}
-
-    async def serve() -> None:
-        server = AgentServer(HTTP(address="127.0.0.1:0"), view, Metrics("0"), version="0.1.0")
-        await server.start()
-        box["loop"], box["stop"] = asyncio.get_running_loop(), asyncio.Event()
-        assert server.address is not None
-        box["address"] = f"{server.address[0]}:{server.address[1]}"
-        started.set()
-        await box["stop"].wait()  # type: ignore[attr-defined]
-        await server.stop()
-
-    thread = threading.Thread(target=lambda: asyncio.run(serve()))
-    thread.start()
-    assert started.wait(60)  # the limit only bounds a failure
-    yield str(box["address"]), view
-    box["loop"].call_soon_threadsafe(box["stop"].set)  # type: ignore[attr-defined]
-    thread.join()
+    with served(view) as (host, port):
+        yield f"{host}:{port}", view

@@ -9,14 +9,15 @@ import subprocess
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from nri_numa.engine.state import Kind, NodeState
 from nri_numa.observe.metrics import (
     DEPRECATED,
-    ContainerSample,
     Metrics,
     NUMANodeSample,
     Snapshot,
 )
 from nri_numa.text import harmless
+from tests.beds.allocations import allocation
 
 HOSTILE = 'a"b\\c\n<script>\x1b\ud800'
 
@@ -24,10 +25,7 @@ HOSTILE = 'a"b\\c\n<script>\x1b\ud800'
 def sample(numa_node: int) -> NUMANodeSample:
     return NUMANodeSample(
         numa_node=numa_node,
-        exclusive_cpus=2,
-        idle_cpus=0,
-        shared_cpus=5,
-        reserved_cpus=1,
+        cpus={"exclusive": 2, "idle": 0, "kubelet": 0, "shared": 5, "reserved": 1},
         capacity_cpus=8,
         allocated_cpus=4.75,
         available_cpus=3.25,
@@ -39,15 +37,12 @@ def sample(numa_node: int) -> NUMANodeSample:
     )
 
 
-def container(n: int, name: str = "server") -> ContainerSample:
-    return ContainerSample(
-        namespace="shop",
-        pod=f"pod-{n}",
-        container=name,
-        kind="shared",
-        policy="none",
-        numa_nodes="0",
+def state(count: int, name: str = "server") -> NodeState:
+    containers = (
+        allocation(f"c{n}", Kind.SHARED, namespace="shop", pod=f"pod-{n}", container=name)
+        for n in range(count)
     )
+    return NodeState(allocations={one.container_id: one for one in containers})
 
 
 def full() -> Metrics:
@@ -61,7 +56,7 @@ def full() -> Metrics:
         numa_nodes=[sample(1), sample(0)],
         node_name="worker-7",
         container_counts={("shared", True): 2, ("exclusive", False): 1},
-        containers=(container(n) for n in range(2)),
+        state=state(2),
         shared_pool_cpus=10,
         offline_cpus=1,
         checkpoint_written=1_700_000_000.25,
@@ -164,7 +159,7 @@ def test_the_longest_gap_is_kept() -> None:
 
 def test_hostile_names_do_not_break_the_format() -> None:
     metrics = Metrics("0")
-    metrics.snapshot = lambda: Snapshot(containers=[container(1, HOSTILE)])
+    metrics.snapshot = lambda: Snapshot(state=state(1, HOSTILE))
     families = {f.name: f for f in text_string_to_metric_families(metrics.text())}
     labels = families["nri_numa_container_info"].samples[0].labels
     assert labels["container"] == harmless(HOSTILE)
@@ -190,7 +185,7 @@ def test_a_large_node_is_told_in_short_pieces() -> None:
     metrics = full()
     metrics.snapshot = lambda: Snapshot(
         numa_nodes=[sample(n) for n in range(64)],
-        containers=(container(n) for n in range(1000)),
+        state=state(1000),
     )
     pieces = list(metrics.chunks())
     assert max(piece.count(b"\n") for piece in pieces) <= 300

@@ -55,19 +55,34 @@ def impatient(stream: io.TextIOBase) -> Outlet:
     return made
 
 
-def test_a_stalled_reader_gets_what_waited_in_order_when_it_is_back(pipe: Pipe) -> None:
+def rest(pipe: Pipe, out: Outlet) -> str:
+    """All that the reader gets when it is back."""
+    text = ""
+    while out.blocked:
+        text += pipe.read()
+        out.drain()
+    out.close()
+    return text + pipe.read()
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_stalled_reader_gets_what_waited_in_order_when_it_is_back(
+    pipe: Pipe, monkeypatch: pytest.MonkeyPatch, named: bool
+) -> None:
+    """Also without a name in /proc, where the outlet asks before it writes."""
+
+    def refused(*_: object) -> int:
+        raise PermissionError
+
+    if not named:
+        monkeypatch.setattr(os, "open", refused)
     out = impatient(pipe.stream)
     lines = [f"{n} {LINE}" for n in range(200)]
     for line in lines:
         out.put(line)
     assert out.blocked
-    text = ""
-    while out.blocked:
-        text += pipe.read()
-        out.drain()
-    assert text + pipe.read() == "".join(lines)
+    assert rest(pipe, out) == "".join(lines)
     assert out.dropped == 0
-    out.close()
 
 
 def test_beyond_the_limit_lines_are_dropped_whole(
@@ -78,13 +93,7 @@ def test_beyond_the_limit_lines_are_dropped_whole(
     for _ in range(100):
         out.put(LINE)
     assert out.dropped > 0
-    text = ""
-    while out.blocked:
-        text += pipe.read()
-        out.drain()
-    text += pipe.read()
-    assert text == LINE * (100 - out.dropped)
-    out.close()
+    assert rest(pipe, out) == LINE * (100 - out.dropped)
 
 
 def test_others_with_the_same_pipe_are_left_alone(pipe: Pipe) -> None:
@@ -100,12 +109,7 @@ def test_a_long_line_may_go_in_parts(pipe: Pipe) -> None:
     long = "y" * 10_000 + "\n"
     out.put(long)
     out.put(LINE)
-    text = ""
-    while out.blocked:
-        text += pipe.read()
-        out.drain()
-    assert text + pipe.read() == long + LINE
-    out.close()
+    assert rest(pipe, out) == long + LINE
 
 
 def test_a_socket_that_nobody_reads_does_not_block_either() -> None:
@@ -120,25 +124,6 @@ def test_a_socket_that_nobody_reads_does_not_block_either() -> None:
             journal.recv(1 << 20)
             out.drain()
         out.close()
-
-
-def test_without_a_name_in_proc_it_asks_before_it_writes(
-    pipe: Pipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refused(*_: object) -> int:
-        raise PermissionError
-
-    monkeypatch.setattr(os, "open", refused)
-    out = impatient(pipe.stream)
-    for n in range(200):
-        out.put(f"{n} {LINE}")
-    assert out.blocked
-    text = ""
-    while out.blocked:
-        text += pipe.read()
-        out.drain()
-    assert text + pipe.read() == "".join(f"{n} {LINE}" for n in range(200))
-    out.close()
 
 
 def test_a_reader_that_is_gone_is_an_error_and_what_waited_is_lost(pipe: Pipe) -> None:

@@ -21,17 +21,17 @@ from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Policy, QoSClass
 from nri_numa.observe import logs
-from nri_numa.observe.traces import TraceKeeper, unpack
+from nri_numa.observe.traces import keep, unpack
 from tests.beds.world import GIB, MemoryStore, StillClock, agent_of, container, pod, resources
 from tests.machines import named as machines
 
 MACHINE = Machine(topology=machines.snc_smt(), settings=Settings(defaults={"smt": "spread"}))
 
 
-def again(trace: Trace, keeper: TraceKeeper | None = None) -> Grounds:
+def again(trace: Trace) -> Grounds:
     """Through the small form and back."""
     return unpack(
-        (keeper or TraceKeeper()).keep(trace),
+        keep(trace),
         namespace=trace.pod.namespace,
         pod=trace.pod.name,
         container=trace.container.name,
@@ -39,34 +39,15 @@ def again(trace: Trace, keeper: TraceKeeper | None = None) -> Grounds:
     )
 
 
-def test_large_machines_are_packed_harder() -> None:
+def test_large_machines_take_little_more() -> None:
     machine = Machine(topology=machines.sixty_four_nodes(), settings=Settings())
     reading = Reading(memory={i: GIB + 4096 * i for i in machine.numa_ids})
     of = pod("web", {"policy": "restricted"})
     decision = admit.admit(
         machine, NodeState(), of, container(of, wants=resources(2, 0.5)), reading
     )
-    keeper = TraceKeeper()
-    kept = keeper.keep(decision.trace)
-    assert len(kept.data) < 700
-    assert again(decision.trace, keeper).basis.memory_left == decision.trace.memory_left
-
-
-def test_shapes_do_not_pile_up() -> None:
-    """Capacities change with every reload; what nobody uses must not stay."""
-    keeper = TraceKeeper()
-    of = pod("web")
-    for n in range(2000):
-        cpu = ResourceDemand(resource="cpu", need=1, capacity={0: n}, available={0: 1})
-        alignment = align(
-            [cpu],
-            numa_ids=NUMASet([0]),
-            policy=Policy.RESTRICTED,
-            distance=MACHINE.topology.distance,
-        )
-        kept = keeper.keep(Trace(pod=of, container=container(of), alignment=alignment))
-        assert kept.shape[1] == ((0, n),)
-    assert len(keeper._shapes) <= 512
+    assert len(keep(decision.trace).data) < 1300
+    assert again(decision.trace).basis.memory_left == decision.trace.memory_left
 
 
 def test_one_width_for_all_resources_is_kept() -> None:
@@ -109,7 +90,7 @@ def test_a_trace_is_packed_after_the_reply_and_can_be_read_before() -> None:
         of = pod(f"a{n}", {"policy": "best-effort"}, qos=QoSClass.BURSTABLE)
         made.create_container(of, container(of, wants=resources(0.1)))
     assert len(waiting) == 1
-    assert made.kept_trace("a0-app") is None
+    assert "a0-app" not in made.packed_traces()
     assert made.grounds_of("a0-app") is not None
     made.stop_container("a1-app")
     rounds = 0
@@ -117,7 +98,7 @@ def test_a_trace_is_packed_after_the_reply_and_can_be_read_before() -> None:
         waiting.pop()()
         rounds += 1
     assert rounds > 1  # not all in one go
-    assert made.kept_trace("a0-app") is not None
+    assert "a0-app" in made.packed_traces()
     assert made.grounds_of("a0-app") is not None
     assert made.grounds_of("a1-app") is None
 

@@ -10,10 +10,7 @@ import yaml
 from jsonschema import Draft202012Validator
 
 from nri_numa import web
-from nri_numa.config import HTTP
-from nri_numa.observe.metrics import Metrics
-from nri_numa.web.api import AgentServer
-from tests.beds.http_view import FakeView, Reply, exchange, get, in_loop
+from tests.beds.http_view import FakeView, Reply, exchange, get, in_loop, serving
 from tools import openapi
 
 FILE = Path(web.__file__).with_name("openapi.yaml")
@@ -84,20 +81,13 @@ TARGETS = [
 @in_loop
 async def test_every_answer_is_as_described(tmp_path: Path, ready: bool, token: bool) -> None:
     """With and without the token, ready or not, found or not found."""
-    section = HTTP(address="127.0.0.1:0")
-    if token:
-        file = tmp_path / "token"
-        file.write_text("0123456789abcdef")
-        section = HTTP(address="127.0.0.1:0", token_file=str(file))
-    server = AgentServer(section, FakeView(ready=ready), Metrics("0"), version="0")
-    await server.start()
-    assert server.address is not None
-    try:
+    file = tmp_path / "token"
+    file.write_text("0123456789abcdef")
+    files = {"token_file": str(file)} if token else {}
+    async with serving(FakeView(ready=ready), **files) as (_, address):
         served = yaml.safe_load(FILE.read_text())
         for path, target in TARGETS:
-            _check(served, path, await get(server.address, target))
-    finally:
-        await server.stop()
+            _check(served, path, await get(address, target))
 
 
 def test_every_described_path_is_served_and_tried() -> None:
@@ -108,13 +98,8 @@ def test_every_described_path_is_served_and_tried() -> None:
 
 @in_loop
 async def test_writing_is_refused_on_every_path() -> None:
-    server = AgentServer(HTTP(address="127.0.0.1:0"), FakeView(), Metrics("0"), version="0")
-    await server.start()
-    assert server.address is not None
-    try:
+    async with serving() as (_, address):
         for _, target in TARGETS:
             for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
                 raw = f"{method} {target} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
-                assert (await exchange(server.address, raw)).status == 405
-    finally:
-        await server.stop()
+                assert (await exchange(address, raw)).status == 405

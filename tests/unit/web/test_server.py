@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import errno
 import json
 import os
 import resource
 import selectors
 import socket
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,8 +19,8 @@ from nri_numa.errors import ConfigError
 from nri_numa.observe.metrics import Metrics
 from nri_numa.web import api, protocol
 from nri_numa.web import server as server_module
-from nri_numa.web.api import AgentServer, Listing, SharedScrape
-from nri_numa.web.responses import Assignment, Readiness
+from nri_numa.web.api import AgentServer, SharedScrape
+from nri_numa.web.responses import Assignment, NodeUse, Readiness
 from tests.beds.http_view import (
     HOSTILE,
     FakeView,
@@ -32,21 +30,8 @@ from tests.beds.http_view import (
     get,
     in_loop,
     read_reply,
+    serving,
 )
-
-
-@asynccontextmanager
-async def serving(
-    view: FakeView | None = None, **section: object
-) -> AsyncIterator[tuple[AgentServer, tuple[str, int]]]:
-    config = HTTP(**{"address": "127.0.0.1:0", **section})  # type: ignore[arg-type]
-    server = AgentServer(config, view or FakeView(), Metrics("0.1.0"), version="0.1.0")
-    await server.start()
-    assert server.address is not None
-    try:
-        yield server, server.address
-    finally:
-        await server.stop()
 
 
 class Counting(FakeView):
@@ -421,44 +406,35 @@ async def test_it_is_crowded_while_newcomers_have_no_place(monkeypatch: pytest.M
     """And not after the end of a server: its successor begins without hurry."""
     crowded: list[bool] = []
     monkeypatch.setattr(server_module, "MAX_CONNECTIONS", 2)
-    config = HTTP(address="127.0.0.1:0")
-    server = AgentServer(config, FakeView(), Metrics("0"), version="0", crowded=crowded.append)
-    await server.start()
-    assert server.address is not None
-    many = [socket.create_connection(server.address) for _ in range(3)]
-    await has_places(server, 3)
-    assert crowded == [False, False, True]
-    await server.stop()
+    async with serving(more={"crowded": crowded.append}) as (server, address):
+        many = [socket.create_connection(address) for _ in range(3)]
+        await has_places(server, 3)
+        assert crowded == [False, False, True]
     assert crowded[-1] is False
     for one in many:
         one.close()
 
 
-@in_loop
-async def test_a_request_that_trickles_in_has_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A byte now and then does not buy more time; nor does a second request buy less."""
-    monkeypatch.setattr(protocol, "REQUEST_TIMEOUT", 0.3)
-    async with serving() as (_, address), connected(address) as (reader, writer):
-        writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\nGET /healthz HTTP/1.1")
-        assert (await read_reply(reader)).status == 200
-        rest = asyncio.ensure_future(reader.read())
-        while not rest.done():
-            writer.write(b"x")
-            await asyncio.sleep(0.02)
-        # Closed, or reset because of the byte that was on its way.
-        assert isinstance(rest.exception(), ConnectionResetError) or rest.result() == b""
+GET = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
 
 
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        (GET + b"\r\nGET /healthz HTTP/1.1", b""),
+        (GET + b"\r\n", GET + b"Content-Length: 4000\r\n\r\n"),
+    ],
+)
 @in_loop
-async def test_a_later_request_has_the_deadline_of_a_request_and_not_of_a_pause(
-    monkeypatch: pytest.MonkeyPatch,
+async def test_a_request_that_trickles_in_has_one_deadline(
+    monkeypatch: pytest.MonkeyPatch, first: bytes, then: bytes
 ) -> None:
-    """Also where only its body trickles in, of which nothing is kept back to be seen."""
+    """A byte now and then, of a body too, buys no more time; a second request has no less."""
     monkeypatch.setattr(protocol, "REQUEST_TIMEOUT", 0.3)
     async with serving() as (_, address), connected(address) as (reader, writer):
-        writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        writer.write(first)
         assert (await read_reply(reader)).status == 200
-        writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4000\r\n\r\n")
+        writer.write(then)
         rest = asyncio.ensure_future(reader.read())
         while not rest.done():
             writer.write(b"x")
@@ -504,15 +480,11 @@ async def test_running_out_of_files_is_said_once_and_is_not_the_end(
 async def test_a_loop_that_is_stuck_is_not_healthy() -> None:
     """HTTP lives in a thread of its own: that it answers says nothing of the other one."""
     busy = 0.0
-    config = HTTP(address="127.0.0.1:0")
-    server = AgentServer(config, FakeView(), Metrics("0"), version="0", busy_for=lambda: busy)
-    await server.start()
-    assert server.address is not None
-    assert (await get(server.address, "/healthz")).status == 200
-    busy = 12.0
-    reply = await get(server.address, "/healthz")
-    assert (reply.status, b"stuck for 12 s" in reply.body) == (503, True)
-    await server.stop()
+    async with serving(more={"busy_for": lambda: busy}) as (_, address):
+        assert (await get(address, "/healthz")).status == 200
+        busy = 12.0
+        reply = await get(address, "/healthz")
+        assert (reply.status, b"stuck for 12 s" in reply.body) == (503, True)
 
 
 @in_loop
@@ -542,34 +514,26 @@ def test_the_runtime_goes_first_between_two_answers_and_two_pieces() -> None:
 
     async def test() -> None:
         class Watched(FakeView):
-            def listing(self) -> Listing:
-                whole = super().listing()
+            def listing(self) -> tuple[NodeUse, Iterator[Assignment]]:
+                head, containers = super().listing()
 
                 def watched() -> Iterator[Assignment]:
-                    for one in whole.containers:
+                    for one in containers:
                         order.append("container")
                         yield one
 
-                return dataclasses.replace(whole, containers=watched())
+                return head, watched()
 
             def readiness(self) -> Readiness:
                 order.append("ready")
                 return super().readiness()
 
-        server = AgentServer(
-            HTTP(address="127.0.0.1:0"),
-            Watched([assignment(n) for n in range(30)]),
-            Metrics("0"),
-            version="0",
-        )
-        await server.start()
-        assert server.address is not None
-        assert (await get(server.address, "/v1/assignments")).status == 200
-        async with connected(server.address) as (reader, writer):
-            writer.write(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n" * 20)
-            for _ in range(20):
-                await read_reply(reader)
-        await server.stop()
+        async with serving(Watched([assignment(n) for n in range(30)])) as (_, address):
+            assert (await get(address, "/v1/assignments")).status == 200
+            async with connected(address) as (reader, writer):
+                writer.write(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n" * 20)
+                for _ in range(20):
+                    await read_reply(reader)
         told = "".join(one[0] for one in order)
         assert "c" * 11 not in told
         assert "rr" not in told

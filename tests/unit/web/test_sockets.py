@@ -10,12 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from nri_numa.config import HTTP
-from nri_numa.observe.metrics import Metrics
 from nri_numa.web import api
-from nri_numa.web.api import AgentServer
 from nri_numa.web.server import unix_listener
-from tests.beds.http_view import FakeView, Reply, get, in_loop, read_reply
+from tests.beds.http_view import Reply, get, in_loop, read_reply, serving
 
 
 async def ask(path: Path, target: str) -> Reply:
@@ -41,31 +38,21 @@ async def test_the_file_is_the_permission_and_the_address_asks_for_the_token(
 ) -> None:
     (tmp_path / "token").write_text("a token of sixteen")
     path = tmp_path / "agent.sock"
-    config = HTTP(address="127.0.0.1:0", socket=str(path), token_file=str(tmp_path / "token"))
-    server = AgentServer(config, FakeView(), Metrics("1"), version="1")
-    await server.start()
-    try:
+    files = {"socket": str(path), "token_file": str(tmp_path / "token")}
+    async with serving(**files) as (_, address):
         await there(path)
-        assert server.address is not None
-        assert (await get(server.address, "/v1/status")).status == 401
+        assert (await get(address, "/v1/status")).status == 401
         for target in ("/v1/status", "/v1/notices", "/v1/assignments", "/metrics"):
             assert (await ask(path, target)).status == 200
-    finally:
-        await server.stop()
 
 
 @in_loop
 async def test_the_address_may_be_off(tmp_path: Path) -> None:
     path = tmp_path / "agent.sock"
-    config = HTTP(address="off", socket=str(path))
-    server = AgentServer(config, FakeView(), Metrics("1"), version="1")
-    await server.start()
-    try:
+    async with serving(address="off", socket=str(path)) as (server, _):
         await there(path)
         assert server.address is None
         assert (await ask(path, "/readyz")).status == 200
-    finally:
-        await server.stop()
 
 
 def test_what_an_earlier_process_left_is_taken_away(tmp_path: Path) -> None:
@@ -92,12 +79,8 @@ async def test_a_file_in_its_place_stays_and_is_named_and_tried_again(
     monkeypatch.setattr(api, "RETRY", 0.01)
     path = tmp_path / "agent.sock"
     path.write_text("precious")
-    config = HTTP(address="127.0.0.1:0", socket=str(path))
-    server = AgentServer(config, FakeView(), Metrics("1"), version="1")
-    await server.start()
-    try:
-        assert server.address is not None
-        assert (await get(server.address, "/healthz")).status == 200
+    async with serving(socket=str(path)) as (_, address):
+        assert (await get(address, "/healthz")).status == 200
         async with asyncio.timeout(180):
             while "no http" not in caplog.text:
                 await asyncio.sleep(0.01)
@@ -105,8 +88,6 @@ async def test_a_file_in_its_place_stays_and_is_named_and_tried_again(
         path.unlink()
         await there(path)
         assert (await ask(path, "/healthz")).status == 200
-    finally:
-        await server.stop()
     assert caplog.text.count("no http") == 1
 
 
@@ -119,21 +100,15 @@ def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
 async def test_many_clients_of_the_socket_do_not_keep_others_out(tmp_path: Path) -> None:
     """All of them are one client when places are counted."""
     path = tmp_path / "agent.sock"
-    config = HTTP(address="127.0.0.1:0", socket=str(path))
-    server = AgentServer(config, FakeView(), Metrics("1"), version="1")
-    await server.start()
     silent: list[socket.socket] = []
-    try:
+    async with serving(socket=str(path)) as (_, address):
         await there(path)
-        assert server.address is not None
         for _ in range(200):
             one = socket.socket(socket.AF_UNIX)
             one.setblocking(False)
             one.connect(str(path))
             silent.append(one)
-        assert (await get(server.address, "/healthz")).status == 200
-        assert (await get(server.address, "/v1/status")).status == 200
-    finally:
-        for one in silent:
-            one.close()
-        await server.stop()
+        assert (await get(address, "/healthz")).status == 200
+        assert (await get(address, "/v1/status")).status == 200
+    for one in silent:
+        one.close()

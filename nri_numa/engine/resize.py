@@ -325,6 +325,10 @@ class _Change:
         reason = reason.removesuffix(f", {LESS}")
         reason += f", {WIDER}" if self.wider and not listed else ""
         reason += f", {LESS}" if self.less else ""
+        charges = spread_charges(
+            numa_nodes, milli, mems,
+            wanted.memory_paid, memory_left, hugepages, pages_left,
+        )  # fmt: skip
         return replace(
             case.unplaced,
             kind=kind,
@@ -334,20 +338,7 @@ class _Change:
             soft=soft,
             numa_nodes=numa_nodes,
             mems=mems,
-            charges=in_turn(
-                case,
-                had.mempolicy,
-                mems,
-                spread_charges(
-                    numa_nodes,
-                    milli,
-                    mems,
-                    wanted.memory_paid if mems else 0,
-                    memory_left,
-                    hugepages,
-                    pages_left,
-                ),
-            ),
+            charges=in_turn(case, had.mempolicy, mems, charges),
             policy=had.policy,
             preferred=not (self.wider or self.less),
             reason=reason,

@@ -35,9 +35,7 @@ from nri_numa.engine.others import given_last, holders_text, listed_softly
 from nri_numa.engine.place.explicit import all_isolated, check_numamem, doubtful
 from nri_numa.engine.place.memory import (
     STRICT,
-    MemoryGrant,
     by_distance,
-    charges_of,
     kubelet_grant,
     near,
     near_cpus,
@@ -66,7 +64,7 @@ from nri_numa.engine.place.needs import (
     resource_table,
     too_few,
 )
-from nri_numa.engine.state import Charge, Kind, PodRecord, group_cpus, union
+from nri_numa.engine.state import Kind, PodRecord, group_cpus, union
 from nri_numa.model.cpuset import NO_NUMA_NODES, NUMASet
 from nri_numa.model.machine import Topology, agree, cpus_text, human_milli, numa_text
 from nri_numa.model.settings import Settings
@@ -591,7 +589,7 @@ def _finish(case: Case, table: ResourceTable, found: Placed) -> Placed | Refusal
     loose = kind is Kind.UNBOUND and not needs_of(demand)
     mems = NO_NUMA_NODES
     warnings = found.warnings
-    granted: MemoryGrant | str | None = None
+    memory = demand.memory_paid
     if table.listed is not None:
         mems = table.listed
         doubts = doubtful(machine, mems)
@@ -614,7 +612,7 @@ def _finish(case: Case, table: ResourceTable, found: Placed) -> Placed | Refusal
                     widenable=True,
                     alignment=alignment,
                 )
-            mems = granted.mask
+            mems, memory = granted, demand.memory_bytes
             if policy in STRICT and affinity is not None and not mems <= affinity:
                 return no_memory(case, table, affinity, alignment)
             if affinity is not None and not mems <= affinity:
@@ -622,22 +620,16 @@ def _finish(case: Case, table: ResourceTable, found: Placed) -> Placed | Refusal
                 preferred = False
     elif case.requested.bind is Bind.CPU_MEM and not loose:
         base = numa_nodes if affinity is None else affinity | numa_nodes
-        memory = choose_memory(case, table, base)
-        if memory is None:
+        chosen = choose_memory(case, table, base)
+        if chosen is None:
             return no_memory(case, table, base, alignment)
-        mems, widened, said = memory
+        mems, widened, said = chosen
         preferred = preferred and not widened
         steps += said
-    milli = _milli(case, table, found)
-    charges: Mapping[int, Charge]
-    if isinstance(granted, MemoryGrant):
-        charges = charges_of(granted, demand, milli)
-    else:
-        charges = spread_charges(
-            numa_nodes, milli, mems,
-            demand.memory_paid if mems else 0, table.memory_left,
-            demand.hugepages if mems else {}, table.hugepages_left,
-        )  # fmt: skip
+    charges = spread_charges(
+        numa_nodes, _milli(case, table, found), mems,
+        memory, table.memory_left, demand.hugepages, table.hugepages_left,
+    )  # fmt: skip
     if kind is Kind.SHARED:
         shares = group_cpus(numa_nodes.bits, table.pool, machine.topology, 0)
         doubts = all_isolated(machine, shares)

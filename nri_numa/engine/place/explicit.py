@@ -70,16 +70,10 @@ def place_explicit(case: Case) -> Placed | Refusal:
         want = len(cpus) * 1000 if owned else min(demand.cpu_milli, demand.cpu_paid_milli)
         for i in numa_nodes:
             milli[i] = want * len(topology.numa_nodes[i].cpus & cpus) // len(cpus)
-    hugepages = demand.hugepages if mems else {}
     charges = spread_charges(
-        numa_nodes,
-        milli,
-        mems,
-        demand.memory_paid if mems else 0,
-        case.memory_left,
-        hugepages,
-        case.hugepages_left() if hugepages else {},
-    )
+        numa_nodes, milli, mems,
+        demand.memory_paid, case.memory_left, demand.hugepages, case.hugepages_left(),
+    )  # fmt: skip
     # The sets, not the texts: these may be of any length.
     listed = " and ".join(
         f"{key} {ids}" for key, ids in (("numacpu", cpus), ("numamem", mems)) if ids

@@ -76,7 +76,7 @@ class ResourceTable:
     """
 
     cpu_left: dict[int, int]
-    memory_left: dict[int, int]
+    memory_left: Amounts
     hugepages_left: dict[int, Mapping[int, int]]
     pool: CPUSet
     free: CPUSet
@@ -102,13 +102,13 @@ def resource_table(case: Case) -> ResourceTable:
             free = free & machine.topology.cpus_of(NUMASet(chosen))
             free_by_node = {i: min(n, chosen.get(i, 0)) for i, n in free_by_node.items()}
     kubelet: MemoryTable | None = None
-    memory_left: dict[int, int] = {}
+    memory_left: Amounts = {}
     hugepages_left: dict[int, Mapping[int, int]] = {}
     if requested.bind is Bind.CPU_MEM:
         if machine.settings.kubelet_memory:
             kubelet = memory_table(machine, state, demand.hugepages)
-            memory_left = kubelet.free("memory")
-            hugepages_left = {size: kubelet.free(pages_name(size)) for size in demand.hugepages}
+            memory_left = kubelet.free["memory"]
+            hugepages_left = {size: kubelet.free[pages_name(size)] for size in demand.hugepages}
         else:
             memory_left = case.memory_left
             if demand.hugepages:
@@ -329,13 +329,12 @@ def memory_short(table: MemoryTable, demand: Demand, affinity: NUMASet | None) -
         where.append((affinity, f"on {numa_text(affinity)}"))
     for mask, place in where:
         for name, need in needs.items():
-            free = table.free(name)
-            have = sum(free.get(i, 0) for i in mask)
+            have = sum(table.free[name].get(i, 0) for i in mask)
             if have < need:
                 return short(name, human_bytes(need), f"{human_bytes(have)} free {place}")
     # Enough is free, and tied to groups of other containers.
     name, need = next(iter(needs.items()))
-    have = sum(table.free(name).values())
+    have = sum(table.free[name].values())
     free_text = f"{human_bytes(have)} free, but not together by the kubelet's rules"
     return short(name, human_bytes(need), free_text)
 

@@ -47,24 +47,24 @@ class CPU(msgspec.Struct, frozen=True, kw_only=True):
     l3: int | None
 
 
-class Core(msgspec.Struct, frozen=True, kw_only=True):
+class Core(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """A physical core; `cpus` are its online thread siblings."""
 
     id: int
+    cpus: CPUSet
     socket: int
     numa_node: int | None
-    cpus: CPUSet
     kind: CoreKind = CoreKind.STANDARD
 
 
-class L3Group(msgspec.Struct, frozen=True, kw_only=True):
+class L3Group(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """CPUs that share one last level cache (the kubelet's *uncore cache*)."""
 
     id: int
     cpus: CPUSet
 
 
-class Socket(msgspec.Struct, frozen=True, kw_only=True):
+class Socket(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """A physical package."""
 
     id: int
@@ -107,7 +107,7 @@ class PartitionKind(StrEnum):
     EXCLUSIVE = "exclusive"
 
 
-class Partition(msgspec.Struct, frozen=True, kw_only=True):
+class Partition(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """A cgroup beside the pods' that has CPUs for itself, or was meant to.
 
     Attributes:
@@ -370,10 +370,7 @@ def topology_document(
             "cpus": len(topology.online),
             "threadsPerCore": topology.threads_per_core,
         },
-        "sockets": [
-            {"id": s.id, "cpus": str(s.cpus), "numaNodes": str(s.numa_nodes)}
-            for _, s in sorted(topology.sockets.items())
-        ],
+        "sockets": _documents(topology.sockets),
         "numaNodes": [
             {
                 "id": n.id,
@@ -388,38 +385,16 @@ def topology_document(
             }
             for _, n in sorted(topology.numa_nodes.items())
         ],
-        "l3Groups": [
-            {"id": g.id, "cpus": str(g.cpus)} for _, g in sorted(topology.l3_groups.items())
-        ],
-        "cores": [
-            {
-                "id": c.id,
-                "cpus": str(c.cpus),
-                "socket": c.socket,
-                "numaNode": c.numa_node,
-                "kind": c.kind.value,
-            }
-            for _, c in sorted(topology.cores.items())
-        ],
-        "partitions": [
-            {
-                "cgroup": one.cgroup,
-                "kind": one.kind.value,
-                "cpus": str(one.cpus),
-                "problem": one.problem,
-            }
-            for one in topology.partitions
-        ],
+        "l3Groups": _documents(topology.l3_groups),
+        "cores": _documents(topology.cores),
+        "partitions": msgspec.to_builtins([*topology.partitions], enc_hook=str),
         "warnings": list(topology.warnings),
-        **({} if devices is None else {"devices": [_device(one) for one in devices]}),
+        **({} if devices is None else {"devices": msgspec.to_builtins([*devices])}),
     }
 
 
-def _device(device: PCIDevice) -> dict[str, Any]:
-    return {
-        "address": device.address,
-        "kind": device.kind,
-        "vendor": device.vendor,
-        "device": device.device,
-        "numaNode": device.numa_node,
-    }
+def _documents(by_id: Mapping[int, object]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = msgspec.to_builtins(
+        [one for _, one in sorted(by_id.items())], enc_hook=str
+    )
+    return found

@@ -115,7 +115,7 @@ def told(kind: str) -> Iterator[str]:
             words += ["every set"] * one.every_set
             yield f"    {' '.join([*words, *map(str, one.hints)])}"
         for other in found.candidates:
-            yield f"    not {other.affinity}: {other.separated_by}"
+            yield f"    not {other.affinity}: {other.text}"
 
 
 def _outcome(found: Alignment) -> str:

@@ -199,7 +199,7 @@ class TestCandidates:
     """Who lost, and by what."""
 
     def told(self, found: Alignment) -> list[tuple[str, bool, str]]:
-        return [(str(c.affinity), c.preferred, c.separated_by) for c in found.candidates]
+        return [(str(c.affinity), c.preferred, c.text) for c in found.candidates]
 
     def test_ranked_lower(self) -> None:
         found = place(SINGLE, 2, cpu(1, (1, 1), (1, 1)), rank={0: 1, 1: 0})

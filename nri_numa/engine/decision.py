@@ -222,6 +222,33 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return {i: len(cpus) for i, cpus in self.node_cpus.items()}
 
     @cached_property
+    def cpu_count(self) -> int:
+        """What percentages are of: CPUs that containers may use, or could if they were online."""
+        topology = self.topology
+        return len(topology.present - (topology.online - topology.allowed))
+
+    @cached_property
+    def floor(self) -> int:
+        """CPUs that stay in the shared pool of the machine; isolated ones do not count.
+
+        Unless it is configured: where reserved CPUs are part of the pool, the operator has said
+        what the system needs, and one is enough; else a twentieth of the CPUs, at least one.
+        """
+        settings, total = self.settings, self.cpu_count - len(self.isolated)
+        if settings.limits.pool is not None:
+            return max(1, settings.limits.pool.of(total))
+        if settings.reserved_cpus and not settings.strict_reserved:
+            return 1
+        return max(1, total // 20)
+
+    @cached_property
+    def numa_floors(self) -> Mapping[int, int]:
+        """By NUMA node, CPUs that stay in the shared pool there; without those where none do."""
+        of, apart = self.settings.limits.numa_pool.of, self.isolated
+        floors = {i: of(len(cpus - apart)) for i, cpus in self.node_cpus.items()}
+        return {i: count for i, count in floors.items() if count}
+
+    @cached_property
     def whole_cpus(self) -> Mapping[int, int]:
         """By NUMA node, the number of CPUs that may be owned there; without the empty."""
         only = self.settings.isolated is IsolatedCPUs.ONLY and self.isolated

@@ -205,7 +205,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def isolated(self) -> CPUSet:
         """Isolated CPUs that are kept out of the shared pool."""
-        return isolated(self.topology, self.settings)
+        return CPUSet.from_bits(isolated(self.topology, self.settings))
 
     @cached_property
     def cpu_milli(self) -> Mapping[int, int]:

@@ -231,11 +231,11 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
         if settings.strict_reserved:
             bits &= ~settings.reserved_cpus.bits
         free = bits & ~self.kubelet.granted.bits
-        return CPUSet.from_bits(free & ~isolated(topology, settings).bits or free or bits)
+        return CPUSet.from_bits(free & ~isolated(topology, settings) or free or bits)
 
     def grantable(self, topology: Topology, settings: Settings) -> CPUSet:
         """CPUs of which a container may own some: the pool's, and isolated ones nobody has."""
-        apart = isolated(topology, settings).bits & ~self.withheld_bits
+        apart = isolated(topology, settings) & ~self.withheld_bits
         return CPUSet.from_bits(self.pool(topology, settings).bits | apart)
 
     @property
@@ -431,19 +431,19 @@ def _beside(
     return any(i in allocations and allocations[i].exclusive_list == mine for i in others)
 
 
-def isolated(topology: Topology, settings: Settings) -> CPUSet:
-    """The kernel's isolated CPUs, where they are kept out of the shared pool.
+def isolated(topology: Topology, settings: Settings) -> int:
+    """The bits of the kernel's isolated CPUs, where they are kept out of the shared pool.
 
     The kernel moves no process between them, so that all processes of a container that shares such
     CPUs would run on one. Where the pool could have no others, they are CPUs as any.
     """
     if settings.isolated is IsolatedCPUs.ANY or settings.cpu_order is CPUOrder.KUBELET:
-        return NO_CPUS  # the kubelet knows none
+        return 0  # the kubelet knows none
     bits = topology.allowed.bits
     if settings.strict_reserved:
         bits &= ~settings.reserved_cpus.bits
     apart = topology.isolated.bits & bits
-    return CPUSet.from_bits(apart) if apart and bits & ~apart else NO_CPUS
+    return apart if bits & ~apart else 0
 
 
 def union(sets: Iterable[CPUSet]) -> CPUSet:

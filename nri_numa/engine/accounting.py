@@ -35,7 +35,7 @@ from nri_numa.engine.cpus.allocator import (
 )
 from nri_numa.engine.cpus.index import AllocatorIndex
 from nri_numa.engine.decision import Case, Machine
-from nri_numa.engine.others import holders_text, named
+from nri_numa.engine.others import given_last, holders_text, listed_softly, named
 from nri_numa.engine.state import Allocation, NodeState, union
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.model.machine import counted, numa_text
@@ -46,7 +46,7 @@ from nri_numa.model.settings import (
     IsolatedCPUs,
     NamespaceQuota,
 )
-from nri_numa.model.workload import SMT, PodSandbox, Refusal
+from nri_numa.model.workload import SMT, Load, PodSandbox, Refusal
 
 
 def exclusive_left(
@@ -115,6 +115,31 @@ def take_within(
     others = _take_within(machine, rest, limits)
     alike = isinstance(others, ChosenCPUs) and _sort(machine, others) == _sort(machine, taken)
     return others if alike else taken
+
+
+def loads_of(state: NodeState) -> dict[int, Load]:
+    """CPU to the load of the exclusive container that owns it, where it told one."""
+    return {
+        cpu: a.load
+        for a in state.allocations.values()
+        if a.owned and a.load is not None
+        for cpu in a.cpus
+    }
+
+
+def take_beside_others(
+    case: Case, request: TakeRequest, limits: Mapping[int, int]
+) -> ChosenCPUs | NotEnoughCPUs | SMTAlignmentRefused:
+    """Choose CPUs for a container as `take_within`, with what others on the node have and use."""
+    machine, state = case.machine, case.state
+    request = replace(
+        request,
+        loads=loads_of(state) if request.smt is SMT.PAIR else {},
+        busy=state.withheld,
+        last=given_last(state, machine.topology, machine.settings),
+        listed=listed_softly(state, machine.topology),
+    )
+    return take_within(machine, request, limits)
 
 
 def _sort(machine: Machine, chosen: ChosenCPUs) -> tuple[object, ...]:

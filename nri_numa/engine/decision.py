@@ -34,6 +34,7 @@ from nri_numa.model.workload import (
     Refusal,
     Requested,
     StateChange,
+    subject,
 )
 
 
@@ -73,8 +74,8 @@ def tiers(topology: Topology, nodes: NUMASet, numbers: frozenset[int]) -> Tiers:
         if i in nodes or topology.numa_nodes[i].tier in numbers:
             near[i] = homes(topology, i)
     for cpu_node in with_cpus - with_memory:
-        nearest = _nearest(topology, cpu_node, with_memory)
-        for i in nearest if nearest <= alone else NO_NUMA_NODES:
+        closest = _nearest(topology, cpu_node, with_memory)
+        for i in closest if closest <= alone else NO_NUMA_NODES:
             near[i] = near.get(i, NO_NUMA_NODES) | NUMASet([cpu_node])
     if near and not with_memory & with_cpus:
         usual = {topology.numa_nodes[i].tier for i in near}
@@ -87,21 +88,19 @@ def tiers(topology: Topology, nodes: NUMASet, numbers: frozenset[int]) -> Tiers:
 def homes(topology: Topology, numa_node: int) -> NUMASet:
     """The NUMA nodes with CPUs that a NUMA node without CPUs is near to."""
     told = topology.numa_nodes[numa_node].initiators & topology.cpu_nodes
-    if told:
-        return told
-    distances = {i: topology.distance(i, numa_node) for i in topology.cpu_nodes}
+    return told or nearest({i: topology.distance(i, numa_node) for i in topology.cpu_nodes})
+
+
+def nearest(distances: Mapping[int, int]) -> NUMASet:
+    """The NUMA nodes at the least distance."""
     least = min(distances.values(), default=0)
-    return NUMASet(i for i, distance in distances.items() if distance == least)
+    return NUMASet(i for i, far in distances.items() if far == least)
 
 
 def _nearest(topology: Topology, cpu_node: int, with_memory: NUMASet) -> NUMASet:
     """The memory that is nearest to CPUs: what names them as initiators, else by distance."""
     told = NUMASet(i for i in with_memory if cpu_node in topology.numa_nodes[i].initiators)
-    if told:
-        return told
-    distances = {i: topology.distance(cpu_node, i) for i in with_memory}
-    least = min(distances.values(), default=0)
-    return NUMASet(i for i, distance in distances.items() if distance == least)
+    return told or nearest({i: topology.distance(cpu_node, i) for i in with_memory})
 
 
 def tier_text(topology: Topology, numa_nodes: NUMASet) -> str:
@@ -547,7 +546,7 @@ class Case(msgspec.Struct, frozen=True, dict=True):
     @property
     def who(self) -> str:
         """The start of a message: pod and container."""
-        return f"pod {self.pod.full_name}, container {self.container.name}"
+        return subject(self.pod, self.container)
 
     @property
     def record(self) -> PodRecord | None:

@@ -36,6 +36,7 @@ from nri_numa.model.workload import (
     Refusal,
     Requested,
     Slots,
+    subject,
 )
 
 
@@ -336,7 +337,7 @@ def whose(
     if by_pod and requested.on_failure in (None, OnFailure.REJECT):
         return Refusal(
             reason="KubeletPinned",
-            message=f"pod {pod.full_name}, container {container.name}: {text}",
+            message=f"{subject(pod, container)}: {text}",
             rule="what the kubelet granted stays the kubelet's",
         )
     return Kubelets(reason=reason_text(cpus, mems), warnings=(text,))
@@ -367,7 +368,7 @@ def _claimed(
         return Kubelets(reason=reason_text(cpus, mems), warnings=(text,))
     return Refusal(
         reason="KubeletPinned",
-        message=f"pod {pod.full_name}, container {container.name}: {text}, and kubelet.override is "
+        message=f"{subject(pod, container)}: {text}, and kubelet.override is "
         f"{settings.kubelet_override}; expected cpuManagerPolicy none, a pod that is not "
         "Guaranteed, or kubelet.override: annotated",
         rule="what the kubelet granted stays the kubelet's",

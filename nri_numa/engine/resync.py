@@ -31,7 +31,8 @@ from nri_numa.engine.decision import (
     Trace,
 )
 from nri_numa.engine.others import covers, judged, pinned_to, same_set
-from nri_numa.engine.resize import other_size, resized_meanwhile
+from nri_numa.engine.resize import other_size
+from nri_numa.engine.resize import resized as resized_to
 from nri_numa.engine.state import (
     Allocation,
     Kind,
@@ -263,8 +264,8 @@ def resync(
         size = other_size(allocation, container.resources)
         if size is None:
             continue
-        pod = by_pod[container.pod_id]
-        found = resized_meanwhile(machine, state, pod, container, size, reading, now)
+        pod, container = by_pod[container.pod_id], replace(container, resources=size)
+        found = resized_to(machine, state, pod, container, reading, now)
         if isinstance(found, Refused):
             problems.append(f"resized while we were away and keeps what it has: {found.message}")
         else:

@@ -297,6 +297,11 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
+def in_words(parts: Sequence[str]) -> str:
+    """``a``, ``a and b``, ``a, b and c``."""
+    return " and ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]]))
+
+
 def human_cpus(milli: int) -> str:
     """Thousandths of CPUs as a number of them: ``2``, ``0.25``."""
     return f"{milli / 1000:.3f}".rstrip("0").rstrip(".")

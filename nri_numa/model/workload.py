@@ -347,6 +347,11 @@ class Container(msgspec.Struct, frozen=True, kw_only=True):
     starting: bool = False
 
 
+def subject(pod: PodSandbox, container: Container) -> str:
+    """The start of a message about a container."""
+    return f"pod {pod.full_name}, container {container.name}"
+
+
 class Device(msgspec.Struct, frozen=True, kw_only=True):
     """One device of a resource and the NUMA nodes it belongs to (none, one or several ids)."""
 

@@ -20,7 +20,7 @@ from collections.abc import Collection, Mapping
 
 from msgspec.structs import replace
 
-from nri_numa.engine.accounting import grant_refused, share_out, take_within
+from nri_numa.engine.accounting import grant_refused, loads_of, share_out, take_beside_others
 from nri_numa.engine.align.hints import Amounts, Steps, hints_of, together
 from nri_numa.engine.align.policies import Alignment, align, short
 from nri_numa.engine.cpus.allocator import (
@@ -53,7 +53,6 @@ from nri_numa.engine.place.needs import (
     exclusive_text,
     human_bytes,
     left_text,
-    loads_of,
     memory_lacking,
     memory_short,
     misaligned,
@@ -475,7 +474,7 @@ def _who_has_them(case: Case) -> str:
 
 
 def _exclusive(case: Case, table: ResourceTable, found: Placed) -> Placed | Refusal:
-    machine, state, affinity = case.machine, case.state, found.affinity
+    machine, affinity = case.machine, found.affinity
     settings = machine.settings
     if case.policy is Policy.SINGLE_NUMA_NODE and settings.align_by_socket:
         # A socket may be several NUMA nodes. The kubelet refuses to start with both.
@@ -499,8 +498,8 @@ def _exclusive(case: Case, table: ResourceTable, found: Placed) -> Placed | Refu
         first = devices_first(case, affinity, table.free_by_node, case.demand.exclusive_cpus)
         if strict and first != affinity:
             free, strict = free & machine.topology.cpus_of(affinity), False
-    taken = take_within(
-        machine,
+    taken = take_beside_others(
+        case,
         TakeRequest(
             count=case.demand.exclusive_cpus,
             available=free,
@@ -510,10 +509,6 @@ def _exclusive(case: Case, table: ResourceTable, found: Placed) -> Placed | Refu
             strict=strict,
             smt=case.smt,
             load=case.requested.load,
-            loads=loads_of(state) if case.smt is SMT.PAIR else {},
-            busy=state.withheld,
-            last=given_last(state, machine.topology, machine.settings),
-            listed=listed_softly(state, machine.topology),
             settings=settings,
         ),
         table.free_by_node,

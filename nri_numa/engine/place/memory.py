@@ -36,7 +36,7 @@ from nri_numa.engine.align.hints import (
     Steps,
     hints_of,
 )
-from nri_numa.engine.decision import Case, Machine, Placed, homes
+from nri_numa.engine.decision import Case, Machine, Placed, homes, nearest
 from nri_numa.engine.request.annotations import by_annotation
 from nri_numa.engine.request.demand import Demand
 from nri_numa.engine.state import NOTHING, Charge, Kind, NodeState
@@ -255,8 +255,7 @@ def near(machine: Machine, listed: NUMASet) -> NUMASet:
     found = listed & with_cpus
     for i in listed - with_cpus:
         told = homes(machine.topology, i) & with_cpus
-        least = min((distance(j, i) for j in with_cpus), default=0)
-        found = found | (told or NUMASet(j for j in with_cpus if distance(j, i) == least))
+        found = found | (told or nearest({j: distance(j, i) for j in with_cpus}))
     return found
 
 

@@ -21,9 +21,8 @@ from nri_numa.engine.cpus.allocator import NotEnoughCPUs, SMTAlignmentRefused
 from nri_numa.engine.decision import Case, Machine, tier_text
 from nri_numa.engine.place.memory import MemoryTable, memory_table, needs_of, pages_name
 from nri_numa.engine.request.demand import Demand
-from nri_numa.engine.state import NodeState
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
-from nri_numa.model.machine import agree, counted, human_milli, numa_text
+from nri_numa.model.machine import agree, counted, human_milli, in_words, numa_text
 from nri_numa.model.settings import IsolatedCPUs
 from nri_numa.model.workload import (
     SMT,
@@ -31,7 +30,6 @@ from nri_numa.model.workload import (
     Device,
     DeviceRequest,
     DeviceUse,
-    Load,
     PodSandbox,
     Policy,
     QoSClass,
@@ -245,16 +243,6 @@ def _sockets(machine: Machine) -> dict[int, int]:
     return {i: socket.id for socket in machine.topology.sockets.values() for i in socket.numa_nodes}
 
 
-def loads_of(state: NodeState) -> dict[int, Load]:
-    """CPU to the load of the exclusive container that owns it, where it told one."""
-    return {
-        cpu: a.load
-        for a in state.allocations.values()
-        if a.owned and a.load is not None
-        for cpu in a.cpus
-    }
-
-
 def needed_text(case: Case) -> str:
     """What a container needs, in words: ``2 exclusive CPUs and 4.0 GiB memory``."""
     demand = case.demand
@@ -271,7 +259,7 @@ def needed_text(case: Case) -> str:
             parts.append(f"{human_bytes(amount)} in huge pages of {human_bytes(size)}")
     if not parts:
         return "a place to run"
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+    return in_words(parts)
 
 
 def mode_text(case: Case) -> str:
@@ -453,7 +441,7 @@ def device_steps(case: Case, affinity: NUMASet | None) -> tuple[str, ...]:
     container = case.container
     if case.requested.devices is DeviceUse.IGNORE:
         names = [_named(one.resource, one.devices) for one in container.devices if one.devices]
-        return (f"devices: ignore, so {_and(names)} gave no hint",) if names else ()
+        return (f"devices: ignore, so {in_words(names)} gave no hint",) if names else ()
     said: list[str] = []
     if affinity is not None:
         for request in aligned_devices(case):
@@ -495,7 +483,3 @@ def _named(kind: str, devices: tuple[Device, ...] | list[Device]) -> str:
     ids = [d.id for d in devices]
     more = f" and {len(ids) - MOST_NAMED} more" if len(ids) > MOST_NAMED else ""
     return f"{kind} {', '.join(ids[:MOST_NAMED])}{more}"
-
-
-def _and(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

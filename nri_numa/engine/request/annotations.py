@@ -55,6 +55,7 @@ from nri_numa.model.workload import (
     Refusal,
     Requested,
     Scope,
+    subject,
 )
 
 _LISTS: dict[str, type[CPUSet | NUMASet]] = {"numacpu": CPUSet, "numamem": NUMASet}
@@ -274,8 +275,8 @@ def _wrong(
     """Say what is wrong with a value; ``expected`` ends a sentence that starts *expected*."""
     return Refusal(
         reason="InvalidAnnotation",
-        message=f"pod {pod.full_name}, container {container.name}: {_plain(key)} is "
-        f"{quoted(value)} ({_plain(source)}), expected {expected}",
+        message=f"{subject(pod, container)}: {_plain(key)} is {quoted(value)} ({_plain(source)}), "
+        f"expected {expected}",
         rule="annotations must be readable and must not contradict each other",
         key=key,
         value=value,

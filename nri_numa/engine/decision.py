@@ -191,11 +191,6 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return self.numa_ids - NUMASet(self.tiers.near)
 
     @cached_property
-    def place_ids(self) -> tuple[int, ...]:
-        """`places`, ascending."""
-        return tuple(self.places)
-
-    @cached_property
     def node_cpus(self) -> Mapping[int, CPUSet]:
         """By NUMA node, the CPUs that containers may use there."""
         allowed = self.topology.allowed

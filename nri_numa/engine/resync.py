@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
-from operator import itemgetter
 
 import msgspec
 from msgspec.structs import replace
@@ -42,7 +41,7 @@ from nri_numa.engine.state import (
     group_of,
     identity,
 )
-from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, ListFormatError, NUMASet
+from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
 from nri_numa.model.machine import NO_QUOTA, Observed, cpus_text
 from nri_numa.model.workload import (
     NO_CHANGE,
@@ -281,7 +280,7 @@ def resync(
     base = state
     ordered = _ordered(by_pod, strangers)
     undecided: list[tuple[PodSandbox, Container]] = []
-    for number, (pod, container) in enumerate(ordered):
+    for number, (pod, stranger) in enumerate(ordered):
         if not in_time():
             undecided = ordered[number:]
             problems.append(
@@ -289,9 +288,7 @@ def resync(
                 "the answer, since no time was left"
             )
             break
-        held = NO_CPUS
-        if container.resources.cpus:
-            container, held = _as_it_runs(machine, state, pool, container)
+        container, held = _as_it_runs(machine, state, pool, stranger)
         resolved = machine.resolve(pod, container)
         if names[container.pod_id, container.name] == 1:
             alone = left_alone(machine, state.kubelet, pod, container, now, resolved)
@@ -404,12 +401,8 @@ def take_in(
 
 def _ordered(pods: Pods, strangers: Iterable[Container]) -> list[tuple[PodSandbox, Container]]:
     """Strangers with their pods, by namespace, pod, container and id."""
-    found = []
-    for container in strangers:
-        pod = pods[container.pod_id]
-        found.append((pod.full_name, container.name, container.id, pod, container))
-    found.sort(key=itemgetter(0, 1, 2))
-    return [each[3:] for each in found]
+    found = [(pods[container.pod_id], container) for container in strangers]
+    return sorted(found, key=lambda one: (one[0].full_name, one[1].name, one[1].id))
 
 
 def _as_it_runs(
@@ -418,7 +411,9 @@ def _as_it_runs(
     """A running stranger as `admit` wants to see it, and the CPUs it may keep."""
     if not container.resources.cpus:
         return container, NO_CPUS
-    held = _ownable(machine, state, container)
+    held = pinned_to(container.resources.cpus)
+    if not held <= ownable(machine, state):
+        held = NO_CPUS
     if covers(container.resources.cpus, pool, state.kubelet.shared):
         # Nobody else's pin: we narrowed it before the checkpoint was lost, and it holds what
         # everybody shares.
@@ -529,15 +524,6 @@ def _judged(
         pinned = pinned_to(container.resources.cpus)
         return replace(allocation, pinned=pinned) if pinned else allocation
     return judged(allocation, container.resources.cpus, pool, grants.shared)
-
-
-def _ownable(machine: Machine, state: NodeState, container: Container) -> CPUSet:
-    """CPUs a running stranger has, if it could own all of them."""
-    try:
-        cpus = CPUSet.parse(container.resources.cpus)
-    except ListFormatError:
-        return NO_CPUS
-    return cpus if cpus <= ownable(machine, state) else NO_CPUS
 
 
 def _unpinned(

@@ -102,7 +102,7 @@ def rank(case: Case, table: ResourceTable) -> dict[int, int] | None:
     if settings.kubelet_ties:
         return None
     asked = _wanted(case, table)
-    need, ids = case.demand.exclusive_cpus, machine.place_ids
+    need, ids = case.demand.exclusive_cpus, machine.places
     quiet = _quiet(case, table) if need else None
     kernels = (_suiting_isolation(case, table) or None) if need else None
     beside = (_beside_opposite(case, table) or None) if need else None
@@ -152,7 +152,7 @@ def _wanted(case: Case, table: ResourceTable) -> list[Asked]:
 
 
 def measures(
-    wanted: list[Asked], ids: tuple[int, ...], strategy: Strategy
+    wanted: list[Asked], ids: Collection[int], strategy: Strategy
 ) -> list[tuple[int, ...]]:
     """By NUMA node, what its place among others is worked out from; the least is tried first."""
     if strategy is Strategy.MOST_LEFT:

@@ -61,9 +61,10 @@ def exclusive_left(
     pool = state.pool(machine.topology, machine.settings).bits
     sizes = _core_sizes(machine, free) if smt in (SMT.FULL_CORE, SMT.ISOLATE) else {}
     found: dict[int, int] = {}
+    each = max(1, machine.serves(1))
     for i, cpus in machine.node_cpus.items():
         here = (cpus.bits & pool).bit_count()
-        needed = -(-state.shared_milli(i, cpus) // max(1, machine.serves(1)))
+        needed = -(-state.shared_milli(i, cpus) // each)
         apart = (cpus.bits & free.bits & ~pool).bit_count()
         spare = max(0, here - needed) + apart
         if smt is SMT.ISOLATE:

@@ -538,12 +538,12 @@ class Case(msgspec.Struct, frozen=True, dict=True):
         """The container's allocation, before anything is chosen for it."""
         return Placed(**identity(self.pod, self.container), kind=Kind.UNBOUND)
 
-    @property
+    @cached_property
     def who(self) -> str:
         """The start of a message: pod and container."""
         return subject(self.pod, self.container)
 
-    @property
+    @cached_property
     def record(self) -> PodRecord | None:
         """What is remembered of the pod."""
         return self.state.pods.get(self.pod.uid)
@@ -568,7 +568,7 @@ class Case(msgspec.Struct, frozen=True, dict=True):
         left, state, reading = self.machine.hugepages_left, self.state, self.reading
         return {size: left(size, state, reading) for size in self.demand.hugepages}
 
-    @property
+    @cached_property
     def smt(self) -> SMT:
         """What to do about siblings; with the kubelet's order nothing, unless somebody asks."""
         requested = self.requested
@@ -577,7 +577,7 @@ class Case(msgspec.Struct, frozen=True, dict=True):
             return SMT.ANY if kubelet else SMT.SPREAD
         return requested.smt
 
-    @property
+    @cached_property
     def by_kubelet(self) -> bool:
         """As `by_kubelet` says."""
         return by_kubelet(self.machine, self.requested)

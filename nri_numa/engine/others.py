@@ -129,13 +129,11 @@ def listed_softly(state: NodeState, topology: Topology) -> CPUSet:
 
 
 def _named(sets: Iterable[int], topology: Topology) -> CPUSet:
-    most = len(topology.allowed) // 2
-    bits = 0
+    allowed, bits = topology.allowed.bits, 0
     for cpus in sets:
-        here = cpus & topology.allowed.bits
-        if here.bit_count() <= most:
-            bits |= here
-    return CPUSet.from_bits(bits)
+        if 2 * (cpus & allowed).bit_count() <= allowed.bit_count():
+            bits |= cpus & allowed
+    return CPUSet.from_bits(bits) if bits else NO_CPUS
 
 
 def given_last(state: NodeState, topology: Topology, settings: Settings) -> CPUSet:

@@ -54,15 +54,23 @@ SAMPLES = 4
 _SPELLED_OUT = 8
 
 
-class Problem(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """What is merged, kept so that a result can be explained later; see `align`."""
+class Problem(msgspec.Struct, frozen=True, dict=True):
+    """What is merged, kept so that a result can be explained later.
+
+    Attributes:
+        prefer_closest: of equally wide masks the one with the least average distance is best, the
+            kubelet's ``prefer-closest-numa-nodes``; not under single-numa-node.
+        rank: what is best next, see `Order`: 0 the best, or without ranks as the kubelet.
+        one_width: what the neediest resource needs on an empty machine is narrow enough for all;
+            the kubelet wants each to need that many NUMA nodes.
+    """
 
     demands: tuple[HintDemand, ...]
     numa_ids: NUMASet
     policy: Policy
     distance: Callable[[int, int], int]
-    prefer_closest: bool
-    rank: Mapping[int, int] | None
+    prefer_closest: bool = True
+    rank: Mapping[int, int] | None = None
     one_width: bool = False
 
     @property
@@ -568,33 +576,12 @@ class Alignment(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return tuple(runners_up(self.problem, self.affinity, self.preferred))
 
 
-def align(
-    demands: Sequence[HintDemand],
-    *,
-    numa_ids: NUMASet,
-    policy: Policy,
-    distance: Callable[[int, int], int],
-    prefer_closest: bool = True,
-    rank: Mapping[int, int] | None = None,
-    one_width: bool = False,
-) -> Alignment:
-    """Merge what the demands prefer and judge it by a policy.
+def align(problem: Problem) -> Alignment:
+    """Merge what the demands prefer and judge it by the policy.
 
-    The result does not depend on the order of the demands. Of equally wide masks the one with the
-    least average distance (when ``prefer_closest``, the kubelet's ``prefer-closest-numa-nodes``,
-    and not under single-numa-node) is best, then see `Order`: by rank, 0 the best, or without ranks
-    as the kubelet. With ``one_width`` what the neediest resource needs on an empty machine is
-    narrow enough for all; the kubelet wants each to need that many NUMA nodes.
+    The result does not depend on the order of the demands.
     """
-    problem = Problem(
-        demands=tuple(demands),
-        numa_ids=numa_ids,
-        policy=policy,
-        distance=distance,
-        prefer_closest=prefer_closest,
-        rank=rank,
-        one_width=one_width,
-    )
+    policy = problem.policy
     if policy is Policy.NONE:
         return Alignment(
             admitted=True, affinity=None, preferred=False, exact=True, steps=0, problem=problem

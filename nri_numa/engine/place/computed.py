@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from nri_numa.engine.accounting import grant_refused, loads_of, share_out, take_beside_others
 from nri_numa.engine.align.hints import Amounts, Steps, hints_of, together
-from nri_numa.engine.align.policies import Alignment, align, short
+from nri_numa.engine.align.policies import Alignment, Problem, align, short
 from nri_numa.engine.cpus.allocator import (
     ChosenCPUs,
     NotEnoughCPUs,
@@ -411,13 +411,15 @@ def _aligned(case: Case, table: ResourceTable, own: int) -> Placed | Refusal:
         ranks = by_distance(machine, table.listed, ranks)
         asked = near_cpus(asked, near(machine, table.listed), policy)
     alignment = align(
-        asked,
-        numa_ids=machine.places,
-        policy=policy,
-        distance=machine.topology.distance,
-        prefer_closest=machine.settings.prefer_closest,
-        rank=ranks,
-        one_width=not machine.settings.kubelet_memory,
+        Problem(
+            demands=tuple(asked),
+            numa_ids=machine.places,
+            policy=policy,
+            distance=machine.topology.distance,
+            prefer_closest=machine.settings.prefer_closest,
+            rank=ranks,
+            one_width=not machine.settings.kubelet_memory,
+        )
     )
     if not alignment.admitted:
         if demand.exclusive_cpus > own and case.by_kubelet:

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.engine.align.hints import DeviceDemand, HintDemand, ResourceDemand
-from nri_numa.engine.align.policies import Alignment, align, sets_text
+from nri_numa.engine.align.policies import Alignment, Problem, align, sets_text
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.workload import Device, DeviceRequest, Policy
 
@@ -26,14 +26,7 @@ def place(
     rank: dict[int, int] | None = None,
     closest: bool = True,
 ) -> Alignment:
-    return align(
-        demands,
-        numa_ids=NUMASet(range(n)),
-        policy=policy,
-        distance=near,
-        prefer_closest=closest,
-        rank=rank,
-    )
+    return align(Problem(demands, NUMASet(range(n)), policy, near, closest, rank))
 
 
 def verdict(alignment: Alignment) -> tuple[bool, str | None, bool]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from nri_numa.engine.align.policies import align
+from nri_numa.engine.align.policies import Problem, align
 from nri_numa.engine.place.memory import (
     Amounts,
     MemoryTable,
@@ -135,10 +135,6 @@ class TestKubeletRules:
         self, needs: dict[str, int], expected: str
     ) -> None:
         table = self.table()
-        found = align(
-            table.demands(needs),
-            numa_ids=table.numa_ids,
-            policy=Policy.RESTRICTED,
-            distance=near,
-        )
+        demands = tuple(table.demands(needs))
+        found = align(Problem(demands, table.numa_ids, Policy.RESTRICTED, near))
         assert (found.admitted, str(found.affinity)) == (True, expected)

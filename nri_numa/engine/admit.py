@@ -46,7 +46,7 @@ from nri_numa.engine.state import (
     group_cpus,
     union,
 )
-from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet
+from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
 from nri_numa.model.machine import NO_QUOTA, Topology, cpus_text
 from nri_numa.model.workload import (
     SMT,
@@ -343,10 +343,8 @@ def _kept_again(
         if cpus == one.cpus and idle == one.idle:
             state = state.with_allocation(one)
         elif cpus:
-            numa_nodes = topology.numa_of(cpus)
-            charges = {
-                i: Charge(1000 * len(topology.numa_nodes[i].cpus & cpus)) for i in numa_nodes
-            }
+            charges = {i: Charge(1000 * count) for i, count in topology.counts(cpus).items()}
+            numa_nodes = NUMASet(charges)
             rest = replace(one, cpus=cpus, idle=idle, numa_nodes=numa_nodes, charges=charges)
             state = state.with_allocation(rest)
     return state

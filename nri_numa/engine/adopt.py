@@ -202,7 +202,7 @@ def _read(
     if kind in (Kind.UNBOUND, Kind.FOREIGN) and not mems:
         milli, numa_nodes = 0, NUMASet()
     memory = max(0, resources.memory_limit or 0) if mems else 0
-    on_node = {i: len(machine.topology.numa_nodes[i].cpus & cpus) * 1000 for i in numa_nodes}
+    on_node = {i: 1000 * count for i, count in machine.topology.counts(cpus).items()}
     if not owned:
         paid = min(milli, paid_milli(pod, resources))
         on_node = dict.fromkeys(numa_nodes, paid // max(1, len(numa_nodes)))

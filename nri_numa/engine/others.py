@@ -352,8 +352,7 @@ def _claimed(
     mems: NUMASet,
 ) -> Kubelets | Ours | Refusal:
     """A ResourceClaim says how many CPUs on which NUMA nodes; the scheduler counts them there."""
-    on = {i: len(node.cpus & cpus) for i, node in topology.numa_nodes.items()}
-    if {i: count for i, count in on.items() if count} == slots.by_node:
+    if topology.counts(cpus) == slots.by_node:
         return Ours(requested=requested, cpus=cpus)
     has = " and ".join(f"{count} on NUMA node {i}" for i, count in slots.by_node.items())
     text = (

@@ -108,8 +108,7 @@ class _Change:
 
     def listed(self) -> Placed | Refusal:
         """CPUs of a list stay that list; only the amounts change."""
-        case, had, topology = self.case, self.had, self.case.machine.topology
-        milli: dict[int, int] = {}
+        case, had = self.case, self.had
         if had.owned:
             # The runtime may tell the pod's sum of its creation, not that of now.
             paid = case.demand.cpu_paid_milli
@@ -119,12 +118,9 @@ class _Change:
             case = replace(case, demand=replace(case.demand, pod_paid_milli=paid))
             if not may_own(case.requested, had.cpus, case.demand):
                 return unpaid(case, had.cpus)
-        if had.cpus:
-            want = 1000 * len(had.cpus) if had.owned else self._allocated_milli()
-            milli = {
-                i: want * len(topology.numa_nodes[i].cpus & had.cpus) // len(had.cpus)
-                for i in had.numa_nodes
-            }
+        want = 1000 * len(had.cpus) if had.owned else self._allocated_milli()
+        counts = case.machine.topology.counts(had.cpus)
+        milli = {i: want * count // len(had.cpus) for i, count in counts.items()}
         return self._allocated(had.kind, had.cpus, NO_CPUS, had.numa_nodes, milli, had.reason)
 
     def shared(self) -> Placed | Refusal:
@@ -171,7 +167,7 @@ class _Change:
         self.steps += taken.notes
         if not numa_nodes <= self._home():
             self.wider = True
-        milli = {i: 1000 * len(topology.numa_nodes[i].cpus & taken.cpus) for i in numa_nodes}
+        milli = {i: 1000 * count for i, count in topology.counts(taken.cpus).items()}
         reason = f"{exclusive_text(len(taken.cpus))} on {numa_text(numa_nodes)}"
         return self._allocated(Kind.EXCLUSIVE, taken.cpus, taken.idle, numa_nodes, milli, reason)
 

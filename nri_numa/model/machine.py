@@ -208,6 +208,11 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         bits = cpus.bits
         return NUMASet(i for i, n in self.numa_nodes.items() if n.cpus.bits & bits)
 
+    def counts(self, cpus: CPUSet) -> dict[int, int]:
+        """By NUMA node, how many of these CPUs it has; without those that have none."""
+        found = {i: (n.cpus.bits & cpus.bits).bit_count() for i, n in self.numa_nodes.items()}
+        return {i: count for i, count in found.items() if count}
+
     def siblings_of(self, cpus: CPUSet) -> CPUSet:
         """All online threads of every core that these CPUs touch, themselves included."""
         bits = 0

@@ -16,7 +16,7 @@ is no longer there by the time it is allocated.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 from msgspec.structs import replace
 
@@ -102,10 +102,23 @@ def rank(case: Case, table: ResourceTable) -> dict[int, int] | None:
     if settings.kubelet_ties:
         return None
     asked = _wanted(case, table)
-    need, ids = case.demand.exclusive_cpus, machine.places
-    quiet = _quiet(case, table) if need else None
-    kernels = (_suiting_isolation(case, table) or None) if need else None
-    beside = (_beside_opposite(case, table) or None) if need else None
+    need, ids, free = case.demand.exclusive_cpus, machine.places, table.free.bits
+
+    def few(cpus: int) -> Collection[int]:
+        """NUMA nodes with too few of some CPUs."""
+        return [i for i in ids if (machine.node_cpus[i].bits & cpus).bit_count() < need]
+
+    pinned: Collection[int] = ()
+    unsuiting: Collection[int] = ()
+    unpaired: Collection[int] = ()
+    if need:
+        last = given_last(case.state, machine.topology, settings)
+        last = last | listed_softly(case.state, machine.topology)
+        pinned = few(free & ~last.bits) if last else ()
+        good = machine.index.suiting_isolation(settings) & free
+        unsuiting = few(good) if good != free else ()
+        if case.smt is SMT.PAIR:
+            unpaired = few(_beside_opposite(case) & free)
     placed = case.requested.placed.bits
     former = table.former.bits
     beside_devices: Collection[int] = ()
@@ -116,9 +129,9 @@ def rank(case: Case, table: ResourceTable) -> dict[int, int] | None:
         (
             i in short,
             placed != 0 and not placed >> i & 1,
-            quiet is not None and quiet[i] < need,
-            kernels is not None and kernels[i] < need,
-            beside is not None and beside[i] < need,
+            i in pinned,
+            i in unsuiting,
+            i in unpaired,
             former != 0 and not machine.node_cpus[i].bits & former,
             i in beside_devices,
             measure,
@@ -173,38 +186,10 @@ def measures(
     return rows
 
 
-def _quiet(case: Case, table: ResourceTable) -> Mapping[int, int] | None:
-    """By NUMA node, free CPUs that no container is pinned to, or may be; None where all are."""
-    machine, state = case.machine, case.state
-    last = given_last(state, machine.topology, machine.settings)
-    last = last | listed_softly(state, machine.topology)
-    if not last:
-        return None
-    bits = table.free.bits & ~last.bits
-    return {i: (cpus.bits & bits).bit_count() for i, cpus in machine.node_cpus.items()}
-
-
-def _suiting_isolation(case: Case, table: ResourceTable) -> Mapping[int, int]:
-    """By NUMA node, free CPUs that are isolated, or are not, as ``isolatedCPUs`` says."""
-    machine = case.machine
-    good = machine.index.suiting_isolation(machine.settings) & table.free.bits
-    if good == table.free.bits:
-        return {}
-    return {i: (cpus.bits & good).bit_count() for i, cpus in machine.node_cpus.items()}
-
-
-def _beside_opposite(case: Case, table: ResourceTable) -> Mapping[int, int]:
-    """By NUMA node, free CPUs of cores that run opposite loads only; for ``smt: pair``."""
-    if case.smt is not SMT.PAIR:
-        return {}
-    machine = case.machine
-    known = partners(case.requested.load, loads_of(case.state))
-    index = machine.index
-    cores = index.touched(known.opposite) & ~index.touched(known.same)
-    bits = index.members(cores) & table.free.bits
-    return (
-        {i: (cpus.bits & bits).bit_count() for i, cpus in machine.node_cpus.items()} if bits else {}
-    )
+def _beside_opposite(case: Case) -> int:
+    """CPUs of cores that run opposite loads only; for ``smt: pair``."""
+    known, index = partners(case.requested.load, loads_of(case.state)), case.machine.index
+    return index.members(index.touched(known.opposite) & ~index.touched(known.same))
 
 
 def beside_its_pod(case: Case, table: ResourceTable, record: PodRecord) -> Refusal | None:
@@ -662,7 +647,6 @@ def _remembered(machine: Machine, affinity: NUMASet | None) -> NUMASet | None:
 def _milli(case: Case, table: ResourceTable, chosen: Placed) -> dict[int, int]:
     """Thousandths of a CPU to allocate on each NUMA node."""
     if chosen.cpus:
-        bits, nodes = chosen.cpus.bits, case.machine.topology.numa_nodes
-        return {i: 1000 * (nodes[i].cpus.bits & bits).bit_count() for i in chosen.numa_nodes}
+        return {i: 1000 * n for i, n in case.machine.topology.counts(chosen.cpus).items()}
     milli = min(case.demand.cpu_milli, case.demand.cpu_paid_milli)
     return share_out(milli, chosen.numa_nodes, table.cpu_left)

@@ -64,12 +64,9 @@ def place_explicit(case: Case) -> Placed | Refusal:
     if not owned:
         warnings += all_isolated(machine, cpus)
     numa_nodes = topology.numa_of(cpus)
-    milli = {}
-    if cpus:
-        # A shared reservation is spread over the NUMA nodes by how many of the CPUs lie there.
-        want = len(cpus) * 1000 if owned else min(demand.cpu_milli, demand.cpu_paid_milli)
-        for i in numa_nodes:
-            milli[i] = want * len(topology.numa_nodes[i].cpus & cpus) // len(cpus)
+    # A shared reservation is spread over the NUMA nodes by how many of the CPUs lie there.
+    want = len(cpus) * 1000 if owned else min(demand.cpu_milli, demand.cpu_paid_milli)
+    milli = {i: want * count // len(cpus) for i, count in topology.counts(cpus).items()}
     charges = spread_charges(
         numa_nodes, milli, mems,
         demand.memory_paid, case.memory_left, demand.hugepages, case.hugepages_left(),

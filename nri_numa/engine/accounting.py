@@ -58,7 +58,7 @@ def exclusive_left(
     containers without CPUs of their own must still run there. ``full-core`` counts CPUs of whole
     cores only; ``isolate`` counts cores, each of which costs the pool all of its threads.
     """
-    pool = state.pool(machine.topology, machine.settings).bits
+    pool = state.pool_bits(machine.topology, machine.settings)
     sizes = _core_sizes(machine, free) if smt in (SMT.FULL_CORE, SMT.ISOLATE) else {}
     found: dict[int, int] = {}
     each = max(1, machine.serves(1))
@@ -233,7 +233,7 @@ def grant_refused(case: Case, who: str, cpus: CPUSet, idle: CPUSet) -> Refusal |
 def ownable(machine: Machine, state: NodeState) -> CPUSet:
     """CPUs that a container may own, before the floors of the pool are looked at."""
     settings = machine.settings
-    bits = state.grantable(machine.topology, settings).bits
+    bits = state.grantable(machine.topology, settings)
     if settings.isolated is IsolatedCPUs.ONLY:
         bits &= machine.topology.isolated.bits
     return CPUSet.from_bits(bits & ~(settings.reserved_cpus.bits | state.listed_cpus.bits))

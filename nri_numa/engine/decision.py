@@ -320,7 +320,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
                 left[i] = rest if rest > 0 else 0
         withdrawn = state.withheld_bits
         if withdrawn:
-            serving = state.grantable(self.topology, self.settings).bits
+            serving = state.grantable(self.topology, self.settings)
             for i, cpus in self.node_cpus.items():
                 if cpus.bits & withdrawn:
                     left[i] = self._shared_here(state, i, left, serving)
@@ -330,7 +330,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """Of `cpu_left`, which counts isolated CPUs that only owners get, what can be shared."""
         if not self.isolated:
             return left
-        pool = state.pool(self.topology, self.settings).bits
+        pool = state.pool_bits(self.topology, self.settings)
         return {i: self._shared_here(state, i, left, pool) for i in self.node_cpus}
 
     def _shared_here(self, state: NodeState, i: int, left: Mapping[int, int], among: int) -> int:

@@ -475,7 +475,7 @@ def _keep(
     # first, then by id.
     candidates.sort()  # no two have one id, so allocations are not compared
     taken = listed = 0
-    usable = NodeState(kubelet=prior.kubelet).pool(machine.topology, machine.settings).bits
+    usable = NodeState(kubelet=prior.kubelet).pool_bits(machine.topology, machine.settings)
     kept: list[Allocation] = []
     lists: set[tuple[str, CPUSet]] = set()
     for _, _, container_id, allocation in candidates:

@@ -205,8 +205,7 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def numa_of(self, cpus: CPUSet) -> NUMASet:
         """NUMA nodes that these CPUs belong to (CPUs without a node add nothing)."""
-        bits = cpus.bits
-        return NUMASet(i for i, n in self.numa_nodes.items() if n.cpus.bits & bits)
+        return NUMASet(self.counts(cpus))
 
     def counts(self, cpus: CPUSet) -> dict[int, int]:
         """By NUMA node, how many of these CPUs it has; without those that have none."""

@@ -38,15 +38,17 @@ def place_explicit(case: Case) -> Placed | Refusal:
         cpus = requested.listed_cpus
         beside = owned and bool(owned_by_pod(case, cpus))
         failed = _check_cpus(case, NO_CPUS if beside else case.state.withheld)
-        if failed is None and owned and not (beside or may_own(requested, cpus, demand)):
+        if failed is not None:
+            return failed
+        if owned and not (beside or may_own(requested, cpus, demand)):
             if not (requested.lenient and by_annotation(requested, "cpus")):
                 return unpaid(case, cpus)
             ignored = (f"cpus: exclusive is ignored: {_pays(case.requested, cpus, case.demand)}",)
             owned = False
         soft = not owned and gives_way(requested, cpus, demand)
-        if failed is None and owned:
-            failed = None if beside else _check_ownable(case, cpus)
-        elif failed is None and not soft and by_annotation(requested, "numacpu"):
+        if owned and not beside:
+            failed = _check_ownable(case, cpus)
+        elif not (owned or soft) and by_annotation(requested, "numacpu"):
             failed = list_refused(case, f"{_text(case)}, which", cpus)
         if failed is not None:
             return failed
@@ -195,10 +197,7 @@ def _check_cpus(case: Case, withheld: CPUSet) -> Refusal | None:
     settings, text, cpus = case.machine.settings, _text(case), requested.listed_cpus
     expected = f"CPUs among {topology.online}"
     if wrong := cpus - topology.possible:
-        why, expected = (
-            f"{cpus_text(wrong, 'does', 'do')} not exist",
-            f"CPUs among {topology.online}",
-        )
+        why = f"{cpus_text(wrong, 'does', 'do')} not exist"
         return _wrong(text, why, expected, "listed CPUs must exist", reason="UnknownCPU")
     if wrong := cpus - topology.online:
         why = f"{cpus_text(wrong, 'is', 'are')} offline"
@@ -225,7 +224,7 @@ def _check_cpus(case: Case, withheld: CPUSet) -> Refusal | None:
         return _wrong(
             text,
             f"{cpus_text(wrong, 'is', 'are')} exclusive to {_owner(state, wrong)}",
-            f"CPUs among {state.grantable(topology, settings)}",
+            f"CPUs among {CPUSet.from_bits(state.grantable(topology, settings))}",
             "listed CPUs must not be exclusive to another container",
             reason="CPUOwned",
         )

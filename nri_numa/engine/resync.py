@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -135,9 +136,20 @@ def plan_corrections(
         allocation = state.allocations.get(container_id)
         if allocation is None or allocation.kind is Kind.FOREIGN:
             continue
-        wanted = effective_cpus(allocation, pool, machine.topology, state.withheld_bits)
-        meant_cpus, cpus, cpus_found = _cpus(machine, allocation, wanted, pool, real, narrowed_at)
-        meant_mems, mems, mems_found = _mems(machine, allocation, real)
+        topology = machine.topology
+        wanted = effective_cpus(allocation, pool, topology, state.withheld_bits)
+        if not wanted and allocation.kind is Kind.UNBOUND and real.cpus:
+            ours = narrowed_at is not None and allocation.since <= narrowed_at
+            wanted = pool if ours else NO_CPUS
+        above = f" ({real.above})" if real.above else ""
+        # A list may name offline CPUs, and the kernel keeps them.
+        kept, has = real.cpus & topology.online == wanted, real.effective_cpus
+        meant_cpus, cpus, cpus_found = _differing("cpus", wanted, has, real.cpus, kept, above)
+        mems_wanted = allocation.mems & topology.memory_nodes
+        kept = real.mems & topology.memory_nodes == mems_wanted
+        meant_mems, mems, mems_found = _differing(
+            "mems", mems_wanted, real.effective_mems, real.mems, kept
+        )
         quota, quota_found = _quota(allocation, real)
         if not (cpus_found or mems_found or quota_found):
             continue
@@ -165,48 +177,24 @@ def plan_corrections(
     return tuple(sorted(found, key=lambda correction: correction.order))
 
 
-def _cpus(
-    machine: Machine,
-    allocation: Allocation,
-    wanted: CPUSet,
-    pool: CPUSet,
-    real: Observed,
-    narrowed_at: float | None,
-) -> tuple[CPUSet, CPUSet, str]:
+_Ids = TypeVar("_Ids", CPUSet, NUMASet)
+
+
+def _differing(
+    name: str, wanted: _Ids, has: _Ids, written: _Ids, kept: bool, above: str = ""
+) -> tuple[_Ids, _Ids, str]:
     """What is meant, what of it to write, and what was found; all empty where it is as meant.
 
-    With nothing to write, a cgroup above is in the way.
+    The effective set is what counts. With nothing to write, since what was written is ``kept``, a
+    cgroup above is in the way.
     """
-    topology = machine.topology
-    if not wanted and allocation.kind is Kind.UNBOUND:
-        ours = narrowed_at is not None and allocation.since <= narrowed_at
-        wanted = pool if ours and real.cpus else NO_CPUS
-    # The effective set is what counts: a list may name offline CPUs, and the kernel keeps them.
-    if not wanted or real.effective_cpus == wanted:
-        return NO_CPUS, NO_CPUS, ""
-    if real.cpus & topology.online == wanted:
-        return (
-            wanted,
-            NO_CPUS,
-            f"cpuset.cpus is {real.cpus} as meant, but a cgroup above leaves "
-            f"{real.effective_cpus or 'none'} of it" + (f" ({real.above})" if real.above else ""),
-        )
-    return wanted, wanted, f"cpuset.cpus is {real.cpus or 'empty'}, meant {wanted}"
-
-
-def _mems(machine: Machine, allocation: Allocation, real: Observed) -> tuple[NUMASet, NUMASet, str]:
-    """Memory nodes, as `_cpus`."""
-    wanted = allocation.mems & machine.topology.memory_nodes
-    if not wanted or real.effective_mems == wanted:
-        return NO_NUMA_NODES, NO_NUMA_NODES, ""
-    if real.mems & machine.topology.memory_nodes == wanted:
-        return (
-            wanted,
-            NO_NUMA_NODES,
-            f"cpuset.mems is {real.mems} as meant, but a cgroup above leaves "
-            f"{real.effective_mems or 'none'} of it",
-        )
-    return wanted, wanted, f"cpuset.mems is {real.mems or 'empty'}, meant {wanted}"
+    nothing = wanted - wanted
+    if not wanted or has == wanted:
+        return nothing, nothing, ""
+    if kept:
+        leaves = f"but a cgroup above leaves {has or 'none'} of it{above}"
+        return wanted, nothing, f"cpuset.{name} is {written} as meant, {leaves}"
+    return wanted, wanted, f"cpuset.{name} is {written or 'empty'}, meant {wanted}"
 
 
 def _quota(allocation: Allocation, real: Observed) -> tuple[int | None, str]:

@@ -317,8 +317,8 @@ def _served(machine: Machine, mems: NUMASet, numa_nodes: NUMASet) -> tuple[str, 
     alone = mems & NUMASet(near) if near else NO_NUMA_NODES
     if not alone:
         return ()
-    verb = "serves" if len(alone) == 1 else "serve"
-    return (f"{tier_text(machine.topology, alone)} {verb} {numa_text(numa_nodes)}",)
+    serve = f"{tier_text(machine.topology, alone)} {agree(alone, 'serves', 'serve')}"
+    return (f"{serve} {numa_text(numa_nodes)}",)
 
 
 def memory_nodes_for(topology: Topology, numa_nodes: NUMASet, usable: NUMASet) -> NUMASet:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -419,13 +420,9 @@ def aligned_devices(case: Case) -> tuple[DeviceRequest, ...]:
 
 def devices_first(case: Case, affinity: NUMASet, room: Mapping[int, int], need: int) -> NUMASet:
     """The NUMA nodes of an affinity that are begun with: those with most of the devices."""
-    counts = dict.fromkeys(affinity, 0)
-    for request in aligned_devices(case):
-        for device in request.devices:
-            for i in device.numa_nodes:
-                if i in counts:
-                    counts[i] += 1
-    if not any(counts.values()):
+    devices = [device for request in aligned_devices(case) for device in request.devices]
+    counts = Counter(i for device in devices for i in device.numa_nodes if i in affinity)
+    if not counts:
         return affinity
     first: list[int] = []
     # Most devices first, then by id, until there are enough CPUs.
@@ -451,17 +448,9 @@ def device_steps(case: Case, affinity: NUMASet | None) -> tuple[str, ...]:
 
 def _about(request: DeviceRequest, affinity: NUMASet) -> list[str]:
     said: list[str] = []
-    inside: list[Device] = []
-    outside: list[Device] = []
-    # Plain loops: this is on the way of a creation, and whatever is called there may be cold.
-    for device in request.devices:
-        for i in device.numa_nodes:
-            if i in affinity:
-                inside.append(device)
-                break
-        else:
-            if device.numa_nodes:
-                outside.append(device)
+    within = frozenset(affinity)
+    inside = [d for d in request.devices if d.numa_nodes & within]
+    outside = [d for d in request.devices if d.numa_nodes and not d.numa_nodes & within]
     if inside:
         verb = "are" if len(inside) > 1 else "is"
         what = _named(request.resource, inside)

@@ -32,6 +32,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from enum import StrEnum
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Final, TypeAlias
 
 import msgspec
@@ -298,15 +299,7 @@ def quoted(value: str) -> str:
 # --- values -----------------------------------------------------------------------------------
 
 
-def _check_cpus(value: str) -> str | None:
-    return _check_list(CPUSet, value, "a list of CPUs in the kernel's format such as 0-3,8")
-
-
-def _check_memory(value: str) -> str | None:
-    return _check_list(NUMASet, value, "a list of NUMA nodes in the kernel's format such as 0-1")
-
-
-def _check_list(kind: type[CPUSet | NUMASet], value: str, expected: str) -> str | None:
+def _check_list(kind: type[CPUSet | NUMASet], expected: str, value: str) -> str | None:
     if not value:
         return f"{expected}, not an empty text"
     try:
@@ -342,9 +335,10 @@ def _one_of(kind: type[StrEnum]) -> Callable[[str], str | None]:
     return check
 
 
+_FORMAT: Final = "in the kernel's format such as"
 _CHECKS: Final[Mapping[str, Callable[[str], str | None]]] = {
-    "numacpu": _check_cpus,
-    "numamem": _check_memory,
+    "numacpu": partial(_check_list, CPUSet, f"a list of CPUs {_FORMAT} 0-3,8"),
+    "numamem": partial(_check_list, NUMASet, f"a list of NUMA nodes {_FORMAT} 0-1"),
     "bind": _one_of(Bind),
     "policy": _one_of(Policy),
     "scope": _one_of(Scope),

@@ -28,13 +28,11 @@ def put(
     world: World, name: str, wishes: dict[str, str], wants: Resources,
     qos: QoSClass = QoSClass.GUARANTEED,
 ) -> tuple[str, str]:  # fmt: skip
-    of = pod(name, wishes, qos=qos)
-    return world.place(of, container(of, wants=wants))
+    return world.place(pod(name, wishes, qos=qos), wants=wants)
 
 
 def refuse(world: World, name: str, wishes: dict[str, str], wants: Resources) -> str:
-    of = pod(name, wishes)
-    return world.refuse(of, container(of, wants=wants)).message
+    return world.refuse(pod(name, wishes), wants=wants).message
 
 
 # --- case 4 -----------------------------------------------------------------------------------

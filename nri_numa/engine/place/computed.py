@@ -47,6 +47,7 @@ from nri_numa.engine.place.memory import (
 from nri_numa.engine.place.needs import (
     ResourceTable,
     affinity_message,
+    cpu_hints,
     demands,
     device_steps,
     devices_first,
@@ -250,8 +251,8 @@ def _beside(near_list: NUMASet | None, affinity: NUMASet) -> bool:
 def _ideal(case: Case, table: ResourceTable, affinity: NUMASet) -> bool:
     """Whether the kubelet's CPU Manager would prefer these NUMA nodes for the pod's whole CPUs."""
     whole = replace(case, demand=pod_demand(case.pod, case.demand))
-    cpus = demands(whole, table)[0]
-    return hints_of([cpus], case.machine.places, Steps())[0].prefers_width(affinity.bits)
+    cpus = cpu_hints(whole, table)
+    return hints_of(cpus, case.machine.places, Steps())[0].prefers_width(affinity.bits)
 
 
 def no_memory(

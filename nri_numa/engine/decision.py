@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from copy import copy
 from functools import cached_property
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -313,11 +314,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def cpu_left(self, state: NodeState) -> dict[int, int]:
         """By NUMA node, thousandths of a CPU that can still be promised; never negative."""
-        left = dict(self.cpu_total)
-        for i, charge in state.charges.items():
-            if i in left:
-                rest = left[i] - charge.cpu_milli
-                left[i] = rest if rest > 0 else 0
+        left = _left(self.cpu_total, {i: c.cpu_milli for i, c in state.charges.items()})
         withdrawn = state.withheld_bits
         if withdrawn:
             serving = state.grantable(self.topology, self.settings)
@@ -344,34 +341,31 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
         The kubelet's rules do not look at what the kernel has.
         """
-        reading = None if self.settings.kubelet_memory else reading
-        left = dict(self.memory_capacity)
-        for i, charge in state.charges.items():
-            if i in left:
-                rest = left[i] - charge.memory
-                left[i] = rest if rest > 0 else 0
-        for i, granted in state.kubelet.memory.items():
-            if i in left:
-                left[i] = max(0, left[i] - granted)
-        if reading is not None:
-            for i, free in reading.memory.items():
-                if i in left and free < left[i]:
-                    left[i] = free
-        return left
+        free = {} if reading is None or self.settings.kubelet_memory else reading.memory
+        booked = {i: charge.memory for i, charge in state.charges.items()}
+        return _left(self.memory_capacity, booked, state.kubelet.memory, free)
 
     def hugepages_left(
         self, size: int, state: NodeState, reading: Reading | None
     ) -> dict[int, int]:
         """By NUMA node, bytes of huge pages of one size left; as with `memory_left`."""
-        reading = None if self.settings.kubelet_memory else reading
-        left: dict[int, int] = {}
-        for i, total in self.hugepages_capacity(size).items():
-            granted = state.kubelet.hugepages.get(i, {}).get(size, 0)
-            amount = max(0, total - state.charge(i).hugepages.get(size, 0) - granted)
-            if reading is not None and i in reading.hugepages:
-                amount = min(amount, reading.hugepages[i].get(size, amount))
-            left[i] = amount
-        return left
+        free: dict[int, int] = {}
+        if reading is not None and not self.settings.kubelet_memory:
+            free = {i: n[size] for i, n in reading.hugepages.items() if size in n}
+        booked = {i: charge.hugepages.get(size, 0) for i, charge in state.charges.items()}
+        granted = {i: pages.get(size, 0) for i, pages in state.kubelet.hugepages.items()}
+        return _left(self.hugepages_capacity(size), booked, granted, free)
+
+
+def _left(
+    total: Mapping[int, int],
+    booked: Mapping[int, int],
+    granted: Mapping[int, int] = MappingProxyType({}),
+    free: Mapping[int, int] = MappingProxyType({}),
+) -> dict[int, int]:
+    """By NUMA node, what is neither booked nor granted, and never more than what is free."""
+    left = {i: max(0, n - booked.get(i, 0) - granted.get(i, 0)) for i, n in total.items()}
+    return {i: min(n, free.get(i, n)) for i, n in left.items()} if free else left
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True):

@@ -300,16 +300,17 @@ def _below_floor(machine: Machine, state: NodeState, who: str, withheld: CPUSet)
             continue
         where = "" if node is None else f" of {numa_text(node)}"
         key = "sharedPool.cpus" if node is None else "sharedPool.numaNodeCPUs"
-        never = node is None and not left
+        pool_text = f"the shared pool{where or ' of the machine'}"
+        reason, rule = "SharedPoolFloor", f"{pool_text} keeps {counted(keep, 'CPU')}"
+        if node is None and not left:
+            reason, rule, key = "SharedPoolEmpty", "the shared pool is never empty", ""
         return Refusal(
-            reason="SharedPoolEmpty" if never else "SharedPoolFloor",
+            reason=reason,
             message=f"{who} would leave {left} of the {counted(len(here), 'CPU')} in the shared "
             f"pool{where} for other containers; expected at least {keep} to stay"
-            + ("" if never else f" ({key})")
+            + (f" ({key})" if key else "")
             + holders_text(state, node),
-            rule="the shared pool is never empty"
-            if never
-            else f"the shared pool{where or ' of the machine'} keeps {counted(keep, 'CPU')}",
+            rule=rule,
             widenable=node is not None,
         )
     return None

@@ -162,7 +162,7 @@ def _requested(document: Document) -> Iterator[str]:
         told = [
             f"{'' if one['key'] == 'numacpu' else 'memory of '}"
             f"{(cpus_text if one['key'] == 'numacpu' else numa_text)(_short(one['value']))} "
-            f"({_source(one)})"
+            f"({_short(one['source'])})"
             for one in lists
         ]
         yield f"It asked for {in_words(told)}."
@@ -171,13 +171,14 @@ def _requested(document: Document) -> Iterator[str]:
     elif demand is not None and (not lists or _computed(asked)):
         policy = asked.pop("policy", None)
         value = policy["value"] if policy else "best-effort"
-        source = f" ({_source(policy)}: {value})" if policy else ""
+        source = f" ({_short(policy['source'])}: {value})" if policy else ""
         bind = asked["bind"]["value"] if "bind" in asked else ""
         yield f"It asked for {_needed(demand, bind)} {_WHERE[value]}{source}."
     for key, one in asked.items():
         if one["source"] == "default" and (lists or demand is None or _idle_talk(key, demand)):
             continue
-        yield f"{key}: {_short(one['value'])} ({_source(one)}): {_meaning(key, one['value'])}."
+        value, source = _short(one["value"]), _short(one["source"])
+        yield f"{key}: {value} ({source}): {_meaning(key, one['value'])}."
 
 
 def _wants_a_place(one: Document) -> bool:
@@ -409,10 +410,6 @@ def _label(resource: str) -> str:
     if resource.startswith("hugepages-"):
         return f"huge pages of {resource.removeprefix('hugepages-')}B"
     return {"cpu": "CPUs", "memory": "memory"}.get(resource) or _short(resource)
-
-
-def _source(one: Mapping[str, Any]) -> str:
-    return _short(one["source"])
 
 
 def _short(value: str) -> str:

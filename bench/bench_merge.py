@@ -12,7 +12,7 @@ import time
 from random import Random
 
 from nri_numa.engine.align.hints import HintDemand, ResourceDemand
-from nri_numa.engine.align.policies import Alignment, align
+from nri_numa.engine.align.policies import Alignment, Problem, align
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.workload import Policy
 
@@ -63,17 +63,10 @@ def distance(i: int, j: int) -> int:
 
 def measure(n: int, demands: list[HintDemand]) -> tuple[list[float], Alignment]:
     rank = {i: n - i for i in range(n)}
-    numa_ids = NUMASet(range(n))
+    numa_ids, policy = NUMASet(range(n)), Policy.BEST_EFFORT
 
     def merge() -> Alignment:
-        return align(
-            demands,
-            numa_ids=numa_ids,
-            policy=Policy.BEST_EFFORT,
-            distance=distance,
-            prefer_closest=True,
-            rank=rank,
-        )
+        return align(Problem(tuple(demands), numa_ids, policy, distance, rank=rank))
 
     times: list[float] = []
     for _ in range(ROUNDS):

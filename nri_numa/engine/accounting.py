@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
-from typing import Final
+from itertools import accumulate
 
 import msgspec
 from msgspec.structs import replace
@@ -35,10 +35,10 @@ from nri_numa.engine.cpus.allocator import (
 )
 from nri_numa.engine.cpus.index import AllocatorIndex
 from nri_numa.engine.decision import Case, Machine
-from nri_numa.engine.others import holders_text, named
+from nri_numa.engine.others import given_last, holders_text, listed_softly, named
 from nri_numa.engine.state import Allocation, NodeState, union
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
-from nri_numa.model.machine import counted
+from nri_numa.model.machine import counted, numa_text
 from nri_numa.model.settings import (
     EVERYTHING,
     CPUAmount,
@@ -46,7 +46,7 @@ from nri_numa.model.settings import (
     IsolatedCPUs,
     NamespaceQuota,
 )
-from nri_numa.model.workload import SMT, PodSandbox, Refusal
+from nri_numa.model.workload import SMT, Load, PodSandbox, Refusal
 
 
 def exclusive_left(
@@ -58,16 +58,18 @@ def exclusive_left(
     containers without CPUs of their own must still run there. ``full-core`` counts CPUs of whole
     cores only; ``isolate`` counts cores, each of which costs the pool all of its threads.
     """
-    pool = state.pool(machine.topology, machine.settings).bits
+    pool = state.pool_bits(machine.topology, machine.settings)
     sizes = _core_sizes(machine, free) if smt in (SMT.FULL_CORE, SMT.ISOLATE) else {}
     found: dict[int, int] = {}
+    each = max(1, machine.serves(1))
     for i, cpus in machine.node_cpus.items():
         here = (cpus.bits & pool).bit_count()
-        needed = -(-state.shared_milli(i, cpus) // max(1, machine.serves(1)))
+        needed = -(-state.shared_milli(i, cpus) // each)
         apart = (cpus.bits & free.bits & ~pool).bit_count()
         spare = max(0, here - needed) + apart
         if smt is SMT.ISOLATE:
-            count = _how_many(sizes.get(i, []), spare)
+            # As many cores as the pool can lose, whichever are taken.
+            count = sum(1 for lost in accumulate(sizes.get(i, ())) if lost <= spare)
         elif smt is SMT.FULL_CORE:
             cores = sizes.get(i, [])
             count = min(sum(cores), spare)
@@ -92,17 +94,6 @@ def _core_sizes(machine: Machine, free: CPUSet) -> dict[int, list[int]]:
     return sizes
 
 
-def _how_many(sizes: list[int], spare: int) -> int:
-    """How many cores the pool can lose, whichever are taken."""
-    count = 0
-    for size in sizes:
-        spare -= size
-        if spare < 0:
-            break
-        count += 1
-    return count
-
-
 def take_within(
     machine: Machine, request: TakeRequest, limits: Mapping[int, int]
 ) -> ChosenCPUs | NotEnoughCPUs | SMTAlignmentRefused:
@@ -125,6 +116,31 @@ def take_within(
     others = _take_within(machine, rest, limits)
     alike = isinstance(others, ChosenCPUs) and _sort(machine, others) == _sort(machine, taken)
     return others if alike else taken
+
+
+def loads_of(state: NodeState) -> dict[int, Load]:
+    """CPU to the load of the exclusive container that owns it, where it told one."""
+    return {
+        cpu: a.load
+        for a in state.allocations.values()
+        if a.owned and a.load is not None
+        for cpu in a.cpus
+    }
+
+
+def take_beside_others(
+    case: Case, request: TakeRequest, limits: Mapping[int, int]
+) -> ChosenCPUs | NotEnoughCPUs | SMTAlignmentRefused:
+    """Choose CPUs for a container as `take_within`, with what others on the node have and use."""
+    machine, state = case.machine, case.state
+    request = replace(
+        request,
+        loads=loads_of(state) if request.smt is SMT.PAIR else {},
+        busy=state.withheld,
+        last=given_last(state, machine.topology, machine.settings),
+        listed=listed_softly(state, machine.topology),
+    )
+    return take_within(machine, request, limits)
 
 
 def _sort(machine: Machine, chosen: ChosenCPUs) -> tuple[object, ...]:
@@ -211,33 +227,13 @@ def grant_refused(case: Case, who: str, cpus: CPUSet, idle: CPUSet) -> Refusal |
     )
 
 
-def cpu_count(machine: Machine) -> int:
-    """What percentages are of: CPUs that containers may use, or could if they were online."""
-    topology = machine.topology
-    return len(topology.present - (topology.online - topology.allowed))
-
-
 # --- the floor of the shared pool -----------------------------------------------------------------
-
-
-def floor(machine: Machine) -> int:
-    """CPUs that stay in the shared pool of the machine; isolated ones do not count.
-
-    Unless it is configured: where reserved CPUs are part of the pool, the operator has said what
-    the system needs, and one is enough; else a twentieth of the CPUs, at least one.
-    """
-    settings, total = machine.settings, cpu_count(machine) - len(machine.isolated)
-    if settings.limits.pool is not None:
-        return max(1, settings.limits.pool.of(total))
-    if settings.reserved_cpus and not settings.strict_reserved:
-        return 1
-    return max(1, total // 20)
 
 
 def ownable(machine: Machine, state: NodeState) -> CPUSet:
     """CPUs that a container may own, before the floors of the pool are looked at."""
     settings = machine.settings
-    bits = state.grantable(machine.topology, settings).bits
+    bits = state.grantable(machine.topology, settings)
     if settings.isolated is IsolatedCPUs.ONLY:
         bits &= machine.topology.isolated.bits
     return CPUSet.from_bits(bits & ~(settings.reserved_cpus.bits | state.listed_cpus.bits))
@@ -251,7 +247,7 @@ def ownable_at_most(machine: Machine, state: NodeState, smt: SMT) -> int:
     pool = state.pool(machine.topology, machine.settings)
     apart = ownable(machine, state) - pool
     only = machine.isolated and machine.settings.isolated is IsolatedCPUs.ONLY
-    most = len(apart) + (0 if only else max(0, len(pool) - floor(machine)))
+    most = len(apart) + (0 if only else max(0, len(pool) - machine.floor))
     threads = machine.topology.threads_per_core
     if smt is SMT.ISOLATE:
         return most // threads
@@ -267,8 +263,7 @@ def kept_for_pool(machine: Machine, state: NodeState, pool: CPUSet, free: CPUSet
     threads of cores in use first, then from the highest core and CPU down. The same CPUs from one
     decision to the next, while they last.
     """
-    amount = machine.settings.limits.numa_pool
-    if amount == CPUAmount(0) and not machine.isolated:
+    if not (machine.numa_floors or machine.isolated):
         return NO_CPUS
     topology, kept = machine.topology, 0
     in_use = machine.index.members(machine.index.touched(topology.allowed.bits & ~free.bits))
@@ -279,14 +274,14 @@ def kept_for_pool(machine: Machine, state: NodeState, pool: CPUSet, free: CPUSet
 
     for i, cpus in machine.node_cpus.items():
         here = pool & cpus
-        floor_here = amount.of(len(cpus - machine.isolated))
+        floor_here = machine.numa_floors.get(i, 0)
         if machine.isolated:
             promised = -(-state.shared_milli(i, cpus) // max(1, machine.serves(1)))
             floor_here = max(floor_here, promised)
         kept |= keep(here & free, floor_here - len(here - free))
     if machine.isolated:
         stays = CPUSet.from_bits(kept) | (pool - free)
-        kept |= keep(pool - stays, floor(machine) - len(stays))
+        kept |= keep(pool - stays, machine.floor - len(stays))
     return CPUSet.from_bits(kept)
 
 
@@ -295,35 +290,29 @@ def _below_floor(machine: Machine, state: NodeState, who: str, withheld: CPUSet)
     withheld = withheld & pool
     if not withheld:
         return None  # isolated CPUs are no part of it
-    left, keep = pool - withheld, floor(machine)
-    if not left:
+    places: list[tuple[CPUSet, int, NUMASet | None]] = [(pool, machine.floor, None)]
+    for i, keep in machine.numa_floors.items():
+        if withheld & machine.node_cpus[i]:
+            places.append((pool & machine.node_cpus[i], keep, NUMASet([i])))
+    for here, keep, node in places:
+        left = len(here - withheld)
+        if left >= keep:
+            continue
+        where = "" if node is None else f" of {numa_text(node)}"
+        key = "sharedPool.cpus" if node is None else "sharedPool.numaNodeCPUs"
+        pool_text = f"the shared pool{where or ' of the machine'}"
+        reason, rule = "SharedPoolFloor", f"{pool_text} keeps {counted(keep, 'CPU')}"
+        if node is None and not left:
+            reason, rule, key = "SharedPoolEmpty", "the shared pool is never empty", ""
         return Refusal(
-            reason="SharedPoolEmpty",
-            message=f"{who} would leave 0 of the {counted(len(pool), 'CPU')} in the shared pool "
-            f"for other containers; expected at least {keep} to stay{holders_text(state)}",
-            rule="the shared pool is never empty",
+            reason=reason,
+            message=f"{who} would leave {left} of the {counted(len(here), 'CPU')} in the shared "
+            f"pool{where} for other containers; expected at least {keep} to stay"
+            + (f" ({key})" if key else "")
+            + holders_text(state, node),
+            rule=rule,
+            widenable=node is not None,
         )
-    if len(left) < keep:
-        return Refusal(
-            reason="SharedPoolFloor",
-            message=f"{who} would leave {len(left)} of the {counted(len(pool), 'CPU')} in the "
-            f"shared pool for other containers; expected at least {keep} to stay (sharedPool.cpus)"
-            + holders_text(state),
-            rule=f"the shared pool of the machine keeps {counted(keep, 'CPU')}",
-        )
-    amount = machine.settings.limits.numa_pool
-    for i, cpus in machine.node_cpus.items():
-        keep = amount.of(len(cpus - machine.isolated))
-        if withheld & cpus and len(left & cpus) < keep:
-            return Refusal(
-                reason="SharedPoolFloor",
-                message=f"{who} would leave {len(left & cpus)} of the "
-                f"{counted(len(pool & cpus), 'CPU')} in the shared pool of NUMA node {i} for other "
-                f"containers; expected at least {keep} to stay (sharedPool.numaNodeCPUs)"
-                + holders_text(state, NUMASet([i])),
-                rule=f"the shared pool of NUMA node {i} keeps {counted(keep, 'CPU')}",
-                widenable=True,
-            )
     return None
 
 
@@ -331,29 +320,32 @@ def _below_floor(machine: Machine, state: NodeState, who: str, withheld: CPUSet)
 
 
 def _over_quota(case: Case, who: str, withheld: CPUSet, idle: CPUSet) -> Refusal | None:
-    machine, state, pod = case.machine, case.state, case.pod
-    limits, total = machine.settings.limits, cpu_count(machine)
-    every, used = state.allocations.values(), len(state.idle)
-    name, what = "quotas.idleCPUs", "idle siblings"
-    limit = limits.idle.of(total)
-    if idle and used + len(idle) > limit:
-        return _refused(who, name, what, limit, used, len(idle), (a for a in every if a.idle))
-    name, what = "quotas.exclusiveCPUs", "exclusive CPUs"
-    limit, used, more = (
-        limits.quota.exclusive.of(total),
-        len(state.owned | state.idle),
-        len(withheld),
+    machine, state, namespace = case.machine, case.state, case.pod.namespace
+    limits, every = machine.settings.limits, state.allocations.values()
+    used, more = len(state.owned | state.idle), len(withheld)
+
+    def over(
+        name: str, what: str, amount: CPUAmount, used: int, more: int, holders: Iterable[Allocation]
+    ) -> Refusal | None:
+        limit = amount.of(machine.cpu_count)
+        if not more or amount == EVERYTHING or used + more <= limit:
+            return None
+        return _refused(who, name, what, limit, used, more, holders)
+
+    idlers, owners = (a for a in every if a.idle), (a for a in every if a.owned)
+    amount = limits.quota.exclusive
+    refused = over(
+        "quotas.idleCPUs", "idle siblings", limits.idle, len(state.idle), len(idle), idlers
+    ) or over("quotas.exclusiveCPUs", "exclusive CPUs", amount, used, more, owners)
+    entry = _entry(machine, case.pod)
+    if refused is not None or entry is None:
+        return refused
+    mine = [a for a in every if a.owned and a.namespace == namespace]
+    used, what = (
+        len(union(a.cpus | a.idle for a in mine)),
+        f"exclusive CPUs of namespace {namespace}",
     )
-    if limits.quota.exclusive != EVERYTHING and used + more > limit:
-        return _refused(who, name, what, limit, used, more, (a for a in every if a.owned))
-    entry = _entry(machine, pod)
-    if entry is not None and entry.quota.exclusive != EVERYTHING:
-        mine = [a for a in every if a.owned and a.namespace == pod.namespace]
-        limit, used = entry.quota.exclusive.of(total), len(union(a.cpus | a.idle for a in mine))
-        if used + more > limit:
-            what = f"exclusive CPUs of namespace {pod.namespace}"
-            return _refused(who, f"{entry.name}.exclusiveCPUs", what, limit, used, more, mine)
-    return None
+    return over(f"{entry.name}.exclusiveCPUs", what, entry.quota.exclusive, used, more, mine)
 
 
 def list_refused(case: Case, who: str, cpus: CPUSet) -> Refusal | None:
@@ -383,7 +375,7 @@ def list_refused(case: Case, who: str, cpus: CPUSet) -> Refusal | None:
 
 def _listed_at_most(machine: Machine, amount: CPUAmount) -> int:
     """A quota of lists; a part of a small machine is at least a core, and two CPUs."""
-    count = amount.of(cpu_count(machine))
+    count = amount.of(machine.cpu_count)
     return max(count, 2, machine.topology.threads_per_core) if amount.percent else count
 
 
@@ -433,19 +425,16 @@ def kept_for_groups(
     for key in sorted(state.groups):
         if key < 0:
             continue
-        theirs = pool & machine.topology.cpus_of(NUMASet.from_bits(key))
-        spare = theirs - held
-        if not spare or theirs - free or spare.bits & kept:
+        theirs = pool.bits & machine.topology.bits_of(key)
+        spare = theirs & ~held.bits
+        if not spare or theirs & ~free.bits or spare & kept:
             continue
         # The least loss is a thread whose core is in use already, or one of a whole core where
         # such threads are wanted; then the highest number.
         whole = machine.index.members(machine.index.whole(free.bits))
-        bits = spare.bits & (whole if pair else ~whole) or spare.bits
+        bits = spare & (whole if pair else ~whole) or spare
         kept |= 1 << bits.bit_length() - 1
     return CPUSet.from_bits(kept)
-
-
-_SMTS: Final = {smt.value: smt for smt in SMT}
 
 
 class SlotCapacity(msgspec.Struct, frozen=True, kw_only=True):
@@ -482,7 +471,12 @@ def slot_capacity(machine: Machine, state: NodeState) -> SlotCapacity:
         i: sum((a.cpus.bits & cpus.bits).bit_count() for a in holders)
         for i, cpus in machine.node_cpus.items()
     }
-    return SlotCapacity(held=held, free=_free(machine, state), holders=holders)
+    free, most = _left(machine, state)
+    # What is too much for the machine as a whole is taken from where most is free, of equals from
+    # the highest NUMA node.
+    for _ in range(sum(free.values()) - max(0, most)):
+        free[max(free, key=lambda i: (free[i], i))] -= 1
+    return SlotCapacity(held=held, free=free, holders=holders)
 
 
 def largest(machine: Machine, state: NodeState) -> dict[int, int]:
@@ -505,18 +499,9 @@ def together(machine: Machine, state: NodeState) -> int:
     return max(0, min(sum(left.values()), most))
 
 
-def _free(machine: Machine, state: NodeState) -> dict[int, int]:
-    left, most = _left(machine, state)
-    # What is too much for the machine as a whole is taken from where most is free, of equals from
-    # the highest NUMA node.
-    for _ in range(sum(left.values()) - max(0, most)):
-        left[max(left, key=lambda i: (left[i], i))] -= 1
-    return left
-
-
 def _left(machine: Machine, state: NodeState) -> tuple[dict[int, int], int]:
     """What each NUMA node has left, and what the machine as a whole can give."""
-    smt = _smt(machine)
+    smt = SMT(machine.settings.defaults.get("smt", SMT.ANY))
     pool = state.pool(machine.topology, machine.settings)
     free = ownable(machine, state)
     free = free - kept_for_pool(machine, state, pool, free)
@@ -526,18 +511,9 @@ def _left(machine: Machine, state: NodeState) -> tuple[dict[int, int], int]:
     return left, most
 
 
-def _smt(machine: Machine) -> SMT:
-    default = machine.settings.defaults.get("smt")
-    if default is None:
-        kubelet = machine.settings.cpu_order is CPUOrder.KUBELET
-        return SMT.ANY if kubelet else SMT.SPREAD
-    return _SMTS[default]
-
-
 def _quota_left(machine: Machine, state: NodeState, smt: SMT) -> int:
-    limits, total = machine.settings.limits, cpu_count(machine)
-    used = len(state.owned | state.idle)
-    left = limits.quota.exclusive.of(total) - used
+    limits, total = machine.settings.limits, machine.cpu_count
+    left = limits.quota.exclusive.of(total) - len(state.owned | state.idle)
     if smt is SMT.ISOLATE:
         threads = machine.topology.threads_per_core
         left //= threads

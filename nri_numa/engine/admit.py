@@ -46,7 +46,7 @@ from nri_numa.engine.state import (
     group_cpus,
     union,
 )
-from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet
+from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
 from nri_numa.model.machine import NO_QUOTA, Topology, cpus_text
 from nri_numa.model.workload import (
     SMT,
@@ -108,7 +108,7 @@ def admit(
     if not grants.nothing:
         side = whose(machine.topology, machine.settings, grants, pod, container, requested)
     others = state
-    if side is not None and isinstance(side, Ours):
+    if isinstance(side, Ours):
         requested, held = side.requested, side.cpus or held
         # Nobody else may have what the kubelet granted it; it may itself.
         others = replace(
@@ -137,9 +137,9 @@ def admit(
         machine, others, pod, container, requested, known, reading, _policy(requested), held,
         again=running or (record is not None and container.name in state.pods[pod.uid].former),
     )  # fmt: skip
-    if side is not None and isinstance(side, Refusal):
+    if isinstance(side, Refusal):
         return Refused(side, _trace(case, side, pool_before, pool_before))
-    if side is not None and isinstance(side, Kubelets):
+    if isinstance(side, Kubelets):
         placed: Placed | Refusal = _kubelets(case, side)
     elif alone:
         placed = _unbound(case, pool_before)
@@ -159,7 +159,7 @@ def admit(
         )
     if isinstance(placed, Refusal):
         return Refused(placed, _trace(case, placed, pool_before, pool_before))
-    if side is not None and isinstance(side, Ours) and side.warnings:
+    if isinstance(side, Ours) and side.warnings:
         placed = replace(
             placed,
             warnings=(*side.warnings, *placed.warnings),
@@ -343,10 +343,8 @@ def _kept_again(
         if cpus == one.cpus and idle == one.idle:
             state = state.with_allocation(one)
         elif cpus:
-            numa_nodes = topology.numa_of(cpus)
-            charges = {
-                i: Charge(1000 * len(topology.numa_nodes[i].cpus & cpus)) for i in numa_nodes
-            }
+            charges = {i: Charge(1000 * count) for i, count in topology.counts(cpus).items()}
+            numa_nodes = NUMASet(charges)
             rest = replace(one, cpus=cpus, idle=idle, numa_nodes=numa_nodes, charges=charges)
             state = state.with_allocation(rest)
     return state
@@ -362,17 +360,11 @@ def release(
     allocation = state.allocations.get(container_id)
     if allocation is None or allocation.ended:
         return Released(state=state)
-    keep = (
-        ended is not None
-        and allocation.owned
-        and machine.settings.kept_seconds
-        and not state.owned_beside(allocation)
-    )
-    after = (
-        state.with_kept(container_id, ended)
-        if keep and ended is not None
-        else state.without(container_id)
-    )
+    keeps = allocation.owned and machine.settings.kept_seconds
+    if ended is not None and keeps and not state.owned_beside(allocation):
+        after = state.with_kept(container_id, ended)
+    else:
+        after = state.without(container_id)
     return Released(
         state=after,
         change=StateChange((container_id,), (allocation.pod_uid,)),

@@ -29,10 +29,9 @@ from nri_numa.engine.place.memory import spread_charges
 from nri_numa.engine.request.demand import (
     demand,
     hugepages,
-    limit_milli,
     memory_paid,
     paid_milli,
-    request_milli,
+    size_milli,
     slots_held,
     with_slots,
     with_static_cpus,
@@ -129,11 +128,11 @@ def adopt(machine: Machine, text: str, pod: PodSandbox, container: Container) ->
         if why:
             return f"carries no signature of ours, and {why}"
         allocation = replace(allocation, smt=requested.smt if allocation.owned else SMT.ANY)
-    if allocation.owned and not same and allocation.cpu_milli != _milli(container):
+    if allocation.owned and not same and allocation.cpu_milli != size_milli(container.resources):
         # Resized since, and perhaps no owner any more: its present size must say the same.
         return (
             f"is out of date: the runtime has {len(allocation.cpus)} CPUs for it, and it may use "
-            f"{_milli(container)}m"
+            f"{size_milli(container.resources)}m"
         )
     idle = NO_CPUS
     if allocation.smt is SMT.ISOLATE:
@@ -163,10 +162,6 @@ def _outside(machine: Machine, pod: PodSandbox, container: Container, claim: All
 def _contradicts(allocation: Allocation) -> str:
     found = contradiction(allocation)
     return f"contradicts itself: {found}" if found else ""
-
-
-def _milli(container: Container) -> int:
-    return limit_milli(container.resources, []) or request_milli(container.resources, [])
 
 
 def _read(
@@ -203,11 +198,11 @@ def _read(
     soft = kind is Kind.EXPLICIT and bool(document.get("soft"))
     if kind is Kind.EXCLUSIVE:
         numa_nodes = machine.topology.numa_of(cpus)
-    milli = len(cpus) * 1000 if owned else _milli(container)
+    milli = len(cpus) * 1000 if owned else size_milli(container.resources)
     if kind in (Kind.UNBOUND, Kind.FOREIGN) and not mems:
         milli, numa_nodes = 0, NUMASet()
     memory = max(0, resources.memory_limit or 0) if mems else 0
-    on_node = {i: len(machine.topology.numa_nodes[i].cpus & cpus) * 1000 for i in numa_nodes}
+    on_node = {i: 1000 * count for i, count in machine.topology.counts(cpus).items()}
     if not owned:
         paid = min(milli, paid_milli(pod, resources))
         on_node = dict.fromkeys(numa_nodes, paid // max(1, len(numa_nodes)))

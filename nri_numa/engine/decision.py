@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from copy import copy
 from functools import cached_property
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -34,6 +35,7 @@ from nri_numa.model.workload import (
     Refusal,
     Requested,
     StateChange,
+    subject,
 )
 
 
@@ -73,8 +75,8 @@ def tiers(topology: Topology, nodes: NUMASet, numbers: frozenset[int]) -> Tiers:
         if i in nodes or topology.numa_nodes[i].tier in numbers:
             near[i] = homes(topology, i)
     for cpu_node in with_cpus - with_memory:
-        nearest = _nearest(topology, cpu_node, with_memory)
-        for i in nearest if nearest <= alone else NO_NUMA_NODES:
+        closest = _nearest(topology, cpu_node, with_memory)
+        for i in closest if closest <= alone else NO_NUMA_NODES:
             near[i] = near.get(i, NO_NUMA_NODES) | NUMASet([cpu_node])
     if near and not with_memory & with_cpus:
         usual = {topology.numa_nodes[i].tier for i in near}
@@ -87,21 +89,19 @@ def tiers(topology: Topology, nodes: NUMASet, numbers: frozenset[int]) -> Tiers:
 def homes(topology: Topology, numa_node: int) -> NUMASet:
     """The NUMA nodes with CPUs that a NUMA node without CPUs is near to."""
     told = topology.numa_nodes[numa_node].initiators & topology.cpu_nodes
-    if told:
-        return told
-    distances = {i: topology.distance(i, numa_node) for i in topology.cpu_nodes}
+    return told or nearest({i: topology.distance(i, numa_node) for i in topology.cpu_nodes})
+
+
+def nearest(distances: Mapping[int, int]) -> NUMASet:
+    """The NUMA nodes at the least distance."""
     least = min(distances.values(), default=0)
-    return NUMASet(i for i, distance in distances.items() if distance == least)
+    return NUMASet(i for i, far in distances.items() if far == least)
 
 
 def _nearest(topology: Topology, cpu_node: int, with_memory: NUMASet) -> NUMASet:
     """The memory that is nearest to CPUs: what names them as initiators, else by distance."""
     told = NUMASet(i for i in with_memory if cpu_node in topology.numa_nodes[i].initiators)
-    if told:
-        return told
-    distances = {i: topology.distance(cpu_node, i) for i in with_memory}
-    least = min(distances.values(), default=0)
-    return NUMASet(i for i, distance in distances.items() if distance == least)
+    return told or nearest({i: topology.distance(cpu_node, i) for i in with_memory})
 
 
 def tier_text(topology: Topology, numa_nodes: NUMASet) -> str:
@@ -192,11 +192,6 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return self.numa_ids - NUMASet(self.tiers.near)
 
     @cached_property
-    def place_ids(self) -> tuple[int, ...]:
-        """`places`, ascending."""
-        return tuple(self.places)
-
-    @cached_property
     def node_cpus(self) -> Mapping[int, CPUSet]:
         """By NUMA node, the CPUs that containers may use there."""
         allowed = self.topology.allowed
@@ -205,7 +200,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def isolated(self) -> CPUSet:
         """Isolated CPUs that are kept out of the shared pool."""
-        return isolated(self.topology, self.settings)
+        return CPUSet.from_bits(isolated(self.topology, self.settings))
 
     @cached_property
     def cpu_milli(self) -> Mapping[int, int]:
@@ -220,6 +215,33 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def cpu_counts(self) -> Mapping[int, int]:
         """By NUMA node, the number of CPUs that containers may use there."""
         return {i: len(cpus) for i, cpus in self.node_cpus.items()}
+
+    @cached_property
+    def cpu_count(self) -> int:
+        """What percentages are of: CPUs that containers may use, or could if they were online."""
+        topology = self.topology
+        return len(topology.present - (topology.online - topology.allowed))
+
+    @cached_property
+    def floor(self) -> int:
+        """CPUs that stay in the shared pool of the machine; isolated ones do not count.
+
+        Unless it is configured: where reserved CPUs are part of the pool, the operator has said
+        what the system needs, and one is enough; else a twentieth of the CPUs, at least one.
+        """
+        settings, total = self.settings, self.cpu_count - len(self.isolated)
+        if settings.limits.pool is not None:
+            return max(1, settings.limits.pool.of(total))
+        if settings.reserved_cpus and not settings.strict_reserved:
+            return 1
+        return max(1, total // 20)
+
+    @cached_property
+    def numa_floors(self) -> Mapping[int, int]:
+        """By NUMA node, CPUs that stay in the shared pool there; without those where none do."""
+        of, apart = self.settings.limits.numa_pool.of, self.isolated
+        floors = {i: of(len(cpus - apart)) for i, cpus in self.node_cpus.items()}
+        return {i: count for i, count in floors.items() if count}
 
     @cached_property
     def whole_cpus(self) -> Mapping[int, int]:
@@ -292,14 +314,10 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def cpu_left(self, state: NodeState) -> dict[int, int]:
         """By NUMA node, thousandths of a CPU that can still be promised; never negative."""
-        left = dict(self.cpu_total)
-        for i, charge in state.charges.items():
-            if i in left:
-                rest = left[i] - charge.cpu_milli
-                left[i] = rest if rest > 0 else 0
+        left = _left(self.cpu_total, {i: c.cpu_milli for i, c in state.charges.items()})
         withdrawn = state.withheld_bits
         if withdrawn:
-            serving = state.grantable(self.topology, self.settings).bits
+            serving = state.grantable(self.topology, self.settings)
             for i, cpus in self.node_cpus.items():
                 if cpus.bits & withdrawn:
                     left[i] = self._shared_here(state, i, left, serving)
@@ -309,7 +327,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """Of `cpu_left`, which counts isolated CPUs that only owners get, what can be shared."""
         if not self.isolated:
             return left
-        pool = state.pool(self.topology, self.settings).bits
+        pool = state.pool_bits(self.topology, self.settings)
         return {i: self._shared_here(state, i, left, pool) for i in self.node_cpus}
 
     def _shared_here(self, state: NodeState, i: int, left: Mapping[int, int], among: int) -> int:
@@ -323,34 +341,31 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
         The kubelet's rules do not look at what the kernel has.
         """
-        reading = None if self.settings.kubelet_memory else reading
-        left = dict(self.memory_capacity)
-        for i, charge in state.charges.items():
-            if i in left:
-                rest = left[i] - charge.memory
-                left[i] = rest if rest > 0 else 0
-        for i, granted in state.kubelet.memory.items():
-            if i in left:
-                left[i] = max(0, left[i] - granted)
-        if reading is not None:
-            for i, free in reading.memory.items():
-                if i in left and free < left[i]:
-                    left[i] = free
-        return left
+        free = {} if reading is None or self.settings.kubelet_memory else reading.memory
+        booked = {i: charge.memory for i, charge in state.charges.items()}
+        return _left(self.memory_capacity, booked, state.kubelet.memory, free)
 
     def hugepages_left(
         self, size: int, state: NodeState, reading: Reading | None
     ) -> dict[int, int]:
         """By NUMA node, bytes of huge pages of one size left; as with `memory_left`."""
-        reading = None if self.settings.kubelet_memory else reading
-        left: dict[int, int] = {}
-        for i, total in self.hugepages_capacity(size).items():
-            granted = state.kubelet.hugepages.get(i, {}).get(size, 0)
-            amount = max(0, total - state.charge(i).hugepages.get(size, 0) - granted)
-            if reading is not None and i in reading.hugepages:
-                amount = min(amount, reading.hugepages[i].get(size, amount))
-            left[i] = amount
-        return left
+        free: dict[int, int] = {}
+        if reading is not None and not self.settings.kubelet_memory:
+            free = {i: n[size] for i, n in reading.hugepages.items() if size in n}
+        booked = {i: charge.hugepages.get(size, 0) for i, charge in state.charges.items()}
+        granted = {i: pages.get(size, 0) for i, pages in state.kubelet.hugepages.items()}
+        return _left(self.hugepages_capacity(size), booked, granted, free)
+
+
+def _left(
+    total: Mapping[int, int],
+    booked: Mapping[int, int],
+    granted: Mapping[int, int] = MappingProxyType({}),
+    free: Mapping[int, int] = MappingProxyType({}),
+) -> dict[int, int]:
+    """By NUMA node, what is neither booked nor granted, and never more than what is free."""
+    left = {i: max(0, n - booked.get(i, 0) - granted.get(i, 0)) for i, n in total.items()}
+    return {i: min(n, free.get(i, n)) for i, n in left.items()} if free else left
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True):
@@ -517,12 +532,12 @@ class Case(msgspec.Struct, frozen=True, dict=True):
         """The container's allocation, before anything is chosen for it."""
         return Placed(**identity(self.pod, self.container), kind=Kind.UNBOUND)
 
-    @property
+    @cached_property
     def who(self) -> str:
         """The start of a message: pod and container."""
-        return f"pod {self.pod.full_name}, container {self.container.name}"
+        return subject(self.pod, self.container)
 
-    @property
+    @cached_property
     def record(self) -> PodRecord | None:
         """What is remembered of the pod."""
         return self.state.pods.get(self.pod.uid)
@@ -547,7 +562,7 @@ class Case(msgspec.Struct, frozen=True, dict=True):
         left, state, reading = self.machine.hugepages_left, self.state, self.reading
         return {size: left(size, state, reading) for size in self.demand.hugepages}
 
-    @property
+    @cached_property
     def smt(self) -> SMT:
         """What to do about siblings; with the kubelet's order nothing, unless somebody asks."""
         requested = self.requested
@@ -556,7 +571,7 @@ class Case(msgspec.Struct, frozen=True, dict=True):
             return SMT.ANY if kubelet else SMT.SPREAD
         return requested.smt
 
-    @property
+    @cached_property
     def by_kubelet(self) -> bool:
         """As `by_kubelet` says."""
         return by_kubelet(self.machine, self.requested)

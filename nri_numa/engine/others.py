@@ -36,6 +36,7 @@ from nri_numa.model.workload import (
     Refusal,
     Requested,
     Slots,
+    subject,
 )
 
 
@@ -128,13 +129,11 @@ def listed_softly(state: NodeState, topology: Topology) -> CPUSet:
 
 
 def _named(sets: Iterable[int], topology: Topology) -> CPUSet:
-    most = len(topology.allowed) // 2
-    bits = 0
+    allowed, bits = topology.allowed.bits, 0
     for cpus in sets:
-        here = cpus & topology.allowed.bits
-        if here.bit_count() <= most:
-            bits |= here
-    return CPUSet.from_bits(bits)
+        if 2 * (cpus & allowed).bit_count() <= allowed.bit_count():
+            bits |= cpus & allowed
+    return CPUSet.from_bits(bits) if bits else NO_CPUS
 
 
 def given_last(state: NodeState, topology: Topology, settings: Settings) -> CPUSet:
@@ -336,7 +335,7 @@ def whose(
     if by_pod and requested.on_failure in (None, OnFailure.REJECT):
         return Refusal(
             reason="KubeletPinned",
-            message=f"pod {pod.full_name}, container {container.name}: {text}",
+            message=f"{subject(pod, container)}: {text}",
             rule="what the kubelet granted stays the kubelet's",
         )
     return Kubelets(reason=reason_text(cpus, mems), warnings=(text,))
@@ -353,8 +352,7 @@ def _claimed(
     mems: NUMASet,
 ) -> Kubelets | Ours | Refusal:
     """A ResourceClaim says how many CPUs on which NUMA nodes; the scheduler counts them there."""
-    on = {i: len(node.cpus & cpus) for i, node in topology.numa_nodes.items()}
-    if {i: count for i, count in on.items() if count} == slots.by_node:
+    if topology.counts(cpus) == slots.by_node:
         return Ours(requested=requested, cpus=cpus)
     has = " and ".join(f"{count} on NUMA node {i}" for i, count in slots.by_node.items())
     text = (
@@ -367,7 +365,7 @@ def _claimed(
         return Kubelets(reason=reason_text(cpus, mems), warnings=(text,))
     return Refusal(
         reason="KubeletPinned",
-        message=f"pod {pod.full_name}, container {container.name}: {text}, and kubelet.override is "
+        message=f"{subject(pod, container)}: {text}, and kubelet.override is "
         f"{settings.kubelet_override}; expected cpuManagerPolicy none, a pod that is not "
         "Guaranteed, or kubelet.override: annotated",
         rule="what the kubelet granted stays the kubelet's",

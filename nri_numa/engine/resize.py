@@ -21,7 +21,7 @@ from nri_numa.engine.accounting import (
     kept_for_pool,
     ownable,
     share_out,
-    take_within,
+    take_beside_others,
 )
 from nri_numa.engine.admit import new_allocation, pool_updates
 from nri_numa.engine.align.policies import short
@@ -34,10 +34,8 @@ from nri_numa.engine.cpus.allocator import (
 from nri_numa.engine.decision import Case, Machine, Placed, Reading, Refused, Resized, Trace
 from nri_numa.engine.others import (
     Ours,
-    given_last,
     holders_text,
     judged,
-    listed_softly,
     pinned_to,
     reclaimed,
     same_set,
@@ -48,7 +46,6 @@ from nri_numa.engine.place.memory import in_turn, pages_name, spread_charges
 from nri_numa.engine.place.needs import (
     exclusive_text,
     human_bytes,
-    loads_of,
     lowered_text,
     misaligned,
     too_few,
@@ -57,8 +54,7 @@ from nri_numa.engine.request.demand import (
     SLOTS,
     Demand,
     demand,
-    limit_milli,
-    request_milli,
+    size_milli,
     with_slots,
 )
 from nri_numa.engine.state import Allocation, Kind, NodeState, effective_cpus
@@ -112,8 +108,7 @@ class _Change:
 
     def listed(self) -> Placed | Refusal:
         """CPUs of a list stay that list; only the amounts change."""
-        case, had, topology = self.case, self.had, self.case.machine.topology
-        milli: dict[int, int] = {}
+        case, had = self.case, self.had
         if had.owned:
             # The runtime may tell the pod's sum of its creation, not that of now.
             paid = case.demand.cpu_paid_milli
@@ -123,12 +118,9 @@ class _Change:
             case = replace(case, demand=replace(case.demand, pod_paid_milli=paid))
             if not may_own(case.requested, had.cpus, case.demand):
                 return unpaid(case, had.cpus)
-        if had.cpus:
-            want = 1000 * len(had.cpus) if had.owned else self._allocated_milli()
-            milli = {
-                i: want * len(topology.numa_nodes[i].cpus & had.cpus) // len(had.cpus)
-                for i in had.numa_nodes
-            }
+        want = 1000 * len(had.cpus) if had.owned else self._allocated_milli()
+        counts = case.machine.topology.counts(had.cpus)
+        milli = {i: want * count // len(had.cpus) for i, count in counts.items()}
         return self._allocated(had.kind, had.cpus, NO_CPUS, had.numa_nodes, milli, had.reason)
 
     def shared(self) -> Placed | Refusal:
@@ -175,7 +167,7 @@ class _Change:
         self.steps += taken.notes
         if not numa_nodes <= self._home():
             self.wider = True
-        milli = {i: 1000 * len(topology.numa_nodes[i].cpus & taken.cpus) for i in numa_nodes}
+        milli = {i: 1000 * count for i, count in topology.counts(taken.cpus).items()}
         reason = f"{exclusive_text(len(taken.cpus))} on {numa_text(numa_nodes)}"
         return self._allocated(Kind.EXCLUSIVE, taken.cpus, taken.idle, numa_nodes, milli, reason)
 
@@ -247,9 +239,9 @@ class _Change:
     def _ask(
         self, available: CPUSet, limits: Mapping[int, int], *, strict: bool
     ) -> ChosenCPUs | NotEnoughCPUs | SMTAlignmentRefused:
-        case, state = self.case, self.case.state
-        return take_within(
-            case.machine,
+        case = self.case
+        return take_beside_others(
+            case,
             TakeRequest(
                 count=case.demand.exclusive_cpus,
                 available=available,
@@ -258,10 +250,6 @@ class _Change:
                 strict=strict,
                 smt=self._smt(),
                 load=case.requested.load if self.had.load is None else self.had.load,
-                loads=loads_of(state) if self._smt() is SMT.PAIR else {},
-                busy=state.withheld,
-                last=given_last(state, case.machine.topology, case.machine.settings),
-                listed=listed_softly(state, case.machine.topology),
                 # The rest of its sockets are not the NUMA nodes it is on.
                 settings=replace(case.machine.settings, align_by_socket=False),
             ),
@@ -325,6 +313,10 @@ class _Change:
         reason = reason.removesuffix(f", {LESS}")
         reason += f", {WIDER}" if self.wider and not listed else ""
         reason += f", {LESS}" if self.less else ""
+        charges = spread_charges(
+            numa_nodes, milli, mems,
+            wanted.memory_paid, memory_left, hugepages, pages_left,
+        )  # fmt: skip
         return replace(
             case.unplaced,
             kind=kind,
@@ -334,20 +326,7 @@ class _Change:
             soft=soft,
             numa_nodes=numa_nodes,
             mems=mems,
-            charges=in_turn(
-                case,
-                had.mempolicy,
-                mems,
-                spread_charges(
-                    numa_nodes,
-                    milli,
-                    mems,
-                    wanted.memory_paid if mems else 0,
-                    memory_left,
-                    hugepages,
-                    pages_left,
-                ),
-            ),
+            charges=in_turn(case, had.mempolicy, mems, charges),
             policy=had.policy,
             preferred=not (self.wider or self.less),
             reason=reason,
@@ -406,7 +385,7 @@ def resize(
     merged = _merged(container, allocation, update)
     after, change = state, NO_CHANGE
     if _changes_size(update):
-        found = _resized(machine, state, pod, merged, allocation, reading, now)
+        found = resized(machine, state, pod, merged, reading, now)
         if isinstance(found, Refused):
             return found
         allocation, trace = found
@@ -417,24 +396,6 @@ def resize(
     return Resized(state=after, change=change, own=own, updates=updates, trace=trace)
 
 
-def resized_meanwhile(
-    machine: Machine,
-    state: NodeState,
-    pod: PodSandbox,
-    container: Container,
-    resources: Resources,
-    reading: Reading | None,
-    now: float,
-) -> tuple[Allocation, Trace] | Refused:
-    """Catch up with a resize that nobody told us of.
-
-    Only the resources count: a rule that reads differently by now moves no running container.
-    """
-    allocation = state.allocations[container.id]
-    container = replace(container, resources=resources)
-    return _resized(machine, state, pod, container, allocation, reading, now)
-
-
 def other_size(allocation: Allocation, resources: Resources) -> Resources | None:
     """What a container is resized to, by what the runtime has; None when that is as remembered."""
     if allocation.kind is Kind.FOREIGN or (allocation.kind is Kind.UNBOUND and not allocation.mems):
@@ -442,7 +403,7 @@ def other_size(allocation: Allocation, resources: Resources) -> Resources | None
     if (resources.cpu_quota or 0) <= 0 and allocation.quota:
         # The quota was lifted, so the one it was created with still counts.
         resources = replace(resources, cpu_quota=allocation.quota)
-    milli = limit_milli(resources, []) or request_milli(resources, [])
+    milli = size_milli(resources)
     if (resources.cpu_quota or 0) <= 0 and allocation.quota == 0:
         # Lifted before the checkpoint was lost: nothing tells its size but the CPUs it has.
         milli = allocation.cpu_milli
@@ -557,16 +518,19 @@ def _set_by_others(
     return Resized(state=state, change=change, own=own, trace=replace(trace, steps=(step,)))
 
 
-def _resized(
+def resized(
     machine: Machine,
     state: NodeState,
     pod: PodSandbox,
     container: Container,
-    allocation: Allocation,
     reading: Reading | None,
     now: float,
 ) -> tuple[Allocation, Trace] | Refused:
-    rest = state.without(container.id)
+    """What a container has once it has the size that its resources say.
+
+    Only these count: a rule that reads differently by now moves no running container.
+    """
+    allocation, rest = state.allocations[container.id], state.without(container.id)
     trace = Trace(
         pod=pod,
         container=container,
@@ -593,13 +557,13 @@ def _resized(
     placed = place_in_place(case, allocation)
     if isinstance(placed, Refusal):
         return _resize_refused(placed, trace)
-    resized = new_allocation(case, placed, now)
+    after = new_allocation(case, placed, now)
     return (
         replace(
-            resized,
+            after,
             since=allocation.since,
             mempolicy=allocation.mempolicy,  # that of its processes, which nobody changes
-            smt=allocation.smt if allocation.owned and placed.owned else resized.smt,
+            smt=allocation.smt if allocation.owned and placed.owned else after.smt,
         ),
         replace(trace, alignment=placed.alignment, steps=placed.steps),
     )

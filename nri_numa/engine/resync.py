@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
-from operator import itemgetter
+from typing import TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -31,7 +31,8 @@ from nri_numa.engine.decision import (
     Trace,
 )
 from nri_numa.engine.others import covers, judged, pinned_to, same_set
-from nri_numa.engine.resize import other_size, resized_meanwhile
+from nri_numa.engine.resize import other_size
+from nri_numa.engine.resize import resized as resized_to
 from nri_numa.engine.state import (
     Allocation,
     Kind,
@@ -41,7 +42,7 @@ from nri_numa.engine.state import (
     group_of,
     identity,
 )
-from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, ListFormatError, NUMASet
+from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
 from nri_numa.model.machine import NO_QUOTA, Observed, cpus_text
 from nri_numa.model.workload import (
     NO_CHANGE,
@@ -135,9 +136,20 @@ def plan_corrections(
         allocation = state.allocations.get(container_id)
         if allocation is None or allocation.kind is Kind.FOREIGN:
             continue
-        wanted = effective_cpus(allocation, pool, machine.topology, state.withheld_bits)
-        meant_cpus, cpus, cpus_found = _cpus(machine, allocation, wanted, pool, real, narrowed_at)
-        meant_mems, mems, mems_found = _mems(machine, allocation, real)
+        topology = machine.topology
+        wanted = effective_cpus(allocation, pool, topology, state.withheld_bits)
+        if not wanted and allocation.kind is Kind.UNBOUND and real.cpus:
+            ours = narrowed_at is not None and allocation.since <= narrowed_at
+            wanted = pool if ours else NO_CPUS
+        above = f" ({real.above})" if real.above else ""
+        # A list may name offline CPUs, and the kernel keeps them.
+        kept, has = real.cpus & topology.online == wanted, real.effective_cpus
+        meant_cpus, cpus, cpus_found = _differing("cpus", wanted, has, real.cpus, kept, above)
+        mems_wanted = allocation.mems & topology.memory_nodes
+        kept = real.mems & topology.memory_nodes == mems_wanted
+        meant_mems, mems, mems_found = _differing(
+            "mems", mems_wanted, real.effective_mems, real.mems, kept
+        )
         quota, quota_found = _quota(allocation, real)
         if not (cpus_found or mems_found or quota_found):
             continue
@@ -165,48 +177,24 @@ def plan_corrections(
     return tuple(sorted(found, key=lambda correction: correction.order))
 
 
-def _cpus(
-    machine: Machine,
-    allocation: Allocation,
-    wanted: CPUSet,
-    pool: CPUSet,
-    real: Observed,
-    narrowed_at: float | None,
-) -> tuple[CPUSet, CPUSet, str]:
+_Ids = TypeVar("_Ids", CPUSet, NUMASet)
+
+
+def _differing(
+    name: str, wanted: _Ids, has: _Ids, written: _Ids, kept: bool, above: str = ""
+) -> tuple[_Ids, _Ids, str]:
     """What is meant, what of it to write, and what was found; all empty where it is as meant.
 
-    With nothing to write, a cgroup above is in the way.
+    The effective set is what counts. With nothing to write, since what was written is ``kept``, a
+    cgroup above is in the way.
     """
-    topology = machine.topology
-    if not wanted and allocation.kind is Kind.UNBOUND:
-        ours = narrowed_at is not None and allocation.since <= narrowed_at
-        wanted = pool if ours and real.cpus else NO_CPUS
-    # The effective set is what counts: a list may name offline CPUs, and the kernel keeps them.
-    if not wanted or real.effective_cpus == wanted:
-        return NO_CPUS, NO_CPUS, ""
-    if real.cpus & topology.online == wanted:
-        return (
-            wanted,
-            NO_CPUS,
-            f"cpuset.cpus is {real.cpus} as meant, but a cgroup above leaves "
-            f"{real.effective_cpus or 'none'} of it" + (f" ({real.above})" if real.above else ""),
-        )
-    return wanted, wanted, f"cpuset.cpus is {real.cpus or 'empty'}, meant {wanted}"
-
-
-def _mems(machine: Machine, allocation: Allocation, real: Observed) -> tuple[NUMASet, NUMASet, str]:
-    """Memory nodes, as `_cpus`."""
-    wanted = allocation.mems & machine.topology.memory_nodes
-    if not wanted or real.effective_mems == wanted:
-        return NO_NUMA_NODES, NO_NUMA_NODES, ""
-    if real.mems & machine.topology.memory_nodes == wanted:
-        return (
-            wanted,
-            NO_NUMA_NODES,
-            f"cpuset.mems is {real.mems} as meant, but a cgroup above leaves "
-            f"{real.effective_mems or 'none'} of it",
-        )
-    return wanted, wanted, f"cpuset.mems is {real.mems or 'empty'}, meant {wanted}"
+    nothing = wanted - wanted
+    if not wanted or has == wanted:
+        return nothing, nothing, ""
+    if kept:
+        leaves = f"but a cgroup above leaves {has or 'none'} of it{above}"
+        return wanted, nothing, f"cpuset.{name} is {written} as meant, {leaves}"
+    return wanted, wanted, f"cpuset.{name} is {written or 'empty'}, meant {wanted}"
 
 
 def _quota(allocation: Allocation, real: Observed) -> tuple[int | None, str]:
@@ -263,8 +251,8 @@ def resync(
         size = other_size(allocation, container.resources)
         if size is None:
             continue
-        pod = by_pod[container.pod_id]
-        found = resized_meanwhile(machine, state, pod, container, size, reading, now)
+        pod, container = by_pod[container.pod_id], replace(container, resources=size)
+        found = resized_to(machine, state, pod, container, reading, now)
         if isinstance(found, Refused):
             problems.append(f"resized while we were away and keeps what it has: {found.message}")
         else:
@@ -280,7 +268,7 @@ def resync(
     base = state
     ordered = _ordered(by_pod, strangers)
     undecided: list[tuple[PodSandbox, Container]] = []
-    for number, (pod, container) in enumerate(ordered):
+    for number, (pod, stranger) in enumerate(ordered):
         if not in_time():
             undecided = ordered[number:]
             problems.append(
@@ -288,9 +276,7 @@ def resync(
                 "the answer, since no time was left"
             )
             break
-        held = NO_CPUS
-        if container.resources.cpus:
-            container, held = _as_it_runs(machine, state, pool, container)
+        container, held = _as_it_runs(machine, state, pool, stranger)
         resolved = machine.resolve(pod, container)
         if names[container.pod_id, container.name] == 1:
             alone = left_alone(machine, state.kubelet, pod, container, now, resolved)
@@ -403,12 +389,8 @@ def take_in(
 
 def _ordered(pods: Pods, strangers: Iterable[Container]) -> list[tuple[PodSandbox, Container]]:
     """Strangers with their pods, by namespace, pod, container and id."""
-    found = []
-    for container in strangers:
-        pod = pods[container.pod_id]
-        found.append((pod.full_name, container.name, container.id, pod, container))
-    found.sort(key=itemgetter(0, 1, 2))
-    return [each[3:] for each in found]
+    found = [(pods[container.pod_id], container) for container in strangers]
+    return sorted(found, key=lambda one: (one[0].full_name, one[1].name, one[1].id))
 
 
 def _as_it_runs(
@@ -417,7 +399,9 @@ def _as_it_runs(
     """A running stranger as `admit` wants to see it, and the CPUs it may keep."""
     if not container.resources.cpus:
         return container, NO_CPUS
-    held = _ownable(machine, state, container)
+    held = pinned_to(container.resources.cpus)
+    if not held <= ownable(machine, state):
+        held = NO_CPUS
     if covers(container.resources.cpus, pool, state.kubelet.shared):
         # Nobody else's pin: we narrowed it before the checkpoint was lost, and it holds what
         # everybody shares.
@@ -479,7 +463,7 @@ def _keep(
     # first, then by id.
     candidates.sort()  # no two have one id, so allocations are not compared
     taken = listed = 0
-    usable = NodeState(kubelet=prior.kubelet).pool(machine.topology, machine.settings).bits
+    usable = NodeState(kubelet=prior.kubelet).pool_bits(machine.topology, machine.settings)
     kept: list[Allocation] = []
     lists: set[tuple[str, CPUSet]] = set()
     for _, _, container_id, allocation in candidates:
@@ -528,15 +512,6 @@ def _judged(
         pinned = pinned_to(container.resources.cpus)
         return replace(allocation, pinned=pinned) if pinned else allocation
     return judged(allocation, container.resources.cpus, pool, grants.shared)
-
-
-def _ownable(machine: Machine, state: NodeState, container: Container) -> CPUSet:
-    """CPUs a running stranger has, if it could own all of them."""
-    try:
-        cpus = CPUSet.parse(container.resources.cpus)
-    except ListFormatError:
-        return NO_CPUS
-    return cpus if cpus <= ownable(machine, state) else NO_CPUS
 
 
 def _unpinned(

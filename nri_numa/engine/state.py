@@ -222,7 +222,11 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
     kubelet: KubeletGrants = NO_GRANTS
 
     def pool(self, topology: Topology, settings: Settings) -> CPUSet:
-        """The shared pool.
+        """The shared pool."""
+        return CPUSet.from_bits(self.pool_bits(topology, settings))
+
+    def pool_bits(self, topology: Topology, settings: Settings) -> int:
+        """The bits of the shared pool.
 
         The kubelet knows nothing of owned CPUs and may grant all that are left. Containers must
         run somewhere, and then share with those it granted CPUs to rather than with owners.
@@ -231,12 +235,12 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
         if settings.strict_reserved:
             bits &= ~settings.reserved_cpus.bits
         free = bits & ~self.kubelet.granted.bits
-        return CPUSet.from_bits(free & ~isolated(topology, settings).bits or free or bits)
+        return free & ~isolated(topology, settings) or free or bits
 
-    def grantable(self, topology: Topology, settings: Settings) -> CPUSet:
-        """CPUs of which a container may own some: the pool's, and isolated ones nobody has."""
-        apart = isolated(topology, settings).bits & ~self.withheld_bits
-        return CPUSet.from_bits(self.pool(topology, settings).bits | apart)
+    def grantable(self, topology: Topology, settings: Settings) -> int:
+        """The bits of CPUs of which a container may own some: the pool's, and isolated ones."""
+        apart = isolated(topology, settings) & ~self.withheld_bits
+        return self.pool_bits(topology, settings) | apart
 
     @property
     def withheld(self) -> CPUSet:
@@ -431,19 +435,19 @@ def _beside(
     return any(i in allocations and allocations[i].exclusive_list == mine for i in others)
 
 
-def isolated(topology: Topology, settings: Settings) -> CPUSet:
-    """The kernel's isolated CPUs, where they are kept out of the shared pool.
+def isolated(topology: Topology, settings: Settings) -> int:
+    """The bits of the kernel's isolated CPUs, where they are kept out of the shared pool.
 
     The kernel moves no process between them, so that all processes of a container that shares such
     CPUs would run on one. Where the pool could have no others, they are CPUs as any.
     """
     if settings.isolated is IsolatedCPUs.ANY or settings.cpu_order is CPUOrder.KUBELET:
-        return NO_CPUS  # the kubelet knows none
+        return 0  # the kubelet knows none
     bits = topology.allowed.bits
     if settings.strict_reserved:
         bits &= ~settings.reserved_cpus.bits
     apart = topology.isolated.bits & bits
-    return CPUSet.from_bits(apart) if apart and bits & ~apart else NO_CPUS
+    return apart if bits & ~apart else 0
 
 
 def union(sets: Iterable[CPUSet]) -> CPUSet:
@@ -555,7 +559,7 @@ def step_violations(
 ) -> list[str]:
     """Check what one step can break, at a cost that does not grow with the number of containers."""
     found: list[str] = []
-    if not after.pool(topology, settings):
+    if not after.pool_bits(topology, settings):
         found.append("the shared pool is empty")
     owned, reserved = after.owned.bits, settings.reserved_cpus.bits
     if owned & after.idle.bits:

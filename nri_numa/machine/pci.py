@@ -36,7 +36,7 @@ _ID: Final = re.compile(r"0x([0-9a-f]{4})", re.ASCII)
 _NUMBER: Final = re.compile(r"[0-9]{1,4}", re.ASCII)
 
 
-class PCIDevice(msgspec.Struct, frozen=True, kw_only=True):
+class PCIDevice(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """One device.
 
     Attributes:

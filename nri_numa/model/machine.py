@@ -47,24 +47,24 @@ class CPU(msgspec.Struct, frozen=True, kw_only=True):
     l3: int | None
 
 
-class Core(msgspec.Struct, frozen=True, kw_only=True):
+class Core(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """A physical core; `cpus` are its online thread siblings."""
 
     id: int
+    cpus: CPUSet
     socket: int
     numa_node: int | None
-    cpus: CPUSet
     kind: CoreKind = CoreKind.STANDARD
 
 
-class L3Group(msgspec.Struct, frozen=True, kw_only=True):
+class L3Group(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """CPUs that share one last level cache (the kubelet's *uncore cache*)."""
 
     id: int
     cpus: CPUSet
 
 
-class Socket(msgspec.Struct, frozen=True, kw_only=True):
+class Socket(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """A physical package."""
 
     id: int
@@ -107,7 +107,7 @@ class PartitionKind(StrEnum):
     EXCLUSIVE = "exclusive"
 
 
-class Partition(msgspec.Struct, frozen=True, kw_only=True):
+class Partition(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """A cgroup beside the pods' that has CPUs for itself, or was meant to.
 
     Attributes:
@@ -205,8 +205,12 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def numa_of(self, cpus: CPUSet) -> NUMASet:
         """NUMA nodes that these CPUs belong to (CPUs without a node add nothing)."""
-        bits = cpus.bits
-        return NUMASet(i for i, n in self.numa_nodes.items() if n.cpus.bits & bits)
+        return NUMASet(self.counts(cpus))
+
+    def counts(self, cpus: CPUSet) -> dict[int, int]:
+        """By NUMA node, how many of these CPUs it has; without those that have none."""
+        found = {i: (n.cpus.bits & cpus.bits).bit_count() for i, n in self.numa_nodes.items()}
+        return {i: count for i, count in found.items() if count}
 
     def siblings_of(self, cpus: CPUSet) -> CPUSet:
         """All online threads of every core that these CPUs touch, themselves included."""
@@ -297,6 +301,11 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
+def in_words(parts: Sequence[str]) -> str:
+    """``a``, ``a and b``, ``a, b and c``."""
+    return " and ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]]))
+
+
 def human_cpus(milli: int) -> str:
     """Thousandths of CPUs as a number of them: ``2``, ``0.25``."""
     return f"{milli / 1000:.3f}".rstrip("0").rstrip(".")
@@ -370,10 +379,7 @@ def topology_document(
             "cpus": len(topology.online),
             "threadsPerCore": topology.threads_per_core,
         },
-        "sockets": [
-            {"id": s.id, "cpus": str(s.cpus), "numaNodes": str(s.numa_nodes)}
-            for _, s in sorted(topology.sockets.items())
-        ],
+        "sockets": _documents(topology.sockets),
         "numaNodes": [
             {
                 "id": n.id,
@@ -388,38 +394,16 @@ def topology_document(
             }
             for _, n in sorted(topology.numa_nodes.items())
         ],
-        "l3Groups": [
-            {"id": g.id, "cpus": str(g.cpus)} for _, g in sorted(topology.l3_groups.items())
-        ],
-        "cores": [
-            {
-                "id": c.id,
-                "cpus": str(c.cpus),
-                "socket": c.socket,
-                "numaNode": c.numa_node,
-                "kind": c.kind.value,
-            }
-            for _, c in sorted(topology.cores.items())
-        ],
-        "partitions": [
-            {
-                "cgroup": one.cgroup,
-                "kind": one.kind.value,
-                "cpus": str(one.cpus),
-                "problem": one.problem,
-            }
-            for one in topology.partitions
-        ],
+        "l3Groups": _documents(topology.l3_groups),
+        "cores": _documents(topology.cores),
+        "partitions": msgspec.to_builtins([*topology.partitions], enc_hook=str),
         "warnings": list(topology.warnings),
-        **({} if devices is None else {"devices": [_device(one) for one in devices]}),
+        **({} if devices is None else {"devices": msgspec.to_builtins([*devices])}),
     }
 
 
-def _device(device: PCIDevice) -> dict[str, Any]:
-    return {
-        "address": device.address,
-        "kind": device.kind,
-        "vendor": device.vendor,
-        "device": device.device,
-        "numaNode": device.numa_node,
-    }
+def _documents(by_id: Mapping[int, object]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = msgspec.to_builtins(
+        [one for _, one in sorted(by_id.items())], enc_hook=str
+    )
+    return found

@@ -21,6 +21,8 @@ from typing import Final
 
 import msgspec
 
+from nri_numa.model.cpuset import CPUSet
+
 OFFLINE_CAPACITY: Final = "offline-capacity"
 DRAINED: Final = "drained"
 NUMA_IDS: Final = "numa-ids"
@@ -166,15 +168,7 @@ def numa_nodes(text: str, limit: int = LIMIT) -> frozenset[int]:
 
 def list_of(ids: frozenset[int] | set[int]) -> str:
     """The shortest list of these NUMA nodes, as `numa_nodes` reads it."""
-    parts: list[str] = []
-    start = previous = -2
-    for i in [*sorted(ids), -1]:
-        if i != previous + 1:
-            if start >= 0:
-                parts.append(str(start) if start == previous else f"{start}-{previous}")
-            start = i
-        previous = i
-    return ",".join(parts)
+    return str(CPUSet.from_bits(sum(1 << i for i in ids)))
 
 
 def json_object(text: str) -> dict[str, object]:

@@ -99,7 +99,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             refused.
         idle: siblings kept idle, for everybody together: nobody pays for them.
         pool: CPUs that stay in the shared pool of the machine, at least 1; None for what
-            `nri_numa.engine.accounting.floor` works out.
+            `nri_numa.engine.decision.Machine.floor` works out.
     """
 
     quota: Quota = Quota(listed=CPUAmount(percent=50))

@@ -347,6 +347,11 @@ class Container(msgspec.Struct, frozen=True, kw_only=True):
     starting: bool = False
 
 
+def subject(pod: PodSandbox, container: Container) -> str:
+    """The start of a message about a container."""
+    return f"pod {pod.full_name}, container {container.name}"
+
+
 class Device(msgspec.Struct, frozen=True, kw_only=True):
     """One device of a resource and the NUMA nodes it belongs to (none, one or several ids)."""
 
@@ -620,27 +625,13 @@ class ContainerUpdate(NamedTuple):
     @property
     def empty(self) -> bool:
         """Whether it changes nothing at all."""
-        return not (
-            self.cpus
-            or self.mems
-            or self.cpu_quota is not None
-            or self.cpu_period is not None
-            or self.cpu_shares is not None
-            or self.memory_limit is not None
-        )
+        return all(value in (None, "") for value in self[1:-1])
 
     def over(self, earlier: ContainerUpdate) -> ContainerUpdate:
         """Both in one; where both change something, this one counts."""
-        return self._replace(
-            cpus=self.cpus or earlier.cpus,
-            mems=self.mems or earlier.mems,
-            cpu_quota=earlier.cpu_quota if self.cpu_quota is None else self.cpu_quota,
-            cpu_period=earlier.cpu_period if self.cpu_period is None else self.cpu_period,
-            cpu_shares=earlier.cpu_shares if self.cpu_shares is None else self.cpu_shares,
-            memory_limit=earlier.memory_limit if self.memory_limit is None else self.memory_limit,
-            # One of them being required makes the whole required.
-            ignore_failure=earlier.ignore_failure and self.ignore_failure,
-        )
+        rest = {k: v for k, v in earlier._asdict().items() if getattr(self, k) in (None, "")}
+        # One of them being required makes the whole required.
+        return self._replace(**rest, ignore_failure=earlier.ignore_failure and self.ignore_failure)
 
 
 NO_ADJUSTMENT: Final = ContainerAdjustment()

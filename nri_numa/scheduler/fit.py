@@ -10,14 +10,14 @@ fits here can still be refused there.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from nri_numa.engine.align.hints import ResourceDemand
-from nri_numa.engine.align.policies import align, amount_text, nodes_text
+from nri_numa.engine.align.policies import Problem, align, amount_text, nodes_text
 from nri_numa.engine.place.computed import measures
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.machine import counted
@@ -238,22 +238,21 @@ def _place_wide(
         )
         for (name, unit), (least, free, capacity) in zip(_units(request), asks, strict=True)
     ]
-    judged = partial(
-        align,
-        demands,
+    problem = Problem(
+        demands=tuple(demands),
         numa_ids=NUMASet(ids),
+        policy=Policy.BEST_EFFORT if request.policy is Policy.NONE else request.policy,
         distance=room.distance,
         rank={ids[place]: rank for rank, place in enumerate(order)},
         one_width=True,
     )
-    policy = Policy.BEST_EFFORT if request.policy is Policy.NONE else request.policy
-    found = judged(policy=policy)
+    found, policy = align(problem), problem.policy
     ideal = found.preferred
     if not found.admitted:
         if request.on_failure is not OnFailure.WIDEN:
             return _short(room, request, asks)
         policy, ideal = Policy.BEST_EFFORT, False
-        found = judged(policy=policy)
+        found = align(replace(problem, policy=policy))
     everywhere = range(len(ids))
     chosen = everywhere if found.affinity is None else room.places(found.affinity)
     for (_, unit), (least, free, _) in zip(_units(request), asks, strict=True):

@@ -325,15 +325,19 @@ class World:
             self.apply(answer.updates)
         return answer
 
-    def place(self, of: PodSandbox, made: Container | None = None) -> tuple[str, str]:
+    def place(
+        self, of: PodSandbox, made: Container | None = None, wants: Resources | None = None
+    ) -> tuple[str, str]:
         """Create, expect success, and say which cpus and mems the container has."""
-        made = made or container(of)
+        made = made or container(of, wants=wants)
         answer = self.create(of, made)
         assert not isinstance(answer, Refused), answer.message
         return self.has(made.id)
 
-    def refuse(self, of: PodSandbox, made: Container | None = None) -> Refused:
-        answer = self.create(of, made or container(of))
+    def refuse(
+        self, of: PodSandbox, made: Container | None = None, wants: Resources | None = None
+    ) -> Refused:
+        answer = self.create(of, made or container(of, wants=wants))
         assert isinstance(answer, Refused), answer
         return answer
 

@@ -2,56 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from random import Random
 
 from nri_numa.engine.align.hints import DeviceDemand, HintDemand, ResourceDemand
-from nri_numa.engine.align.policies import align
+from nri_numa.engine.align.policies import Problem, align
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.workload import Device, DeviceRequest, Policy
 from tests.checks.oracles import Verdict, hints_of, walk
 
 
-@dataclass(frozen=True)
-class Case:
-    """One merge problem; the fields are the arguments of `align`."""
+def aligned(case: Problem) -> Verdict:
+    """What the engine says, in the oracle's terms."""
+    found = align(case)
+    assert found.exact
+    affinity = None if found.affinity is None else frozenset(found.affinity)
+    return Verdict(found.admitted, affinity, found.preferred)
 
-    demands: tuple[HintDemand, ...]
-    numa_ids: NUMASet
-    policy: Policy
-    distances: dict[tuple[int, int], int]
-    prefer_closest: bool
-    rank: dict[int, int] | None
 
-    def distance(self, i: int, j: int) -> int:
-        return self.distances[i, j]
-
-    def aligned(self) -> Verdict:
-        """What the engine says, in the oracle's terms."""
-        alignment = align(
-            self.demands,
-            numa_ids=self.numa_ids,
-            policy=self.policy,
-            distance=self.distance,
-            prefer_closest=self.prefer_closest,
-            rank=self.rank,
-        )
-        assert alignment.exact
-        affinity = alignment.affinity
-        return Verdict(
-            alignment.admitted,
-            None if affinity is None else frozenset(affinity),
-            alignment.preferred,
-        )
-
-    def walked(self) -> Verdict:
-        return walk(
-            hints_of(self.demands, self.numa_ids),
-            self.numa_ids,
-            self.policy,
-            self.distance if self.prefer_closest else None,
-            self.rank,
-        )
+def walked(case: Problem) -> Verdict:
+    """What the oracle says."""
+    distance = case.distance if case.prefer_closest else None
+    lists = hints_of(case.demands, case.numa_ids)
+    rank = None if case.rank is None else dict(case.rank)
+    return walk(lists, case.numa_ids, case.policy, distance, rank)
 
 
 POLICIES = (Policy.BEST_EFFORT, Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE)
@@ -133,7 +107,7 @@ def _devices(random: Random, name: str, nodes: list[int]) -> DeviceDemand:
     return DeviceDemand(request=DeviceRequest(resource=name, count=count, devices=tuple(devices)))
 
 
-def distances(random: Random, nodes: list[int]) -> dict[tuple[int, int], int]:
+def distances(random: Random, nodes: list[int]) -> Callable[[int, int], int]:
     kind = random.random()
     found: dict[tuple[int, int], int] = {}
     for a in nodes:
@@ -146,10 +120,10 @@ def distances(random: Random, nodes: list[int]) -> dict[tuple[int, int], int]:
                 value = 10 if a == b else 20
             # Firmware is not held to symmetry.
             found[a, b] = value if kind < 0.15 or (b, a) not in found else found[b, a]
-    return found
+    return lambda i, j: found[i, j]
 
 
-def random_case(random: Random, sizes: tuple[int, ...] = (1, 2, 2, 3, 3, 4, 4, 5)) -> Case:
+def random_case(random: Random, sizes: tuple[int, ...] = (1, 2, 2, 3, 3, 4, 4, 5)) -> Problem:
     """One problem; the same for the same state of ``random``."""
     size = random.choice(sizes)
     nodes = sorted(random.sample(range(size + random.choice((0, 0, 1, 4))), size))
@@ -168,26 +142,26 @@ def random_case(random: Random, sizes: tuple[int, ...] = (1, 2, 2, 3, 3, 4, 4, 5
     rank = None
     if random.random() < 0.3:
         rank = {i: random.randint(0, size) for i in nodes if random.random() < 0.95}
-    return Case(
+    return Problem(
         demands=tuple(demands),
         numa_ids=NUMASet(nodes),
         policy=random.choice(POLICIES),
-        distances=distances(random, nodes),
+        distance=distances(random, nodes),
         prefer_closest=random.random() < 0.5,
         rank=rank,
     )
 
 
-def additive_case(random: Random, sizes: tuple[int, ...]) -> Case:
+def additive_case(random: Random, sizes: tuple[int, ...]) -> Problem:
     """A problem of plain quantities on a larger machine, often nearly full."""
     size = random.choice(sizes)
     nodes = sorted(random.sample(range(size + random.choice((0, 3))), size))
     names = ("cpu", "memory", "hugepages-1Gi", "gpu")[: random.randint(1, 4)]
-    return Case(
+    return Problem(
         demands=tuple(_quantity(random, name, nodes) for name in names),
         numa_ids=NUMASet(nodes),
         policy=random.choice(POLICIES),
-        distances=distances(random, nodes),
+        distance=distances(random, nodes),
         prefer_closest=random.random() < 0.5,
         rank=None,
     )

@@ -15,18 +15,18 @@ from typing import Final
 from msgspec.structs import replace
 
 from nri_numa.engine.align.hints import DeviceDemand, HintDemand, ResourceDemand
-from nri_numa.engine.align.policies import Alignment, align
+from nri_numa.engine.align.policies import Alignment, Problem, align
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.workload import Device, DeviceRequest, Policy
 from tests.beds.recorded import write_down
-from tests.checks.merge_cases import Case, additive_case, distances, random_case
+from tests.checks.merge_cases import additive_case, distances, random_case
 
 RECORDED: Final = Path(__file__).parents[1] / "golden" / "searches"
 KINDS: Final = ("small", "large", "hard", "hard-small", "nearly-full", "nearly-full-small")
 CASES: Final = 60
 
 
-def _case(kind: str, number: int) -> Case:
+def _case(kind: str, number: int) -> Problem:
     random = Random(f"{kind} {number}")
     match kind:
         case "small":
@@ -43,7 +43,7 @@ def _case(kind: str, number: int) -> Case:
             return additive_case(random, (3, 5, 6, 8))
 
 
-def hard_case(random: Random, sizes: tuple[int, ...]) -> Case:
+def hard_case(random: Random, sizes: tuple[int, ...]) -> Problem:
     """Several resources that are wanted on more than one NUMA node of a machine in use."""
     size = random.choice(sizes)
     nodes = list(range(size))
@@ -80,11 +80,11 @@ def hard_case(random: Random, sizes: tuple[int, ...]) -> Case:
         elif random.random() < 0.25:
             demand = replace(demand, required=NUMASet(random.sample(nodes, random.choice((1, 2)))))
         demands.append(demand)
-    return Case(
+    return Problem(
         demands=tuple(demands),
         numa_ids=NUMASet(nodes),
         policy=random.choice((Policy.BEST_EFFORT, Policy.BEST_EFFORT, Policy.RESTRICTED)),
-        distances=distances(random, nodes),
+        distance=distances(random, nodes),
         prefer_closest=random.random() < 0.7,
         rank={i: random.randint(0, size) for i in nodes} if random.random() < 0.5 else None,
     )
@@ -97,14 +97,7 @@ def told(kind: str) -> Iterator[str]:
     """
     for number in range(CASES):
         case = _case(kind, number)
-        found = align(
-            case.demands,
-            numa_ids=case.numa_ids,
-            policy=case.policy,
-            distance=case.distance,
-            prefer_closest=case.prefer_closest,
-            rank=case.rank,
-        )
+        found = align(case)
         yield f"{number} {case.policy} on {case.numa_ids}: {_outcome(found)}"
         small = len(case.numa_ids) <= 6
         yield f"    {found.reason if small else found.shortage.text}"
@@ -115,7 +108,7 @@ def told(kind: str) -> Iterator[str]:
             words += ["every set"] * one.every_set
             yield f"    {' '.join([*words, *map(str, one.hints)])}"
         for other in found.candidates:
-            yield f"    not {other.affinity}: {other.separated_by}"
+            yield f"    not {other.affinity}: {other.text}"
 
 
 def _outcome(found: Alignment) -> str:

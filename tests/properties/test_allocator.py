@@ -121,8 +121,21 @@ def aligned(topology: Topology, request: TakeRequest) -> CPUSet:
     return inside
 
 
+def alone(request: TakeRequest, smt: SMT, **changes: object) -> TakeRequest:
+    """The same for a container that has and had nothing; isolated CPUs are as any."""
+    changes = {"settings": Settings(isolated=IsolatedCPUs.ANY)} | changes
+    return replace(request, smt=smt, held=NO_CPUS, prefer=NO_CPUS, **changes)  # type: ignore[arg-type]
+
+
 def own_counts(topology: Topology, cpus: CPUSet) -> dict[int, int]:
     return {i: len(core.cpus & cpus) for i, core in topology.cores.items() if core.cpus & cpus}
+
+
+def fewest(topology: Topology, cpus: CPUSet, count: int) -> int:
+    """How many NUMA nodes are needed for so many of these CPUs."""
+    room = sorted((len(n.cpus & cpus) for n in topology.numa_nodes.values()), reverse=True)
+    totals = enumerate(itertools.accumulate(room, initial=0))
+    return next(k for k, total in totals if total >= count)
 
 
 @_SLOW
@@ -224,13 +237,8 @@ def test_no_core_gives_two_threads_while_another_could_give_one(
     Where CPUs are distributed how many each NUMA node gives comes first.
     """
     topology, request = case
-    request = replace(
-        request,
-        smt=smt,
-        held=NO_CPUS,
-        prefer=NO_CPUS,
-        settings=replace(request.settings, isolated=IsolatedCPUs.ANY),
-    )
+    settings = replace(request.settings, isolated=IsolatedCPUs.ANY)
+    request = alone(request, smt, settings=settings)
     result = take_cpus(topology, request)
     if not isinstance(result, ChosenCPUs):
         return
@@ -252,13 +260,7 @@ def test_spread_shares_no_core_while_a_free_one_is_near(
 ) -> None:
     """A thread beside somebody else is taken only when its NUMA node has no wholly free core."""
     topology, request = case
-    request = replace(
-        request,
-        smt=SMT.SPREAD,
-        held=NO_CPUS,
-        prefer=NO_CPUS,
-        settings=Settings(isolated=IsolatedCPUs.ANY),
-    )
+    request = alone(request, SMT.SPREAD)
     result = take_cpus(topology, request)
     if not isinstance(result, ChosenCPUs):
         return
@@ -279,15 +281,8 @@ def test_pair_never_joins_the_same_hours_while_another_core_is_free(
     case: tuple[Topology, TakeRequest],
 ) -> None:
     topology, request = case
-    request = replace(
-        request,
-        smt=SMT.PAIR,
-        held=NO_CPUS,
-        prefer=NO_CPUS,
-        affinity=None,
-        strict=False,
-        settings=replace(request.settings, isolated=IsolatedCPUs.ANY),
-    )
+    settings = replace(request.settings, isolated=IsolatedCPUs.ANY)
+    request = alone(request, SMT.PAIR, affinity=None, strict=False, settings=settings)
     result = take_cpus(topology, request)
     if not isinstance(result, ChosenCPUs):
         return
@@ -307,13 +302,7 @@ def test_pair_never_joins_the_same_hours_while_another_core_is_free(
 def test_any_leaves_whole_cores_whole(case: tuple[Topology, TakeRequest]) -> None:
     """At most one wholly free core of an L3 group in a NUMA node is taken in part."""
     topology, request = case
-    request = replace(
-        request,
-        smt=SMT.ANY,
-        held=NO_CPUS,
-        prefer=NO_CPUS,
-        settings=Settings(isolated=IsolatedCPUs.ANY),
-    )
+    request = alone(request, SMT.ANY)
     result = take_cpus(topology, request)
     if not isinstance(result, ChosenCPUs):
         return
@@ -341,24 +330,12 @@ def test_any_leaves_whole_cores_whole(case: tuple[Topology, TakeRequest]) -> Non
 @given(cases())
 def test_default_uses_the_fewest_numa_nodes(case: tuple[Topology, TakeRequest]) -> None:
     topology, request = case
-    request = replace(
-        request,
-        smt=SMT.ANY,
-        held=NO_CPUS,
-        prefer=NO_CPUS,
-        affinity=None,
-        strict=False,
-        settings=Settings(isolated=IsolatedCPUs.ANY, distribute_across_numa=False),
-    )
+    request = alone(request, SMT.ANY, affinity=None, strict=False)
     result = take_cpus(topology, request)
-    if isinstance(result, ChosenCPUs) and request.count:
-        room = sorted(
-            (len(n.cpus & request.available) for n in topology.numa_nodes.values()), reverse=True
+    if isinstance(result, ChosenCPUs):
+        assert len(topology.numa_of(result.cpus)) == fewest(
+            topology, request.available, request.count
         )
-        fewest = next(
-            k for k, total in enumerate(itertools.accumulate(room), 1) if total >= request.count
-        )
-        assert len(topology.numa_of(result.cpus)) == fewest
 
 
 @_SLOW
@@ -367,14 +344,7 @@ def test_default_stays_in_one_l3_group_where_one_suffices(
     case: tuple[Topology, TakeRequest],
 ) -> None:
     topology, request = case
-    request = replace(
-        request,
-        smt=SMT.ANY,
-        held=NO_CPUS,
-        prefer=NO_CPUS,
-        affinity=None,
-        settings=Settings(isolated=IsolatedCPUs.ANY),
-    )
+    request = alone(request, SMT.ANY, affinity=None)
     result = take_cpus(topology, request)
     if isinstance(result, ChosenCPUs) and any(
         len(g.cpus & n.cpus & request.available) >= request.count
@@ -456,52 +426,26 @@ def test_giving_back_keeps_few_numa_nodes_and_whole_cores(
     count = data.draw(st.integers(0, len(held)))
     kept = shrunk(topology, held, count, SMT.ANY)
     assert len(kept) == count
-    room = sorted((len(n.cpus & held) for n in topology.numa_nodes.values()), reverse=True)
-    fewest = next(
-        (k for k, total in enumerate(itertools.accumulate(room), 1) if total >= len(kept)), 0
-    )
-    assert len(topology.numa_of(kept)) == (fewest if kept else 0)
+    assert len(topology.numa_of(kept)) == fewest(topology, held, count)
     spread = shrunk(topology, held, count, SMT.SPREAD)
     if max(own_counts(topology, spread).values(), default=0) > 1:
         assert topology.siblings_of(spread) >= held
 
 
 @_SLOW
-@given(machines(odd=False), st.data())
+@given(machines(), st.data())
 def test_packed_equals_the_kubelet(topology: Topology, data: st.DataObject) -> None:
+    """Averages included: cores of another size than the average are taken thread by thread."""
     free = data.draw(st.one_of(st.just(topology.online), subsets(topology.online)))
     count = data.draw(st.integers(0, len(free)))
     caches = data.draw(st.booleans()) and bool(topology.l3_groups)
-    request = TakeRequest(
-        count=count,
-        available=free,
-        smt=SMT.ANY,
-        settings=Settings(cpu_order=CPUOrder.KUBELET, align_l3=caches),
-    )
+    across = not caches and data.draw(st.booleans())
+    order = Settings(cpu_order=CPUOrder.KUBELET, align_l3=caches, distribute_across_cores=across)
+    request = TakeRequest(count=count, available=free, smt=SMT.ANY, settings=order)
     result = take_cpus(topology, request)
     assert isinstance(result, ChosenCPUs)
-    oracle = KubeletOracle(topology)
-    assert set(result.cpus) == oracle.packed(free, count, caches=caches)
-
-
-@_SLOW
-@given(machines(), st.data())
-def test_packed_equals_the_kubelet_on_uneven_machines(
-    topology: Topology, data: st.DataObject
-) -> None:
-    """Averages included: cores of another size than the average are taken thread by thread."""
-    free = data.draw(subsets(topology.online))
-    count = data.draw(st.integers(0, len(free)))
-    caches = data.draw(st.booleans()) and bool(topology.l3_groups)
-    request = TakeRequest(
-        count=count,
-        available=free,
-        smt=SMT.ANY,
-        settings=Settings(cpu_order=CPUOrder.KUBELET, align_l3=caches),
-    )
-    result = take_cpus(topology, request)
-    assert isinstance(result, ChosenCPUs)
-    assert set(result.cpus) == KubeletOracle(topology).packed(free, count, caches=caches)
+    expected = KubeletOracle(topology).packed(free, count, caches=caches, across=across)
+    assert set(result.cpus) == expected
 
 
 @_SLOW
@@ -522,24 +466,6 @@ def test_distributed_equals_the_kubelet(topology: Topology, data: st.DataObject)
     result = take_cpus(topology, request)
     assert isinstance(result, ChosenCPUs)
     assert set(result.cpus) == KubeletOracle(topology).distributed(aligned, count, 1, hint)
-
-
-@_SLOW
-@given(machines(), st.data())
-def test_distributed_across_cores_equals_the_kubelet(
-    topology: Topology, data: st.DataObject
-) -> None:
-    free = data.draw(st.one_of(st.just(topology.online), subsets(topology.online)))
-    count = data.draw(st.integers(0, len(free)))
-    request = TakeRequest(
-        count=count,
-        available=free,
-        smt=SMT.ANY,
-        settings=Settings(cpu_order=CPUOrder.KUBELET, align_l3=False, distribute_across_cores=True),
-    )
-    result = take_cpus(topology, request)
-    assert isinstance(result, ChosenCPUs)
-    assert set(result.cpus) == KubeletOracle(topology).packed(free, count, across=True)
 
 
 @_SLOW
@@ -603,7 +529,5 @@ def test_many_numa_nodes_are_ordinary(machine: str, data: st.DataObject | None) 
     assert isinstance(result, ChosenCPUs)
     assert result.cpus <= free
     assert len(result.cpus) == count
-    if order is CPUOrder.DEFAULT and count:
-        room = sorted((len(n.cpus & free) for n in topology.numa_nodes.values()), reverse=True)
-        totals = enumerate(itertools.accumulate(room), 1)
-        assert len(topology.numa_of(result.cpus)) == next(k for k, t in totals if t >= count)
+    if order is CPUOrder.DEFAULT:
+        assert len(topology.numa_of(result.cpus)) == fewest(topology, free, count)

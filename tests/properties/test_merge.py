@@ -6,24 +6,24 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 
 from nri_numa.engine.align import hints
-from nri_numa.engine.align.policies import align
+from nri_numa.engine.align.policies import Problem, align
 from nri_numa.model.workload import Policy
-from tests.checks.merge_cases import POLICIES, Case, additive_case, random_case
+from tests.checks.merge_cases import POLICIES, additive_case, aligned, random_case, walked
 from tests.checks.oracles import Verdict, hints_of, walk
 
 CASES = int(os.environ.get("NRI_NUMA_ORACLE_CASES", "2400"))
 CHUNKS = 12
 
 
-def _check(case: Case, seed: int) -> None:
-    want = case.walked()
-    got = case.aligned()
+def _check(case: Problem, seed: int) -> None:
+    want = walked(case)
+    got = aligned(case)
     assert got == want, f"seed {seed}: {case}"
 
 
@@ -42,7 +42,7 @@ def test_the_search_for_large_machines_prefers_no_other_masks(
     monkeypatch.setattr(hints, "STEP_LIMIT", 1_000_000)
     for seed in range(10_000_000, 10_000_000 + CASES // 2):
         case = random_case(Random(seed))
-        want, got = case.walked(), case.aligned()
+        want, got = walked(case), aligned(case)
         assert got.preferred == want.preferred, f"seed {seed}: {case}"
         if want.preferred and want.affinity is not None:
             assert got.affinity is not None
@@ -51,7 +51,7 @@ def test_the_search_for_large_machines_prefers_no_other_masks(
                 assert _far(case, got) == _far(case, want), f"seed {seed}: {case}"
 
 
-def _far(case: Case, verdict: Verdict) -> int:
+def _far(case: Problem, verdict: Verdict) -> int:
     mask = verdict.affinity or ()
     return sum(case.distance(i, j) for i in mask for j in mask)
 
@@ -66,7 +66,7 @@ def test_the_order_of_demands_does_not_matter() -> None:
         random = Random(seed)
         case = random_case(random)
         other = replace(case, demands=tuple(random.sample(case.demands, len(case.demands))))
-        assert case.aligned() == other.aligned(), seed
+        assert aligned(case) == aligned(other), seed
 
 
 def test_the_fold_of_the_oracle_equals_its_product() -> None:
@@ -88,14 +88,7 @@ def test_admission_is_monotone_in_the_policy() -> None:
     for seed in range(50_000_000, 50_000_000 + CASES // 4):
         case = random_case(Random(seed))
         easy, strict = (
-            align(
-                case.demands,
-                numa_ids=case.numa_ids,
-                policy=policy,
-                distance=case.distance,
-                prefer_closest=case.prefer_closest,
-                rank=case.rank,
-            )
+            align(replace(case, policy=policy))
             for policy in (Policy.BEST_EFFORT, Policy.RESTRICTED)
         )
         assert easy.admitted

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nri_numa.engine.align.hints import ResourceDemand, Steps
 from nri_numa.engine.align.hints import hints_of as engine_hints
-from nri_numa.engine.align.policies import align
+from nri_numa.engine.align.policies import Problem, align
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.workload import Policy
 
@@ -70,12 +70,8 @@ def test_one_numa_node_is_found_when_there_is_one(
     need: int, capacity: list[int], used: list[int], extra: list[tuple[int, int, set[int]]]
 ) -> None:
     demand = _demand(need, capacity, used, extra)
-    found = align(
-        [demand],
-        numa_ids=NUMASet(range(CPU_NODES)),
-        policy=Policy.SINGLE_NUMA_NODE,
-        distance=lambda a, b: 10 if a == b else 20,
-    )
+    nodes, policy = NUMASet(range(CPU_NODES)), Policy.SINGLE_NUMA_NODE
+    found = align(Problem((demand,), nodes, policy, lambda a, b: 10 if a == b else 20))
     fits = [m for m in range(CPU_NODES) if _have(demand, dict(demand.available), (m,)) >= need]
     assert found.admitted is bool(fits)
     if fits:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nri_numa.engine import accounting
 from nri_numa.engine.admit import admit
 from nri_numa.engine.decision import Admitted
 from nri_numa.machine.synthetic import synthetic
@@ -85,7 +84,7 @@ def test_owners_pay_and_the_pool_keeps_its_floor(
                 assert 1000 * len(allocation.cpus) <= paid[container_id]
         pool = state.pool(world.topology, world.settings)
         if state.owned:
-            assert len(pool) >= accounting.floor(machine)
+            assert len(pool) >= machine.floor
             assert len(state.idle) <= limits.idle.of(24)
         for cpus in machine.node_cpus.values():
             keep = limits.numa_pool.of(len(cpus))

@@ -31,8 +31,7 @@ def put(
     qos: QoSClass = GUARANTEED,
 ) -> tuple[str, str]:
     """Place one pod with one container."""
-    of = pod(name, annotations, qos=qos)
-    return world.place(of, container(of, wants=resources(cpus, memory)))
+    return world.place(pod(name, annotations, qos=qos), wants=resources(cpus, memory))
 
 
 def test_nothing_asked_nothing_touched() -> None:
@@ -109,8 +108,7 @@ def test_kubelet_ties_fill_the_lowest_node_first() -> None:
 
 def test_single_numa_node_refuses_what_needs_two_and_says_what_there_was() -> None:
     world = World(machines.dual_smt())
-    of = pod("big", SINGLE)
-    refused = world.refuse(of, container(of, wants=resources(33, 1)))
+    refused = world.refuse(pod("big", SINGLE), wants=resources(33, 1))
     assert refused.reason == "TopologyAffinityError"
     for words in ("default/big", "app", "33 exclusive CPUs", "NUMA node 0: 32", "NUMA node 1: 32"):
         assert words in refused.message
@@ -121,8 +119,7 @@ def test_restricted_admits_what_an_empty_machine_would_split_and_no_more() -> No
     cpus, mems = put(world, "two", {"policy": "restricted"}, 40, 100)
     assert len(CPUSet.parse(cpus)) == 40
     assert mems == "0-1"
-    of = pod("small", {"policy": "restricted"})
-    refused = world.refuse(of, container(of, wants=resources(25, 1)))
+    refused = world.refuse(pod("small", {"policy": "restricted"}), wants=resources(25, 1))
     assert refused.reason == "TopologyAffinityError"
 
 
@@ -155,15 +152,13 @@ def test_restricted_admits_no_wider_set_than_the_neediest_resource_needs() -> No
     world = World(machines.dual_smt())
     put(world, "half", {"policy": "single-numa-node"}, 20, 1)
     put(world, "other", {"policy": "single-numa-node"}, 20, 1)
-    of = pod("one", {"policy": "restricted"})
-    message = world.refuse(of, container(of, wants=resources(20, 1))).message
+    message = world.refuse(pod("one", {"policy": "restricted"}), wants=resources(20, 1)).message
     assert "at most 12 CPUs free on one NUMA node" in message
 
 
 def test_the_kubelets_verdict_stays_behind_its_setting() -> None:
     world = World(machines.dual_smt(), Settings(kubelet_memory=True))
-    of = pod("wide", {"policy": "restricted"})
-    message = world.refuse(of, container(of, wants=resources(40, 1))).message
+    message = world.refuse(pod("wide", {"policy": "restricted"}), wants=resources(40, 1)).message
     assert (
         "wants one number of NUMA nodes for all, as the kubelet's does (kubeletMemory)" in message
     )
@@ -185,7 +180,7 @@ def test_widen_takes_the_narrowest_that_works(policy: str) -> None:
 def test_widen_still_refuses_what_the_machine_does_not_have() -> None:
     world = World(machines.dual_smt())
     of = pod("a", {"policy": "restricted", "on-failure": "widen"})
-    assert world.refuse(of, container(of, wants=resources(65, 1)))
+    assert world.refuse(of, wants=resources(65, 1))
 
 
 def test_unpinned_starts_untouched() -> None:
@@ -202,8 +197,7 @@ def test_exclusive_without_a_policy_takes_cpus_anywhere() -> None:
 
 def test_a_fraction_of_own_cpus_is_refused_with_that_reason() -> None:
     world = World(machines.dual_smt())
-    of = pod("a", {"cpus": "exclusive"})
-    refused = world.refuse(of, container(of, wants=resources(1.5)))
+    refused = world.refuse(pod("a", {"cpus": "exclusive"}), wants=resources(1.5))
     assert "1500m" in refused.message
     assert "whole" in refused.message
 
@@ -211,16 +205,15 @@ def test_a_fraction_of_own_cpus_is_refused_with_that_reason() -> None:
 def test_more_own_cpus_than_free_is_refused() -> None:
     world = World(machines.single_no_smt())
     of = pod("a", {"cpus": "exclusive"})
-    refused = world.refuse(of, container(of, wants=resources(5)))
+    refused = world.refuse(of, wants=resources(5))
     assert refused.reason == "NotEnoughCPUs"
-    refused = world.refuse(of, container(of, wants=resources(4)))
+    refused = world.refuse(of, wants=resources(4))
     assert refused.reason == "SharedPoolEmpty"
 
 
 def test_full_core_refuses_what_is_no_multiple_of_the_threads() -> None:
     world = World(machines.single_smt())
-    of = pod("a", {"cpus": "exclusive", "smt": "full-core"})
-    refused = world.refuse(of, container(of, wants=resources(3)))
+    refused = world.refuse(pod("a", {"cpus": "exclusive", "smt": "full-core"}), wants=resources(3))
     assert refused.reason == "SMTAlignmentError"
     assert "3 exclusive CPUs" in refused.message
     cpus = CPUSet.parse(put(world, "b", {"cpus": "exclusive", "smt": "full-core"}, 4)[0])
@@ -245,13 +238,12 @@ def test_a_refusal_for_whole_cores_names_what_would_fit(
     world = World(machine(), Settings(limits=Limits(pool=CPUAmount(1))))
     if taken:
         put(world, "taken", wishes, taken)
-    of = pod("a", wishes)
-    refused = world.refuse(of, container(of, wants=resources(wanted)))
+    refused = world.refuse(pod("a", wishes), wants=resources(wanted))
     named = re.search(r"so ([\d or]+) would fit", refused.message)
     assert tuple(map(int, named[1].split(" or ") if named else ())) == fitting, refused.message
     for number in fitting:
         one = pod(f"b{number}", wishes)
-        world.place(one, container(one, wants=resources(number)))
+        world.place(one, wants=resources(number))
         world.remove_pod(one)
 
 
@@ -308,16 +300,14 @@ def test_shared_requests_leave_less_for_owners() -> None:
 def test_owners_never_take_the_last_cpu_of_a_nodes_shared_containers() -> None:
     world = World(machines.dual_no_smt(), Settings(strategy=Strategy.PACK))
     put(world, "shared", SINGLE, 0, 1, BURSTABLE)
-    of = pod("own", SINGLE)
-    assert world.place(of, container(of, wants=resources(8, 1)))[1] == "1"
+    assert world.place(pod("own", SINGLE), wants=resources(8, 1))[1] == "1"
     assert world.cpus("shared-app") == CPUSet(range(8))
 
 
 def test_memory_counts_what_is_bound_and_what_the_kernel_has() -> None:
     world = World(machines.dual_smt(), reading=Reading(memory={0: 8 * GIB, 1: 60 * GIB}))
     assert put(world, "a", SINGLE, 1.5, 16)[1] == "1"
-    of = pod("b", SINGLE)
-    refused = world.refuse(of, container(of, wants=resources(1.5, 50)))
+    refused = world.refuse(pod("b", SINGLE), wants=resources(1.5, 50))
     assert "NUMA node 0: 30.5 CPUs" in refused.message or "8.0 GiB" in refused.message
 
 
@@ -342,16 +332,13 @@ def test_hugepages_decide_the_node() -> None:
     made = container(of, wants=resources(1.5, 1, hugepages={2 << 20: 256 << 20}))
     assert world.place(of, made)[1] == "1"
     again = pod("b", SINGLE)
-    refused = world.refuse(
-        again, container(again, wants=resources(1.5, 1, hugepages={2 << 20: 300 << 20}))
-    )
+    refused = world.refuse(again, wants=resources(1.5, 1, hugepages={2 << 20: 300 << 20}))
     assert "huge pages" in refused.message
 
 
 def test_a_huge_page_size_that_does_not_exist_is_refused() -> None:
     world = World(machines.dual_smt())
-    of = pod("a", SINGLE)
-    refused = world.refuse(of, container(of, wants=resources(1.5, 1, hugepages={1 << 30: 1 << 30})))
+    refused = world.refuse(pod("a", SINGLE), wants=resources(1.5, 1, hugepages={1 << 30: 1 << 30}))
     assert "1.0 GiB in huge pages of 1.0 GiB" in refused.message
 
 
@@ -491,8 +478,7 @@ def test_observe_decides_and_changes_nothing() -> None:
 
 def test_a_refusal_on_a_large_machine_stays_readable() -> None:
     world = World(synthetic(sockets=4, numa_per_socket=4, cores_per_numa=2))
-    of = pod("a", SINGLE)
-    refused = world.refuse(of, container(of, wants=resources(400, 1)))
+    refused = world.refuse(pod("a", SINGLE), wants=resources(400, 1))
     assert "and 8 more NUMA nodes" in refused.message
     assert len(refused.message) < 1000
 
@@ -527,18 +513,16 @@ def test_a_machine_whose_numa_nodes_have_no_cpus_runs_everything_unpinned() -> N
     cpus = {i: replace(c, numa_node=None) for i, c in topology.cpus.items()}
     world = World(replace(topology, numa_nodes=nodes, cpus=cpus))
     of = pod("a", {"policy": "best-effort"}, qos=BURSTABLE)
-    assert world.place(of, container(of, wants=resources(1.5))) == ("", "")
+    assert world.place(of, wants=resources(1.5)) == ("", "")
     world.check()
 
 
 def test_the_kubelets_groups_of_numa_nodes_never_overlap() -> None:
     world = World(machines.snc_smt(), Settings(kubelet_memory=True, kubelet_ties=True))
     two = {"policy": "restricted", "bind": "cpu+mem"}
-    of = pod("pair", two)
-    assert world.place(of, container(of, wants=resources(10, 20)))[1] == "0-1"
+    assert world.place(pod("pair", two), wants=resources(10, 20))[1] == "0-1"
     # Memory is left on NUMA node 1, but it is tied to NUMA node 0 now.
-    one = pod("one", SINGLE)
-    assert world.place(one, container(one, wants=resources(2, 2)))[1] == "2"
+    assert world.place(pod("one", SINGLE), wants=resources(2, 2))[1] == "2"
 
 
 def test_huge_pages_widen_the_memory_nodes_too() -> None:

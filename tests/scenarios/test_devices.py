@@ -126,8 +126,7 @@ def test_a_single_container_may_ignore_what_the_pod_aligns() -> None:
 
 def test_where_the_gpus_numa_node_is_full_it_is_refused_with_both_reasons() -> None:
     world = two_nodes()
-    full = pod("full", {"numacpu": "4-7", "cpus": "exclusive"})
-    world.place(full, container(full, wants=resources(4, 1)))
+    world.place(pod("full", {"numacpu": "4-7", "cpus": "exclusive"}), wants=resources(4, 1))
     of = pod("a", {"policy": "single-numa-node", "cpus": "exclusive"})
     refused = world.refuse(of, with_gpus(of))
     assert isinstance(refused, Refused)
@@ -138,8 +137,7 @@ def test_where_the_gpus_numa_node_is_full_it_is_refused_with_both_reasons() -> N
 
 def test_best_effort_goes_elsewhere_and_says_where_the_device_is() -> None:
     world = two_nodes()
-    full = pod("full", {"numacpu": "4-7", "cpus": "exclusive"})
-    world.place(full, container(full, wants=resources(4, 1)))
+    world.place(pod("full", {"numacpu": "4-7", "cpus": "exclusive"}), wants=resources(4, 1))
     of = pod("a", {"policy": "best-effort", "cpus": "exclusive"})
     where, _ = world.place(of, with_gpus(of))
     assert CPUSet.parse(where) <= ON_0
@@ -148,8 +146,7 @@ def test_best_effort_goes_elsewhere_and_says_where_the_device_is() -> None:
 
 def test_a_device_of_several_numa_nodes_suits_each_of_them() -> None:
     world = two_nodes()
-    full = pod("full", {"numacpu": "0-3", "cpus": "exclusive"})
-    world.place(full, container(full, wants=resources(4, 1)))
+    world.place(pod("full", {"numacpu": "0-3", "cpus": "exclusive"}), wants=resources(4, 1))
     of = pod("a", {"policy": "single-numa-node", "cpus": "exclusive"})
     where, _ = world.place(of, with_gpus(of, gpu=(0, 1)))
     assert CPUSet.parse(where) <= ON_1
@@ -274,9 +271,9 @@ def test_pods_without_devices_keep_away_from_free_ones() -> None:
     world = World(machines.dual_smt_16(), reading=Reading(devices={0: 2, 1: 0}))
     for name in ("a", "b"):
         of = pod(name, {"policy": "single-numa-node"})
-        assert world.place(of, container(of, wants=resources(3, 1)))[1] == "1"
+        assert world.place(of, wants=resources(3, 1))[1] == "1"
     of = pod("c", {"policy": "single-numa-node"})
-    assert world.place(of, container(of, wants=resources(3, 1)))[1] == "0", "it fits nowhere else"
+    assert world.place(of, wants=resources(3, 1))[1] == "0", "it fits nowhere else"
     world.check()
 
 

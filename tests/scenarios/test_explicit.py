@@ -54,7 +54,7 @@ def test_listed_and_exclusive_belongs_to_nobody_else() -> None:
     world = World(machines.single_no_smt())
     world.place(pod("plain", {}, qos=QoSClass.BEST_EFFORT))
     of = pod("a", {"numacpu": "1-2", "cpus": "exclusive"})
-    assert world.place(of, container(of, wants=resources(2))) == ("1-2", "")
+    assert world.place(of, wants=resources(2)) == ("1-2", "")
     assert world.has("plain-app")[0] == "0,3"
     refused = world.refuse(pod("b", {"numacpu": "2"}))
     assert refused.reason == "CPUOwned"
@@ -66,8 +66,7 @@ def test_listed_and_exclusive_belongs_to_nobody_else() -> None:
 def test_exclusive_grants_avoid_listed_cpus() -> None:
     world = World(machines.single_no_smt())
     world.place(pod("a", {"numacpu": "0-1"}))
-    of = pod("b", {"cpus": "exclusive"})
-    cpus, _ = world.place(of, container(of, wants=resources(1)))
+    cpus, _ = world.place(pod("b", {"cpus": "exclusive"}), wants=resources(1))
     assert cpus in ("2", "3")
 
 
@@ -89,8 +88,7 @@ def test_what_does_not_exist_is_refused(
     annotations: dict[str, str], reason: str, words: tuple[str, ...]
 ) -> None:
     world = World(machines.snc_smt())
-    of = pod("bad", annotations)
-    refused = world.refuse(of, container(of, wants=resources(32)))
+    refused = world.refuse(pod("bad", annotations), wants=resources(32))
     assert refused.reason == reason
     for word in ("default/bad", "app", *annotations.values(), "expected", *words):
         if word != "exclusive":
@@ -124,7 +122,7 @@ def test_reserved_cpus_are_out_of_reach_of_lists_but_those_of_a_rule() -> None:
     lenient = World(topology, Settings(reserved_cpus=CPUSet([0]), rules=ruled))
     assert lenient.place(pod("a", namespace="system")) == ("0", "")
     of = pod("x", {"cpus": "exclusive"}, namespace="system")
-    refused = lenient.refuse(of, container(of, wants=resources(1)))
+    refused = lenient.refuse(of, wants=resources(1))
     assert refused.reason == "CPUReserved"
     assert "expected CPUs among 1-3" in refused.message
     assert (
@@ -140,10 +138,8 @@ def test_reserved_cpus_are_out_of_reach_of_lists_but_those_of_a_rule() -> None:
 
 def test_exclusive_lists_may_not_overlap_other_lists() -> None:
     world = World(machines.single_no_smt())
-    paid = pod("a", {"numacpu": "1"})
-    world.place(paid, container(paid, wants=resources(1)))
-    of = pod("b", {"numacpu": "1-2", "cpus": "exclusive"})
-    refused = world.refuse(of, container(of, wants=resources(2)))
+    world.place(pod("a", {"numacpu": "1"}), wants=resources(1))
+    refused = world.refuse(pod("b", {"numacpu": "1-2", "cpus": "exclusive"}), wants=resources(2))
     assert refused.reason == "CPUListed"
     assert "default/a/app" in refused.message
 
@@ -157,8 +153,7 @@ def test_a_node_without_memory_is_refused() -> None:
 
 def test_a_memory_limit_that_does_not_fit_is_refused_instead_of_left_to_the_oom_killer() -> None:
     world = World(machines.snc_smt())  # 16 GiB on each NUMA node
-    of = pod("a", {"numacpu": "0", "numamem": "0"})
-    refused = world.refuse(of, container(of, wants=resources(1, 17)))
+    refused = world.refuse(pod("a", {"numacpu": "0", "numamem": "0"}), wants=resources(1, 17))
     assert refused.reason == "NotEnoughMemory"
     assert "17.0 GiB" in refused.message
     assert "NUMA node 0: 16.0 GiB" in refused.message
@@ -175,7 +170,7 @@ def test_huge_pages_that_do_not_fit_are_refused_too(wishes: dict[str, str]) -> N
     pods = [pod(name, {**wishes, "numamem": "1"}) for name in "abc"]
     world.place(pods[0], container(pods[0], wants=wants))
     for of in pods[1:]:
-        refused = world.refuse(of, container(of, wants=wants))
+        refused = world.refuse(of, wants=wants)
         assert refused.reason == "NotEnoughMemory"
         assert (
             "numamem is '1' (annotation numa.kubernetes.io/numamem), but hugepages-1Gi: 2.0 GiB "
@@ -188,7 +183,7 @@ def test_huge_pages_that_do_not_fit_are_refused_too(wishes: dict[str, str]) -> N
 def test_memory_that_the_kernel_does_not_have_counts_as_gone() -> None:
     world = World(machines.snc_smt(), reading=Reading(memory={0: GIB}))
     of = pod("a", {"numamem": "0"})
-    assert world.refuse(of, container(of, wants=resources(1, 2))).reason == "NotEnoughMemory"
+    assert world.refuse(of, wants=resources(1, 2)).reason == "NotEnoughMemory"
 
 
 def test_unpinned_starts_untouched_when_the_list_is_no_good() -> None:
@@ -204,6 +199,5 @@ def test_lists_on_a_memory_tier_are_taken_even_when_computed_pins_may_not_use_it
     topology = synthetic(sockets=1, numa_per_socket=1, cores_per_numa=2, memory_only_gib=[8])
     world = World(topology)
     tier = str(topology.memory_nodes - topology.cpu_nodes)
-    of = pod("a", {"numamem": tier})
-    assert world.place(of, container(of, wants=resources(1, 4)))[1] == tier
+    assert world.place(pod("a", {"numamem": tier}), wants=resources(1, 4))[1] == tier
     assert NUMASet.parse(tier)

@@ -69,12 +69,10 @@ def test_only_gives_owners_isolated_cpus_and_nothing_else() -> None:
     world = World(machine("2-3,18-19"), Settings(isolated=IsolatedCPUs.ONLY))
     assert largest(world.agent.machine, world.agent.state) == {0: 4, 1: 0}
     assert together(world.agent.machine, world.agent.state) == 4
-    of = pod("many", OWN)
-    answer = world.refuse(of, container(of, wants=resources(5)))
+    answer = world.refuse(pod("many", OWN), wants=resources(5))
     assert "5 exclusive CPUs needed, this machine has 4" in answer.message
     assert put(world, "own", OWN, 4)[0] == "2-3,18-19"
-    of = pod("late", OWN)
-    assert "(isolatedCPUs: only)" in world.refuse(of, container(of, wants=resources(1))).message
+    assert "(isolatedCPUs: only)" in world.refuse(pod("late", OWN), wants=resources(1)).message
     world.check()
 
 

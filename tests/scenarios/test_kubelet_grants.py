@@ -58,7 +58,7 @@ def shared(world: World, name: str = "plain", annotations: dict[str, str] | None
     """A container without a grant, with the kubelet's shared set of now."""
     of = pod(name, annotations, qos=QoSClass.BURSTABLE)
     now = str(world.agent.state.kubelet.shared[0])
-    world.place(of, container(of, wants=sent(now, resources(1, 1))))
+    world.place(of, wants=sent(now, resources(1, 1)))
     return f"{name}-{APP}"
 
 
@@ -80,7 +80,7 @@ def test_a_grant_stays_the_kubelets_and_leaves_the_shared_pool() -> None:
     plain = shared(world)
     of = kubelets(world, "g", "2-3")
     assert world.has(plain)[0] == "0-1"
-    assert world.place(of, container(of, wants=sent("2-3"))) == ("2-3", "")
+    assert world.place(of, wants=sent("2-3")) == ("2-3", "")
     assert shown(world, "g-app") == "kubelet"
     assert "the kubelet granted it CPUs 2-3" in world.agent.state.allocations["g-app"].reason
     assert world.has(shared(world, "later"))[0] == "0-1"
@@ -93,7 +93,7 @@ def test_granted_cpus_come_back_when_the_kubelet_says_so() -> None:
     world.kubelet()
     plain = shared(world)
     of = kubelets(world, "g", "2-3")
-    world.place(of, container(of, wants=sent("2-3")))
+    world.place(of, wants=sent("2-3"))
     world.stop("g-app")
     assert world.has(plain)[0] == "0-1"
     world.kubelet({})
@@ -104,10 +104,8 @@ def test_granted_cpus_come_back_when_the_kubelet_says_so() -> None:
 def test_exclusive_pods_of_ours_never_get_granted_cpus() -> None:
     world = World(machines.single_no_smt())
     world.kubelet({("g", APP): "0-1"})
-    of = pod("own", OWN)
-    assert world.place(of, container(of, wants=resources(1, 1)))[0] == "2"
-    too_many = pod("own2", OWN)
-    refused = world.refuse(too_many, container(too_many, wants=resources(2, 1)))
+    assert world.place(pod("own", OWN), wants=resources(1, 1))[0] == "2"
+    refused = world.refuse(pod("own2", OWN), wants=resources(2, 1))
     assert refused.reason in {"NotEnoughCPUs", "SharedPoolEmpty"}
     world.check()
 
@@ -115,7 +113,7 @@ def test_exclusive_pods_of_ours_never_get_granted_cpus() -> None:
 def test_granted_cpus_cannot_be_listed_and_the_refusal_says_whose_they_are() -> None:
     world = World(machines.single_no_smt())
     of = kubelets(world, "g", "2-3")
-    world.place(of, container(of, wants=sent("2-3")))
+    world.place(of, wants=sent("2-3"))
     asks = pod("asks", {"numacpu": "1-2"})
     refused = world.refuse(asks, container(asks))
     assert refused.reason == "CPUOwned"
@@ -137,7 +135,7 @@ def test_who_asks_for_nothing_is_left_to_the_kubelet(annotations: dict[str, str]
 def test_a_list_of_the_pod_is_refused_unless_overriding_is_allowed() -> None:
     world = World(machines.single_no_smt())
     of = kubelets(world, "g", "2-3", {"numacpu": "1"})
-    refused = world.refuse(of, container(of, wants=sent("2-3")))
+    refused = world.refuse(of, wants=sent("2-3"))
     assert refused.reason == "KubeletPinned"
     for words in (
         "default/g",
@@ -149,7 +147,7 @@ def test_a_list_of_the_pod_is_refused_unless_overriding_is_allowed() -> None:
         assert words in refused.message
     world = World(machines.single_no_smt(), ANNOTATED)
     of = kubelets(world, "g", "2-3", {"numacpu": "1"})
-    assert world.place(of, container(of, wants=sent("2-3")))[0] == "1"
+    assert world.place(of, wants=sent("2-3"))[0] == "1"
     assert world.agent.state.allocations["g-app"].kind is Kind.EXPLICIT
     assert shown(world, "g-app") == "explicit"
     # The kubelet goes on believing: nobody else gets what it granted.
@@ -160,13 +158,13 @@ def test_a_list_of_the_pod_is_refused_unless_overriding_is_allowed() -> None:
 def test_a_list_may_name_what_the_kubelet_granted_the_same_container() -> None:
     world = World(machines.single_no_smt(), ANNOTATED)
     of = kubelets(world, "g", "2-3", {"numacpu": "1-2"})
-    assert world.place(of, container(of, wants=sent("2-3")))[0] == "1-2"
+    assert world.place(of, wants=sent("2-3"))[0] == "1-2"
 
 
 def test_a_list_that_says_the_same_as_the_kubelet_is_no_conflict() -> None:
     world = World(machines.single_no_smt())
     of = kubelets(world, "g", "2-3", {"numacpu": "2,3"})
-    assert world.place(of, container(of, wants=sent("2-3")))[0] == "2-3"
+    assert world.place(of, wants=sent("2-3"))[0] == "2-3"
     assert shown(world, "g-app") == "kubelet"
 
 
@@ -204,8 +202,7 @@ def test_who_has_no_grant_is_ours_when_annotated() -> None:
     world = World(machines.single_no_smt())
     world.kubelet({("g", APP): "3"})
     assert world.has(shared(world, "listed", {"numacpu": "1"}))[0] == "1"
-    of = pod("own", OWN)
-    own = world.place(of, container(of, wants=sent("0-2", resources(1, 1))))[0]
+    own = world.place(pod("own", OWN), wants=sent("0-2", resources(1, 1)))[0]
     assert own in {"0", "2"}
     # The kubelet's reconcile loop sends its shared set; the answer keeps ours.
     world.update("own-app", Resources(cpus="0-2"))
@@ -218,7 +215,7 @@ def test_memory_nodes_alone_are_added_to_granted_cpus() -> None:
     """The kubelet manages CPUs only: a list of memory nodes takes nothing from it."""
     world = World(machines.dual_smt())
     of = kubelets(world, "g", "2-3", {"numamem": "1"})
-    assert world.place(of, container(of, wants=sent("2-3"))) == ("2-3", "1")
+    assert world.place(of, wants=sent("2-3")) == ("2-3", "1")
     world.check()
 
 
@@ -230,7 +227,7 @@ def test_a_resize_leaves_a_container_with_a_grant_where_it_is(
 ) -> None:
     world = World(machines.dual_smt(), ANNOTATED)
     of = kubelets(world, "g", "2-3", asks)
-    assert world.place(of, container(of, wants=sent("2-3"))) == has
+    assert world.place(of, wants=sent("2-3")) == has
     refused = world.update("g-app", resources(3, 2))
     assert refused is None, refused
     assert world.has("g-app") == has
@@ -242,18 +239,15 @@ def test_granted_memory_is_the_kubelets_too() -> None:
     world = World(machines.dual_smt())
     world.kubelet(mems={("m", APP): "0"})
     of = pod("m", {"numamem": "1"}, qos=QoSClass.GUARANTEED)
-    refused = world.refuse(of, container(of, wants=resources(0.5, 1)))
+    refused = world.refuse(of, wants=resources(0.5, 1))
     assert refused.reason == "KubeletPinned"
     assert "memory of NUMA node 0" in refused.message
-    policy = pod("m", {"policy": "best-effort"})
-    cpus, mems = world.place(policy, container(policy, wants=resources(0.5, 1)))
+    cpus, mems = world.place(pod("m", {"policy": "best-effort"}), wants=resources(0.5, 1))
     assert (bool(cpus), mems) == (True, "")
-    silent = pod("m")
-    assert world.place(silent, container(silent, wants=resources(0.5, 1)))[1] == ""
+    assert world.place(pod("m"), wants=resources(0.5, 1))[1] == ""
     bound = pod("m", {"policy": "best-effort", "bind": "cpu"})
-    assert world.place(bound, container(bound, wants=resources(0.5, 1)))[1] == ""
-    same = pod("m", {"numamem": "0"})
-    assert world.place(same, container(same, wants=resources(0.5, 1)))[1] == "0"
+    assert world.place(bound, wants=resources(0.5, 1))[1] == ""
+    assert world.place(pod("m", {"numamem": "0"}), wants=resources(0.5, 1))[1] == "0"
 
 
 def test_granted_memory_is_not_promised_again() -> None:
@@ -286,7 +280,7 @@ def test_a_kubelet_that_becomes_static_takes_its_containers_back() -> None:
     """It knows the pod is Guaranteed, and grants; by default that side wins, once."""
     world = World(machines.dual_smt())
     of = pod("own", {"cpus": "exclusive", "policy": "single-numa-node"})
-    cpus, mems = world.place(of, container(of, wants=resources(2, 1)))
+    cpus, mems = world.place(of, wants=resources(2, 1))
     assert mems
     plain = pod("plain", qos=QoSClass.BEST_EFFORT)
     world.place(plain)
@@ -305,10 +299,8 @@ def test_a_kubelet_that_becomes_static_takes_its_containers_back() -> None:
 
 def test_an_unbound_container_becomes_the_kubelets_even_on_cpus_of_an_owner() -> None:
     world = World(machines.single_no_smt())
-    plain = pod("plain")
-    world.place(plain, container(plain, wants=resources(1, 1)))
-    own = pod("own", OWN)
-    owned = world.place(own, container(own, wants=resources(1, 1)))[0]
+    world.place(pod("plain"), wants=resources(1, 1))
+    owned = world.place(pod("own", OWN), wants=resources(1, 1))[0]
     world.kubelet({("plain", APP): owned})
     world.update("plain-app", Resources(cpus=owned))
     assert world.has("plain-app")[0] == owned  # said and counted; docs/kubelet.md
@@ -318,7 +310,7 @@ def test_an_unbound_container_becomes_the_kubelets_even_on_cpus_of_an_owner() ->
 def test_what_overrides_the_kubelet_goes_on_doing_so() -> None:
     world = World(machines.single_no_smt(), ANNOTATED)
     of = kubelets(world, "g", "2-3", {"numacpu": "1"})
-    world.place(of, container(of, wants=sent("2-3")))
+    world.place(of, wants=sent("2-3"))
     world.update("g-app", Resources(cpus="2-3"))
     assert world.has("g-app")[0] == "1"
     # Somebody else's set on a container with a grant is not the kubelet's wish.
@@ -330,7 +322,7 @@ def test_what_overrides_the_kubelet_goes_on_doing_so() -> None:
 def test_an_annotation_that_cannot_be_read_any_more_leaves_it_to_the_kubelet() -> None:
     world = World(machines.single_no_smt(), ANNOTATED)
     of = kubelets(world, "g", "2-3", {"numacpu": "1"})
-    world.place(of, container(of, wants=sent("2-3")))
+    world.place(of, wants=sent("2-3"))
     world.pods[of.id] = pod("g", {"numacpu": "x"})
     world.update("g-app", Resources(cpus="2-3"))
     assert world.has("g-app")[0] == "2-3"
@@ -342,7 +334,7 @@ def test_after_a_gap_the_kubelets_are_still_the_kubelets(restart: bool) -> None:
     world.kubelet()
     plain = shared(world)
     of = kubelets(world, "g", "2-3")
-    world.place(of, container(of, wants=sent("2-3")))
+    world.place(of, wants=sent("2-3"))
     if restart:
         world.boot()
         assert world.agent.state.kubelet.granted == NO_CPUS
@@ -391,8 +383,7 @@ def test_a_pod_with_a_grant_of_its_own_shares_it_among_its_containers() -> None:
 def test_a_kubelet_before_1_18_names_containers_by_id() -> None:
     world = World(machines.single_no_smt())
     world.agent.granted(KubeletGrants(cpu_policy="static", cpus={("", "g-app"): CPUSet.parse("3")}))
-    of = pod("g")
-    world.place(of, container(of, wants=sent("3")))
+    world.place(pod("g"), wants=sent("3"))
     assert shown(world, "g-app") == "kubelet"
     asks = pod("asks", {"numacpu": "3"})
     assert "container g-app (by the kubelet)" in world.refuse(asks).message
@@ -403,9 +394,9 @@ def test_owners_get_first_what_the_kubelet_never_grants() -> None:
     world = World(machines.single_no_smt())
     world.kubelet(reserved="2-3")
     of = pod("own", OWN)
-    assert world.place(of, container(of, wants=resources(1, 1)))[0] in {"2", "3"}
+    assert world.place(of, wants=resources(1, 1))[0] in {"2", "3"}
     other = World(machines.single_no_smt(), Settings(kubelet_reserved=CPUSet.parse("2-3")))
-    assert other.place(of, container(of, wants=resources(1, 1)))[0] == "0"
+    assert other.place(of, wants=resources(1, 1))[0] == "0"
 
 
 def test_the_shared_pool_is_never_empty_whatever_the_kubelet_grants() -> None:
@@ -413,8 +404,7 @@ def test_the_shared_pool_is_never_empty_whatever_the_kubelet_grants() -> None:
     world = World(machines.single_no_smt())
     world.kubelet()
     plain = shared(world)
-    own = pod("own", OWN)
-    world.place(own, container(own, wants=resources(3, 1)))
+    world.place(pod("own", OWN), wants=resources(3, 1))
     world.kubelet({("g", APP): "3"})
     assert world.has(plain)[0] == "3"
 
@@ -427,7 +417,7 @@ def test_what_the_kubelet_takes_over_loses_our_pin_of_memory_unless_it_sets_its_
     world = World(machines.dual_smt())
     world.synchronize()
     of = pod("early", {"policy": "single-numa-node", "cpus": "exclusive"})
-    assert world.place(of, container(of, wants=resources(2, 1))) == ("0-1", "0")
+    assert world.place(of, wants=resources(2, 1)) == ("0-1", "0")
     world.kubelet({("early", APP): "4-5"})
     assert world.update("early-app", Resources(cpus="4-5", mems=mems)) is None
     assert world.has("early-app") == ("4-5", after)
@@ -439,7 +429,7 @@ def test_other_cpus_than_were_granted_are_no_sign_of_the_kubelet() -> None:
     world = World(machines.dual_smt())
     world.synchronize()
     of = pod("early", {"policy": "single-numa-node", "cpus": "exclusive"})
-    before = world.place(of, container(of, wants=resources(2, 1)))
+    before = world.place(of, wants=resources(2, 1))
     world.kubelet({("early", APP): "4-5"})
     assert world.update("early-app", Resources(cpus="6-7")) is None
     assert world.has("early-app") == before
@@ -451,7 +441,7 @@ def test_a_list_of_granted_cpus_that_started_without_us_is_said_to_stay_unpinned
     """It runs on other CPUs than its pod asks for: an Event and an explanation say so, and why."""
     world = World(machines.dual_smt())
     granted = kubelets(world, "granted", "2-3")
-    world.place(granted, container(granted, wants=sent("2-3")))
+    world.place(granted, wants=sent("2-3"))
     of = pod("late", {"numacpu": "2"}, qos=QoSClass.BURSTABLE)
     late = container(of, wants=sent(str(world.agent.state.kubelet.shared[0]), resources(1, 1)))
     world.pods[of.id], world.live[late.id] = of, late

@@ -32,8 +32,7 @@ def put(
     world: World, name: str, wishes: dict[str, str], cpus: float, memory: float = 1,
     qos: QoSClass = QoSClass.GUARANTEED,
 ) -> tuple[str, str]:  # fmt: skip
-    of = pod(name, wishes, qos=qos)
-    return world.place(of, container(of, wants=resources(cpus, memory)))
+    return world.place(pod(name, wishes, qos=qos), wants=resources(cpus, memory))
 
 
 # --- case 5 -----------------------------------------------------------------------------------
@@ -132,7 +131,7 @@ def test_reserved_huge_pages_are_promised_to_nobody() -> None:
     for name, node in (("a", "1"), ("b", "0")):
         of = pod(name, {"policy": "single-numa-node"})
         size = {GIB: 2 * GIB if name == "a" else GIB}
-        assert world.place(of, container(of, wants=resources(1, 1, hugepages=size)))[1] == node
+        assert world.place(of, wants=resources(1, 1, hugepages=size))[1] == node
     of = pod("c", {"policy": "best-effort", "on-failure": "reject"})
     refused = world.refuse(
         pod("c", {"policy": "single-numa-node"}),
@@ -180,8 +179,7 @@ def test_static_cpus_gives_guaranteed_pods_cpus_without_a_policy() -> None:
 
 def test_static_cpus_refuses_a_pod_that_there_are_no_cpus_for() -> None:
     world = World(machines.single_no_smt(), STATIC)
-    of = pod("a")
-    assert world.refuse(of, container(of, wants=resources(5))).reason == "NotEnoughCPUs"
+    assert world.refuse(pod("a"), wants=resources(5)).reason == "NotEnoughCPUs"
     assert put(World(machines.single_no_smt()), "a", {}, 3) == ("", "")
 
 
@@ -189,16 +187,14 @@ def test_static_cpus_with_the_kubelets_memory_manager_gives_memory_nodes_too() -
     world = World(machines.dual_no_smt(), Settings(static_cpus=True, kubelet_memory=True))
     assert put(world, "a", {}, 2, 12)[1] == "0"
     assert put(world, "b", {}, 2, 12)[1] == "1"
-    of = pod("c")
-    assert world.refuse(of, container(of, wants=resources(2, 12))).reason == "NotEnoughMemory"
+    assert world.refuse(pod("c"), wants=resources(2, 12)).reason == "NotEnoughMemory"
 
 
 def test_static_cpus_leaves_what_somebody_else_pinned() -> None:
     from msgspec.structs import replace
 
     world = World(machines.dual_no_smt(), STATIC)
-    of = pod("a")
-    world.place(of, container(of, wants=replace(resources(2), cpus="3-4")))
+    world.place(pod("a"), wants=replace(resources(2), cpus="3-4"))
     assert world.agent.state.allocations["a-app"].kind is Kind.FOREIGN
 
 
@@ -261,8 +257,7 @@ def test_a_pod_as_wide_as_its_socket_is_as_wide_as_it_needs_to_be() -> None:
 
 def test_cpus_from_elsewhere_in_the_socket_make_a_pod_no_wider() -> None:
     world = one_socket()
-    other = pod("o", {"numacpu": "4-5", "cpus": "exclusive"})
-    world.place(other, container(other, wants=resources(2)))
+    world.place(pod("o", {"numacpu": "4-5", "cpus": "exclusive"}), wants=resources(2))
     of = pod("p", RESTRICTED_POD, total=resources(2, 2))
     for name in "ab":
         world.place(of, container(of, name, resources(1, 1)))
@@ -274,8 +269,7 @@ def test_cpus_that_its_pod_would_not_have_had_are_refused() -> None:
     """Four and four CPUs of which three are free each, as the pod comes that needs two and two."""
     world = one_socket()
     for number, listed in enumerate(("0", "4")):
-        own = pod(f"o{number}", {"numacpu": listed, "cpus": "exclusive"})
-        world.place(own, container(own, wants=resources(1)))
+        world.place(pod(f"o{number}", {"numacpu": listed, "cpus": "exclusive"}), wants=resources(1))
     of = pod("p", RESTRICTED_POD, total=resources(4, 2))
     world.place(of, container(of, "a", resources(2, 1)))
     refused = world.refuse(of, container(of, "b", resources(2, 1)))

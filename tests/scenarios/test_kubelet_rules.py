@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from nri_numa.engine.decision import Reading, Refused
 from nri_numa.engine.state import Kind
@@ -28,13 +29,11 @@ def put(
     world: World, name: str, wishes: dict[str, str], wants: Resources,
     qos: QoSClass = QoSClass.GUARANTEED,
 ) -> tuple[str, str]:  # fmt: skip
-    of = pod(name, wishes, qos=qos)
-    return world.place(of, container(of, wants=wants))
+    return world.place(pod(name, wishes, qos=qos), wants=wants)
 
 
 def refuse(world: World, name: str, wishes: dict[str, str], wants: Resources) -> str:
-    of = pod(name, wishes)
-    return world.refuse(of, container(of, wants=wants)).message
+    return world.refuse(pod(name, wishes), wants=wants).message
 
 
 # --- case 4 -----------------------------------------------------------------------------------
@@ -132,6 +131,14 @@ def test_kubelet_memory_knows_every_size_of_huge_pages() -> None:
     world = two_nodes(kubelet_memory=True, pages={size: GIB})
     assert put(world, "a", SINGLE, resources(1, 1, hugepages={size: GIB}))[1] == "0"
     assert put(world, "b", SINGLE, resources(1, 1, hugepages={size: size}))[1] == "1"
+
+
+def test_whole_cpus_of_a_later_container_need_none_of_its_pods_huge_pages() -> None:
+    world, pages = two_nodes(kubelet_cpus=True, pages={GIB: 2 * GIB}), {GIB: GIB}
+    of = pod("p", {"policy": "restricted", "scope": "pod"})
+    of = replace(of, resources=resources(3.5, 2, hugepages=pages))
+    assert world.place(of, container(of, "a", resources(1.5, 1, hugepages=pages))) == ("", "0")
+    assert world.place(of, container(of, "b", resources(2, 1)))[1] == "0"
 
 
 def test_kubelet_memory_books_huge_pages_with_memory() -> None:

@@ -34,7 +34,7 @@ OWN = {"cpus": "exclusive"}
 def grown(world: World, name: str, annotations: dict[str, str], cpus: float, memory: float = 1):
     """Place one pod with one container and return the pod."""
     of = pod(name, annotations)
-    world.place(of, container(of, wants=resources(cpus, memory)))
+    world.place(of, wants=resources(cpus, memory))
     return of
 
 
@@ -58,9 +58,8 @@ def test_a_grant_shrinks_the_pool_in_the_same_reply_and_a_stop_returns_it() -> N
 def test_only_containers_whose_set_changes_are_updated() -> None:
     world = World(machines.dual_no_smt())
     of = pod("zero", {**SINGLE, "bind": "cpu"}, qos=QoSClass.BURSTABLE)
-    world.place(of, container(of, wants=resources(1.5)))
-    of = pod("one", {**SINGLE, "bind": "cpu"}, qos=QoSClass.BURSTABLE)
-    world.place(of, container(of, wants=resources(0.5)))
+    world.place(of, wants=resources(1.5))
+    world.place(pod("one", {**SINGLE, "bind": "cpu"}, qos=QoSClass.BURSTABLE), wants=resources(0.5))
     assert world.cpus("zero-app").isdisjoint(world.cpus("one-app"))
     of = pod("own", OWN | {"policy": "single-numa-node"})
     answer = world.create(of, container(of, wants=resources(2)))
@@ -78,7 +77,7 @@ def test_a_restarted_container_gets_its_cpus_back() -> None:
     world = World(machines.dual_smt())
     first, second = pod("a", SINGLE), pod("b", SINGLE)
     before = world.place(first, container(first, wants=resources(4), id="a1"))
-    world.place(second, container(second, wants=resources(4)))
+    world.place(second, wants=resources(4))
     world.stop("a1")
     assert world.place(first, container(first, wants=resources(4), id="a2")) == before
 
@@ -233,8 +232,7 @@ def test_an_automatic_owner_that_gets_a_fraction_goes_to_the_shared_pool_with_it
 
 def test_a_shared_container_resizes_in_place_and_never_leaves_its_node() -> None:
     world = World(machines.dual_smt())
-    of = pod("a", SINGLE, qos=QoSClass.BURSTABLE)
-    world.place(of, container(of, wants=resources(1.5, 1)))
+    world.place(pod("a", SINGLE, qos=QoSClass.BURSTABLE), wants=resources(1.5, 1))
     before = world.has("a-app")
     assert world.update("a-app", resources(3.5, 2)) is None
     assert world.has("a-app") == before
@@ -250,8 +248,7 @@ def test_a_shared_container_resizes_in_place_and_never_leaves_its_node() -> None
 
 def test_best_effort_grows_where_it_is_and_says_what_that_node_lacks() -> None:
     world = World(machines.snc_smt())
-    of = pod("a", {"policy": "best-effort"})
-    before = world.place(of, container(of, wants=resources(1.5, 10)))
+    before = world.place(pod("a", {"policy": "best-effort"}), wants=resources(1.5, 10))
     assert world.update("a-app", resources(40.5, 20)) is None
     assert world.has("a-app") == before
     allocation = world.agent.state.allocations["a-app"]
@@ -309,8 +306,7 @@ def test_a_size_change_of_an_unbound_container_is_none_of_our_business() -> None
 
 def test_an_explicit_pin_books_its_new_size_and_refuses_what_does_not_fit() -> None:
     world = World(machines.snc_smt())
-    of = pod("a", {"numacpu": "0-1", "numamem": "0"})
-    world.place(of, container(of, wants=resources(1, 1)))
+    world.place(pod("a", {"numacpu": "0-1", "numamem": "0"}), wants=resources(1, 1))
     assert world.update("a-app", resources(2, 4)) is None
     assert world.agent.state.charge(0).memory == 4 << 30
     assert isinstance(world.update("a-app", resources(2, 40)), Refused)

@@ -323,9 +323,7 @@ def test_an_owner_on_a_foreign_containers_cpus_is_said_and_counted() -> None:
     world.synchronize()
     for name in ("a", "b"):
         of = pod(name)
-        world.place(
-            of, container(of, wants=replace(resources(1), cpus="0-2"))
-        )  # wide: not kept for last
+        world.place(of, wants=replace(resources(1), cpus="0-2"))  # wide: not kept for last
     assert counted(world, "foreign_on_owned_cpus") == 0
     own = grown(world, "own", 1, OWN)
     assert world.has(own)[0] == "0"

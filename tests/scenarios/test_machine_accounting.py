@@ -32,8 +32,7 @@ def _view(world: World) -> LiveView:
 
 def _isolated(world: World, count: int) -> None:
     for n in range(count):
-        of = pod(f"isolated{n}", ISOLATE)
-        world.place(of, container(of, wants=resources(1, 1)))
+        world.place(pod(f"isolated{n}", ISOLATE), wants=resources(1, 1))
 
 
 def test_case_11_idle_siblings_are_not_free_for_shared_containers() -> None:
@@ -41,11 +40,9 @@ def test_case_11_idle_siblings_are_not_free_for_shared_containers() -> None:
     world = World(synthetic(sockets=2, numa_per_socket=1, cores_per_numa=4), MANY_IDLE)
     _isolated(world, 6)
     for n in range(2):
-        of = pod(f"shared{n}", SINGLE)
-        world.place(of, container(of, wants=resources(1.5, 1)))
+        world.place(pod(f"shared{n}", SINGLE), wants=resources(1.5, 1))
 
-    third = pod("shared2", SINGLE)
-    refused = world.refuse(third, container(third, wants=resources(1.5, 1)))
+    refused = world.refuse(pod("shared2", SINGLE), wants=resources(1.5, 1))
 
     assert refused.reason == "TopologyAffinityError"
     assert "free: NUMA node 0: 0.5 CPUs" in refused.message
@@ -59,8 +56,7 @@ def test_case_11_a_refusal_counts_no_idle_cpus() -> None:
     """It said "needs 7.5 CPUs … free: 8"."""
     world = World(machines.dual_smt(), MANY_IDLE)
     _isolated(world, 24)
-    of = pod("shared", SINGLE)
-    refused = world.refuse(of, container(of, wants=resources(8.5, 1)))
+    refused = world.refuse(pod("shared", SINGLE), wants=resources(8.5, 1))
     assert re.search(
         r"needs 8.5 CPUs .* free: NUMA node 0: 8 CPUs, .*NUMA node 1: 8 CPUs", refused.message
     )
@@ -69,11 +65,10 @@ def test_case_11_a_refusal_counts_no_idle_cpus() -> None:
 def test_case_11_owners_leave_what_shared_containers_were_promised() -> None:
     """An owner of several NUMA nodes takes from each what it can spare."""
     world = World(machines.dual_no_smt())
-    shared = pod("shared", SINGLE)
-    _, mems = world.place(shared, container(shared, wants=resources(6, 1)))
+    _, mems = world.place(pod("shared", SINGLE), wants=resources(6, 1))
     of = pod("wide", {"policy": "best-effort", "cpus": "exclusive"})
 
-    world.place(of, container(of, wants=resources(9, 1)))
+    world.place(of, wants=resources(9, 1))
 
     own = world.cpus("wide-app")
     left = world.topology.numa_nodes[int(mems)].cpus - own
@@ -83,28 +78,24 @@ def test_case_11_owners_leave_what_shared_containers_were_promised() -> None:
 def test_case_11_oversold_cpus_cannot_be_owned_and_promised() -> None:
     """With 8 CPUs sold twice and 7 of them owned, 2 are promised and not 9."""
     world = World(machines.single_smt(), Settings(oversale=2.0))
-    owner = pod("owner", SINGLE)
-    world.place(owner, container(owner, wants=resources(7, 1)))
+    world.place(pod("owner", SINGLE), wants=resources(7, 1))
     of = pod("shared", {"policy": "restricted", "cpus": "shared"})
-    refused = world.refuse(of, container(of, wants=resources(2.5, 1)))
+    refused = world.refuse(of, wants=resources(2.5, 1))
     assert "free: NUMA node 0: 2 CPUs" in refused.message
 
 
 def test_case_11_the_last_cpu_of_the_pool_is_not_said_to_be_free() -> None:
     """The text of a refusal counts what could be owned."""
     world = World(machines.single_no_smt())
-    of = pod("all", {"policy": "restricted"})
-    refused = world.refuse(of, container(of, wants=resources(5, 1)))
+    refused = world.refuse(pod("all", {"policy": "restricted"}), wants=resources(5, 1))
     assert "free: NUMA node 0: 3 CPUs" in refused.message
 
 
 def test_case_11_a_shared_container_is_booked_where_there_is_room() -> None:
     """Half of it on each NUMA node would promise more of the fuller one than it has."""
     world = World(machines.dual_no_smt())
-    first = pod("first", SINGLE)
-    world.place(first, container(first, wants=resources(6.5, 1)))
-    wide = pod("wide", {"policy": "best-effort"})
-    world.place(wide, container(wide, wants=resources(9, 1)))
+    world.place(pod("first", SINGLE), wants=resources(6.5, 1))
+    world.place(pod("wide", {"policy": "best-effort"}), wants=resources(9, 1))
     left = world.agent.machine.cpu_left(world.agent.state)
     assert sorted(left.values()) == [0, 500]
     assert all(c.cpu_milli <= 8000 for c in world.agent.state.charges.values())
@@ -143,12 +134,11 @@ def test_a_refusal_says_whose_requests_the_shared_pool_serves() -> None:
     world = World(machines.dual_no_smt())
     for name, cpus in (("big", 7.5), ("other", 8), ("small", 0.25)):
         of = pod(name, {"policy": "single-numa-node"}, qos=QoSClass.BURSTABLE)
-        world.place(of, container(of, wants=resources(cpus)))
+        world.place(of, wants=resources(cpus))
     idle = pod("idle", {"policy": "single-numa-node"}, qos=QoSClass.BEST_EFFORT)
     world.place(idle, container(idle, "none"))
     for asks in ({}, {"policy": "best-effort"}, {"policy": "single-numa-node"}):
-        of = pod("own", {**asks, "cpus": "exclusive"})
-        refused = world.refuse(of, container(of, wants=resources(2)))
+        refused = world.refuse(pod("own", {**asks, "cpus": "exclusive"}), wants=resources(2))
         assert refused.message.endswith(
             "; held: default/other/app requests 8 CPUs of the shared pool, "
             "default/big/app requests 7.5 CPUs of the shared pool, "
@@ -163,8 +153,7 @@ def test_a_resize_that_is_refused_says_who_has_its_numa_node() -> None:
     made = container(of, wants=resources(2, 1))
     world.place(of, made)
     for name, cpus in (("near", 5), ("far", 5)):
-        other = pod(name, mine, qos=QoSClass.BURSTABLE)
-        world.place(other, container(other, wants=resources(cpus)))
+        world.place(pod(name, mine, qos=QoSClass.BURSTABLE), wants=resources(cpus))
     where = {a.pod: a.numa_nodes for a in world.agent.state.allocations.values()}
     near = next(name for name in ("near", "far") if where[name] == where["own"])
     refused = world.update(made.id, resources(8, 1))

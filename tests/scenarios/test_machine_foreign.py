@@ -35,16 +35,14 @@ def test_case_15_cpus_that_somebody_else_pinned_are_the_last(smt: str) -> None:
         synthetic(sockets=1, numa_per_socket=1, cores_per_numa=4, numbering=Numbering.ADJACENT)
     )
     foreign(world, "kubelets", "0-1")
-    of = pod("a", {**SINGLE, "smt": smt})
-    world.place(of, container(of, wants=resources(2, 1)))
+    world.place(pod("a", {**SINGLE, "smt": smt}), wants=resources(2, 1))
     assert not world.cpus("a-app") & world.topology.siblings_of(world.cpus("kubelets-app"))
 
 
 def test_case_15_when_there_are_no_others_they_are_given_and_it_is_said() -> None:
     world = World(machines.single_no_smt())
     foreign(world, "kubelets", "0-1")
-    of = pod("a", SINGLE)
-    assert world.place(of, container(of, wants=resources(3, 1)))[0] == "0,2-3"
+    assert world.place(pod("a", SINGLE), wants=resources(3, 1))[0] == "0,2-3"
     known = world.agent.grounds_of("a-app")
     assert known is not None
     assert "CPU 0 is used by containers that somebody else pinned there, too" in known.basis.steps
@@ -54,10 +52,8 @@ def test_case_15_another_numa_node_comes_first() -> None:
     world = World(machines.dual_no_smt())
     foreign(world, "kubelets", "0-3")
     # More of the memory of NUMA node 1 is in use.
-    other = pod("other", {"numamem": "1"})
-    world.place(other, container(other, wants=resources(0, 4)))
-    of = pod("a", SINGLE)
-    assert world.place(of, container(of, wants=resources(6, 1)))[1] == "1"
+    world.place(pod("other", {"numamem": "1"}), wants=resources(0, 4))
+    assert world.place(pod("a", SINGLE), wants=resources(6, 1))[1] == "1"
 
 
 def test_case_15_the_kubelets_shared_pool_is_no_pin() -> None:
@@ -65,8 +61,7 @@ def test_case_15_the_kubelets_shared_pool_is_no_pin() -> None:
     world = World(machines.dual_no_smt())
     foreign(world, "pool", "0-13")
     assert not _elsewhere(world)
-    of = pod("a", SINGLE)
-    assert world.place(of, container(of, wants=resources(2, 1)))[0] == "0-1"
+    assert world.place(pod("a", SINGLE), wants=resources(2, 1))[0] == "0-1"
 
 
 def test_case_15_it_is_known_after_a_restart_and_forgotten_with_the_container() -> None:

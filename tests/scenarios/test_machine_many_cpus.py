@@ -26,8 +26,7 @@ def test_case_12_ten_thousand_cpus_are_asked_for(wish: dict[str, str], large: bo
     """On a big machine they were placed as 256; elsewhere "needs 256" was refused."""
     big = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=320, threads=1)
     world = World(big if large else machines.dual_smt())
-    of = pod("a", wish)
-    refused = world.refuse(of, container(of, wants=resources(10_000, 1)))
+    refused = world.refuse(pod("a", wish), wants=resources(10_000, 1))
     assert "10000 exclusive CPUs" in refused.message
 
 
@@ -35,7 +34,7 @@ def test_case_12_ten_thousand_cpus_are_asked_for(wish: dict[str, str], large: bo
 def test_case_12_best_effort_and_no_policy_say_it_too(policy: str) -> None:
     world = World(machines.dual_smt())
     of = pod("a", {"policy": policy, "cpus": "exclusive"})
-    refused = world.refuse(of, container(of, wants=resources(10_000, 1)))
+    refused = world.refuse(of, wants=resources(10_000, 1))
     assert "10000 exclusive CPUs needed, this machine has 64 for containers" in refused.message
 
 
@@ -59,7 +58,7 @@ def test_case_12_shares_that_saturate_are_no_number(total: float) -> None:
 def test_case_12_shared_ones_need_at_least_that() -> None:
     world = World(machines.dual_smt())
     of = pod("a", {"policy": "single-numa-node"}, qos=QoSClass.BURSTABLE)
-    refused = world.refuse(of, container(of, wants=Resources(cpu_shares=MANY)))
+    refused = world.refuse(of, wants=Resources(cpu_shares=MANY))
     assert "needs at least 256 CPUs" in refused.message
 
 
@@ -94,5 +93,5 @@ def test_case_12_a_policy_of_a_guaranteed_pod_cannot_know_either() -> None:
 def test_case_12_with_a_limit_shares_do_not_matter() -> None:
     of = pod("a", {"policy": "restricted"})
     wants = replace(resources(300, 1), cpu_shares=MANY)
-    refused = World(machines.dual_smt()).refuse(of, container(of, wants=wants))
+    refused = World(machines.dual_smt()).refuse(of, wants=wants)
     assert "300 exclusive CPUs" in refused.message

@@ -8,7 +8,7 @@ from nri_numa.engine.decision import Reading
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import QoSClass, Strategy
-from tests.beds.world import GIB, World, container, pod, resources
+from tests.beds.world import GIB, World, pod, resources
 from tests.machines import named as machines
 
 POLICY = {"policy": "best-effort"}
@@ -18,11 +18,8 @@ BURSTABLE = QoSClass.BURSTABLE
 def _six(strategy: Strategy, reading: Reading | None = None) -> list[str]:
     """Where six pods of one CPU and 256 MiB go."""
     world = World(machines.dual_no_smt(), Settings(strategy=strategy), reading=reading)
-    found = []
-    for n in range(6):
-        of = pod(f"p{n}", POLICY, qos=BURSTABLE)
-        found.append(world.place(of, container(of, wants=resources(1, 0.25)))[1])
-    return found
+    pods = (pod(f"p{n}", POLICY, qos=BURSTABLE) for n in range(6))
+    return [world.place(of, wants=resources(1, 0.25))[1] for of in pods]
 
 
 # Page cache: node 1 has 3 GiB less of 16.
@@ -43,36 +40,29 @@ def test_case_17_pack_fills_one_by_the_same_measure() -> None:
 def test_case_17_memory_counts_where_it_is_scarcest() -> None:
     """Node 0 has its memory nearly full and its CPUs free; node 1 the other way round, less so."""
     world = World(machines.dual_no_smt())
-    memory = pod("memory", {"numamem": "0"})
-    world.place(memory, container(memory, wants=resources(0, 13)))
-    cpus = pod("cpus", {"numacpu": "8-11", "cpus": "exclusive"})
-    world.place(cpus, container(cpus, wants=resources(4)))
-    of = pod("a", POLICY, qos=BURSTABLE)
-    assert world.place(of, container(of, wants=resources(1, 1)))[1] == "1"
+    world.place(pod("memory", {"numamem": "0"}), wants=resources(0, 13))
+    world.place(pod("cpus", {"numacpu": "8-11", "cpus": "exclusive"}), wants=resources(4))
+    assert world.place(pod("a", POLICY, qos=BURSTABLE), wants=resources(1, 1))[1] == "1"
 
 
 def test_case_17_shares_and_not_amounts_decide() -> None:
     """A small NUMA node that is empty is emptier than a large one that is half full."""
     base = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=8, threads=1, memory_gib=16)
     world = World(base, Settings(capacity_factor={1: 0.5}))
-    first = pod("first", {"numacpu": "0-3", "cpus": "exclusive"})
-    world.place(first, container(first, wants=resources(4)))
-    of = pod("a", {**POLICY, "bind": "cpu"}, qos=BURSTABLE)
-    world.place(of, container(of, wants=resources(1)))
+    world.place(pod("first", {"numacpu": "0-3", "cpus": "exclusive"}), wants=resources(4))
+    world.place(pod("a", {**POLICY, "bind": "cpu"}, qos=BURSTABLE), wants=resources(1))
     assert str(world.agent.state.allocations["a-app"].numa_nodes) == "1"
 
 
 def test_case_17_huge_pages_count_too() -> None:
     world = World(machines.huge_pages())
     pages = 2 << 20
-    first = pod("first", {"numamem": "0"})
-    world.place(first, container(first, wants=resources(0, 0, hugepages={pages: GIB // 2})))
+    world.place(pod("first", {"numamem": "0"}), wants=resources(0, 0, hugepages={pages: GIB // 2}))
     of = pod("a", POLICY, qos=BURSTABLE)
     wants = resources(1, 1, hugepages={pages: GIB // 4})
-    assert world.place(of, container(of, wants=wants))[1] == "1"
+    assert world.place(of, wants=wants)[1] == "1"
 
 
 def test_case_17_a_drained_numa_node_is_the_last() -> None:
     world = World(machines.dual_no_smt(), Settings(capacity_factor={0: 0.0}))
-    of = pod("a", POLICY, qos=BURSTABLE)
-    assert world.place(of, container(of, wants=resources(1, 1)))[1] == "1"
+    assert world.place(pod("a", POLICY, qos=BURSTABLE), wants=resources(1, 1))[1] == "1"

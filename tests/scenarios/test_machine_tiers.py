@@ -40,7 +40,7 @@ def issue_machine() -> Topology:
 def test_case_9_best_effort_is_never_pinned_to_less_than_it_asked_for() -> None:
     world = World(issue_machine())
     of = pod("large", BEST_EFFORT, qos=QoSClass.BURSTABLE)
-    cpus, mems = world.place(of, container(of, wants=resources(2, 20)))
+    cpus, mems = world.place(of, wants=resources(2, 20))
     assert (bool(cpus), mems) == (True, "")
     allocation = world.agent.state.allocations["large-app"]
     assert not allocation.preferred
@@ -54,16 +54,14 @@ def test_case_9_best_effort_is_never_pinned_to_less_than_it_asked_for() -> None:
 
 def test_case_9_where_it_fits_without_the_tier_it_is_pinned_without_it() -> None:
     world = World(issue_machine())
-    of = pod("a", BEST_EFFORT)
-    assert world.place(of, container(of, wants=resources(2, 12)))[1] == "0-1"
+    assert world.place(pod("a", BEST_EFFORT), wants=resources(2, 12))[1] == "0-1"
 
 
 @pytest.mark.parametrize("policy", ["single-numa-node", "restricted", "best-effort"])
 def test_case_9_a_tier_that_is_let_in_serves_the_numa_node_it_is_near_to(policy: str) -> None:
     """NUMA node 2 hangs at socket 0 and 3 at socket 1; 20 GiB take 0 and 2, or 1 and 3."""
     world = World(issue_machine(), Settings(memory_only_nodes=NUMASet([2, 3])))
-    of = pod("large", {"policy": policy})
-    cpus, mems = world.place(of, container(of, wants=resources(2, 20)))
+    cpus, mems = world.place(pod("large", {"policy": policy}), wants=resources(2, 20))
     node = world.topology.numa_of(world.cpus("large-app"))
     assert mems == {"0": "0,2", "1": "1,3"}[str(node)]
     assert cpus
@@ -79,14 +77,12 @@ def test_case_9_a_tier_that_is_let_in_serves_the_numa_node_it_is_near_to(policy:
 
 def test_case_9_small_needs_stay_off_the_tier() -> None:
     world = World(issue_machine(), Settings(memory_only_nodes=NUMASet([2, 3])))
-    of = pod("small", SINGLE)
-    assert world.place(of, container(of, wants=resources(2, 4)))[1] in ("0", "1")
+    assert world.place(pod("small", SINGLE), wants=resources(2, 4))[1] in ("0", "1")
 
 
 def test_case_9_a_strict_policy_names_the_tier_that_nobody_let_in() -> None:
     world = World(told(issue_machine(), {}, {0: 4, 1: 4, 2: 22, 3: 22}))
-    of = pod("large", SINGLE)
-    refused = world.refuse(of, container(of, wants=resources(2, 20)))
+    refused = world.refuse(pod("large", SINGLE), wants=resources(2, 20))
     assert "memory-only NUMA nodes 2-3 (memory tier 22) with 128.0 GiB are not allowed" in (
         refused.message
     )
@@ -95,8 +91,7 @@ def test_case_9_a_strict_policy_names_the_tier_that_nobody_let_in() -> None:
 def test_case_9_a_tier_is_let_in_by_its_number() -> None:
     topology = told(issue_machine(), {}, {0: 4, 1: 4, 2: 22, 3: 1})
     world = World(topology, Settings(memory_tiers=frozenset({22})))
-    of = pod("large", SINGLE)
-    assert world.place(of, container(of, wants=resources(2, 20)))[1] == "0,2"
+    assert world.place(pod("large", SINGLE), wants=resources(2, 20))[1] == "0,2"
     again = pod("again", SINGLE)
     made = container(again, wants=resources(2, 60))
     refused = world.refuse(again, made)
@@ -108,20 +103,17 @@ def test_case_9_cpus_without_memory_are_served_by_what_is_near(policy: str) -> N
     """CPUs on NUMA nodes 0 and 1, all memory on 2: it read "which this machine does not have"."""
     world = World(machines.cpu_only())
     for n in range(2):
-        of = pod(f"p{n}", {"policy": policy})
-        assert world.place(of, container(of, wants=resources(4, 12)))[1] == "2"
+        assert world.place(pod(f"p{n}", {"policy": policy}), wants=resources(4, 12))[1] == "2"
     nodes = {str(a.numa_nodes) for a in world.agent.state.allocations.values()}
     assert nodes == {"0", "1"}
     # It is one memory for both, not one for each.
-    third = pod("third", {"policy": policy})
-    refused = world.refuse(third, container(third, wants=resources(2, 12)))
+    refused = world.refuse(pod("third", {"policy": policy}), wants=resources(2, 12))
     assert "NUMA node 2: 0 CPUs, 8.0 GiB memory" in refused.message
 
 
 def test_case_9_shared_memory_counts_once_for_wide_containers() -> None:
     world = World(machines.cpu_only())
-    of = pod("wide", RESTRICTED)
-    refused = world.refuse(of, container(of, wants=resources(10, 40)))
+    refused = world.refuse(pod("wide", RESTRICTED), wants=resources(10, 40))
     assert refused.reason == "TopologyAffinityError"
     assert "40.0 GiB memory" in refused.message
 
@@ -134,8 +126,7 @@ def test_case_9_each_virtual_cpu_node_takes_its_own_memory_node() -> None:
     world = World(topology)
     seen = set()
     for n in range(2):
-        of = pod(f"p{n}", SINGLE)
-        _, mems = world.place(of, container(of, wants=resources(4, 10)))
+        _, mems = world.place(pod(f"p{n}", SINGLE), wants=resources(4, 10))
         seen.add((str(world.topology.numa_of(world.cpus(f"p{n}-app"))), mems))
     assert seen == {("0", "2"), ("1", "3")}
 
@@ -144,8 +135,7 @@ def test_case_9_initiators_beat_distances() -> None:
     topology = told(issue_machine(), {2: {1}, 3: {0}}, {})
     world = World(topology, Settings(memory_only_nodes=NUMASet([2, 3])))
     for n in range(2):
-        of = pod(f"p{n}", SINGLE)
-        _, mems = world.place(of, container(of, wants=resources(2, 20)))
+        _, mems = world.place(pod(f"p{n}", SINGLE), wants=resources(2, 20))
         node = str(world.topology.numa_of(world.cpus(f"p{n}-app")))
         assert mems == {"0": "0,3", "1": "1-2"}[node]
 
@@ -157,18 +147,15 @@ def test_case_9_knl_in_flat_mode() -> None:
         memory_only_gib=(16,), distances=[[10, 31], [31, 10]],
     )  # fmt: skip
     world = World(topology, Settings(memory_only_nodes=NUMASet([1])))
-    of = pod("hpc", SINGLE)
-    assert world.place(of, container(of, wants=resources(8, 100)))[1] == "0-1"
+    assert world.place(pod("hpc", SINGLE), wants=resources(8, 100))[1] == "0-1"
 
 
 def test_case_9_restricted_counts_no_tier_as_a_numa_node() -> None:
     """CPUs of one NUMA node and memory of it and its tier are no different widths."""
     world = World(issue_machine(), Settings(memory_only_nodes=NUMASet([2, 3])))
-    of = pod("large", RESTRICTED)
-    _, mems = world.place(of, container(of, wants=resources(2, 70)))
+    _, mems = world.place(pod("large", RESTRICTED), wants=resources(2, 70))
     assert mems in ("0,2", "1,3")
-    more = pod("more", RESTRICTED)
-    refused = world.refuse(more, container(more, wants=resources(2, 100)))
+    refused = world.refuse(pod("more", RESTRICTED), wants=resources(2, 100))
     assert DIFFERENT_WIDTHS in refused.message or "free:" in refused.message
 
 
@@ -181,8 +168,7 @@ def test_case_9_the_nearest_memory_needs_no_leave_and_other_tiers_do() -> None:
     nodes = {**base.numa_nodes, 1: replace(base.numa_nodes[1], memory_bytes=0)}
     world = World(replace(base, numa_nodes=nodes))
     assert str(world.agent.machine.tiers.outside) == "3"
-    of = pod("a", SINGLE)
-    cpus, mems = world.place(of, container(of, wants=resources(4, 20)))
+    cpus, mems = world.place(pod("a", SINGLE), wants=resources(4, 20))
     assert (str(world.topology.numa_of(world.cpus("a-app"))), mems) == ("1", "2")
     assert cpus
 
@@ -194,7 +180,7 @@ def test_case_9_huge_pages_of_a_tier_count_too() -> None:
     world = World(replace(base, numa_nodes=nodes), Settings(memory_only_nodes=NUMASet([2, 3])))
     of = pod("a", SINGLE)
     wants = resources(2, 1, hugepages={2 << 20: GIB})
-    _, mems = world.place(of, container(of, wants=wants))
+    _, mems = world.place(of, wants=wants)
     assert mems in ("0,2", "1,3")
     charges = world.agent.state.charges
     assert sum(c.hugepages.get(2 << 20, 0) for i, c in charges.items() if i > 1) == GIB
@@ -206,14 +192,13 @@ def test_case_10_lists_are_booked_on_memory_only_numa_nodes() -> None:
         sockets=1, numa_per_socket=1, cores_per_numa=4, memory_only_gib=(996 / 1024,)
     )
     world = World(topology)
-    first = pod("first", {"numamem": "1"})
-    assert world.place(first, container(first, wants=resources(1, 900 / 1024)))[1] == "1"
+    assert world.place(pod("first", {"numamem": "1"}), wants=resources(1, 900 / 1024))[1] == "1"
     second = pod("second", {"numamem": "1"})
-    refused = world.refuse(second, container(second, wants=resources(1, 900 / 1024)))
+    refused = world.refuse(second, wants=resources(1, 900 / 1024))
     assert refused.reason == "NotEnoughMemory"
     assert "NUMA node 1: 96.0 MiB" in refused.message
     world.stop("first-app")
-    assert world.place(second, container(second, wants=resources(1, 900 / 1024)))[1] == "1"
+    assert world.place(second, wants=resources(1, 900 / 1024))[1] == "1"
 
 
 def test_case_10_the_memory_of_a_gpu_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
@@ -224,8 +209,7 @@ def test_case_10_the_memory_of_a_gpu_is_warned_of(caplog: pytest.LogCaptureFixtu
         distances=[[10, 40, 80, 80], [40, 10, 80, 80], [80, 80, 10, 80], [80, 80, 80, 10]],
     )  # fmt: skip
     world = World(topology)
-    of = pod("a", {"numamem": "250"})
-    assert world.place(of, container(of, wants=resources(1, 4)))[1] == "250"
+    assert world.place(pod("a", {"numamem": "250"}), wants=resources(1, 4))[1] == "250"
     known = world.agent.grounds_of("a-app")
     assert known is not None
     assert any("memory-only NUMA node 250, at distance 80" in step for step in known.basis.steps)
@@ -236,8 +220,7 @@ def test_case_10_the_memory_of_a_gpu_is_warned_of(caplog: pytest.LogCaptureFixtu
 
 def test_case_10_a_tier_that_was_let_in_is_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     world = World(issue_machine(), Settings(memory_only_nodes=NUMASet([2, 3])))
-    of = pod("a", {"numamem": "2"})
-    world.place(of, container(of, wants=resources(1, 4)))
+    world.place(pod("a", {"numamem": "2"}), wants=resources(1, 4))
     assert not [r for r in caplog.records if r.levelname == "WARNING"]
 
 
@@ -255,10 +238,10 @@ def test_case_9_where_no_numa_node_has_both_there_is_one_tier() -> None:
     )  # fmt: skip
     world = World(topology)
     of = pod("a", SINGLE)
-    assert world.place(of, container(of, wants=resources(2, 12)))[1] == "1-2"
+    assert world.place(of, wants=resources(2, 12))[1] == "1-2"
     # Unless the kernel tells that it is another one.
     slow = World(told(topology, {}, {1: 4, 2: 22}))
-    refused = slow.refuse(of, container(of, wants=resources(2, 12)))
+    refused = slow.refuse(of, wants=resources(2, 12))
     assert "memory-only NUMA node 2 (memory tier 22) with 8.0 GiB is not allowed" in refused.message
 
 
@@ -268,23 +251,20 @@ def test_case_9_initiators_tell_which_memory_cpus_without_any_have() -> None:
     )
     world = World(told(topology, {2: {1}, 3: {0}}, {}))
     for n in range(2):
-        of = pod(f"p{n}", SINGLE)
-        _, mems = world.place(of, container(of, wants=resources(4, 10)))
+        _, mems = world.place(pod(f"p{n}", SINGLE), wants=resources(4, 10))
         node = str(world.topology.numa_of(world.cpus(f"p{n}-app")))
         assert mems == {"0": "3", "1": "2"}[node]
 
 
 def test_case_9_without_a_policy_memory_is_widened_to_where_it_fits() -> None:
     world = World(issue_machine())
-    of = pod("a", {"cpus": "exclusive"})
-    assert world.place(of, container(of, wants=resources(2, 12)))[1] == "0-1"
+    assert world.place(pod("a", {"cpus": "exclusive"}), wants=resources(2, 12))[1] == "0-1"
     assert not world.agent.state.allocations["a-app"].preferred
 
 
 def test_case_9_a_refusal_for_cpus_says_nothing_of_tiers() -> None:
     world = World(issue_machine())
-    of = pod("a", SINGLE)
-    refused = world.refuse(of, container(of, wants=resources(12, 1)))
+    refused = world.refuse(pod("a", SINGLE), wants=resources(12, 1))
     assert "not allowed" not in refused.message
 
 
@@ -292,15 +272,13 @@ def test_case_9_a_machine_that_tells_no_memory_pins_none() -> None:
     base = machines.dual_no_smt()
     nodes = {i: replace(n, memory_bytes=0) for i, n in base.numa_nodes.items()}
     world = World(replace(base, numa_nodes=nodes))
-    of = pod("a", BEST_EFFORT)
-    assert world.place(of, container(of, wants=resources(2)))[1] == ""
+    assert world.place(pod("a", BEST_EFFORT), wants=resources(2))[1] == ""
 
 
 def test_case_9_why_another_lost_counts_no_tier_as_its_own() -> None:
     world = World(issue_machine(), Settings(memory_only_nodes=NUMASet([2, 3])))
     for n in range(2):
-        of = pod(f"p{n}", SINGLE)
-        world.place(of, container(of, wants=resources(2, 20)))
+        world.place(pod(f"p{n}", SINGLE), wants=resources(2, 20))
     known = world.agent.grounds_of("p1-app")
     allocation = world.agent.state.allocations["p1-app"]
     text = " ".join(sentences(of_allocation(allocation, known, "4-5")))

@@ -79,9 +79,7 @@ def test_interleaved_memory_is_booked_as_it_is_used() -> None:
     assert world.update("a-app", resources(1, 12)) is None
     assert booked(world) == {0: 6, 1: 6}
     small = pod("b", {"policy": "single-numa-node"})
-    assert (
-        "at most 2 GiB free" in world.refuse(small, container(small, wants=resources(1, 3))).message
-    )
+    assert "at most 2 GiB free" in world.refuse(small, wants=resources(1, 3)).message
 
 
 def test_weighted_interleave_is_booked_by_the_kernels_weights() -> None:
@@ -171,7 +169,7 @@ def test_it_is_kept_over_a_restart_and_over_a_resize() -> None:
     """Nobody changes it while the container runs, so whoever looks later is told the same."""
     world = two_nodes()
     of = pod("a", {"policy": "best-effort", "mempolicy": "interleave"})
-    world.place(of, container(of, wants=resources(1, 1)))
+    world.place(of, wants=resources(1, 1))
     assert SAID in told(world)
     world.boot()
     world.synchronize()

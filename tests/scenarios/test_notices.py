@@ -40,16 +40,14 @@ def test_a_refusal_is_noted_once_however_often_the_kubelet_asks(world: World) ->
 
 
 def test_wider_than_ideal_is_noted(world: World) -> None:
-    of = pod("first", {"numacpu": "0,2"})
-    world.place(of, container(of, wants=resources(2)))
-    of = pod("wide", {"policy": "best-effort"})
-    world.place(of, container(of, wants=resources(2, 1)))
+    world.place(pod("first", {"numacpu": "0,2"}), wants=resources(2))
+    world.place(pod("wide", {"policy": "best-effort"}), wants=resources(2, 1))
     assert noted(world) == [("widened", "", "wide", 1)]
 
 
 def test_not_pinned_is_noted(world: World) -> None:
     of = pod("loose", {"policy": "single-numa-node", "on-failure": "unpinned"})
-    world.place(of, container(of, wants=resources(3, 1)))
+    world.place(of, wants=resources(3, 1))
     assert noted(world) == [("unpinned", "", "loose", 1)]
 
 

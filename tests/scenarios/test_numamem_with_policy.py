@@ -26,8 +26,7 @@ def put(
     world: World, name: str, wishes: dict[str, str], cpus: float, memory: float = 1,
     qos: QoSClass = QoSClass.GUARANTEED,
 ) -> tuple[str, str]:  # fmt: skip
-    of = pod(name, wishes, qos=qos)
-    return world.place(of, container(of, wants=resources(cpus, memory)))
+    return world.place(pod(name, wishes, qos=qos), wants=resources(cpus, memory))
 
 
 @pytest.mark.parametrize("strategy", list(Strategy))
@@ -63,8 +62,7 @@ def test_numamem_with_a_strict_policy_refuses_cpus_that_are_not_near(policy: str
     world = two_nodes()
     assert put(world, "a", {"policy": policy, "numamem": "1"}, 1.5) == ("4-7", "1")
     put(world, "own", {"numacpu": "4-5", "cpus": "exclusive"}, 2)
-    of = pod("b", {"policy": policy, "numamem": "1"})
-    refused = world.refuse(of, container(of, wants=resources(3, 1)))
+    refused = world.refuse(pod("b", {"policy": policy, "numamem": "1"}), wants=resources(3, 1))
     assert refused.reason == "TopologyAffinityError"
     assert put(world, "c", {"policy": policy, "numamem": "0"}, 3)[1] == "0"
 
@@ -105,9 +103,9 @@ def test_numamem_alone_still_leaves_cpus_alone() -> None:
 def test_numamem_that_does_not_hold_the_memory_is_refused_with_a_policy_too() -> None:
     world = two_nodes()
     of = pod("a", {"policy": "best-effort", "numamem": "1"})
-    assert world.refuse(of, container(of, wants=resources(2, 20))).reason == "NotEnoughMemory"
+    assert world.refuse(of, wants=resources(2, 20)).reason == "NotEnoughMemory"
     of = pod("b", {"policy": "best-effort", "numamem": "7"})
-    assert world.refuse(of, container(of, wants=resources(2, 20))).reason == "UnknownNUMANode"
+    assert world.refuse(of, wants=resources(2, 20)).reason == "UnknownNUMANode"
 
 
 def test_numamem_of_one_container_must_be_where_its_pod_is() -> None:

@@ -41,14 +41,13 @@ def test_a_stranger_with_more_cpus_than_it_asks_for_is_decided_anew() -> None:
 def test_widen_cannot_help_where_no_width_would() -> None:
     world = World(machines.single_smt())
     of = pod("a", {"cpus": "exclusive", "smt": "full-core", "on-failure": "widen"})
-    assert world.refuse(of, container(of, wants=resources(3))).reason == "SMTAlignmentError"
+    assert world.refuse(of, wants=resources(3)).reason == "SMTAlignmentError"
 
 
 def test_an_annotation_that_a_resize_made_stale_is_not_believed() -> None:
     """It says *owner of CPU 0*; by now it shares the pool, and must not be taken for its owner."""
     world = World(machines.single_smt())
-    of = pod("a", {"policy": "best-effort"})
-    world.place(of, container(of, wants=resources(1, 1)))
+    world.place(pod("a", {"policy": "best-effort"}), wants=resources(1, 1))
     assert json.loads(world.live["a-app"].annotations[PREFIX + "assigned"])["kind"] == "exclusive"
     assert world.update("a-app", resources(1.5, 1)) is None
     lose_checkpoint(world)
@@ -58,8 +57,7 @@ def test_an_annotation_that_a_resize_made_stale_is_not_believed() -> None:
 
 def test_an_owner_that_grew_is_adopted_with_all_its_cpus() -> None:
     world = World(machines.dual_smt())
-    of = pod("a", SINGLE)
-    world.place(of, container(of, wants=resources(2, 1)))
+    world.place(pod("a", SINGLE), wants=resources(2, 1))
     assert world.update("a-app", resources(4, 1)) is None
     before = world.has("a-app")
     lose_checkpoint(world)
@@ -71,8 +69,7 @@ def test_an_owner_that_grew_is_adopted_with_all_its_cpus() -> None:
 
 def test_adopted_shared_containers_are_booked_by_their_requests() -> None:
     world = World(machines.dual_smt())
-    of = pod("a", SINGLE)
-    _, mems = world.place(of, container(of, wants=resources(1.5, 2)))
+    _, mems = world.place(pod("a", SINGLE), wants=resources(1.5, 2))
     lose_checkpoint(world)
     charge = world.agent.state.charge(int(mems))
     assert (charge.cpu_milli, charge.memory) == (1500, 2 * GIB)
@@ -100,8 +97,7 @@ def test_nobody_is_adopted_as_the_owner_of_the_last_cpus() -> None:
 def test_memory_nodes_that_were_widened_since_are_kept_from_the_runtime() -> None:
     """Somebody widened them after the annotation was written; the runtime is the truth."""
     world = World(machines.snc_smt())
-    of = pod("a", {"policy": "best-effort"}, qos=BURSTABLE)
-    world.place(of, container(of, wants=resources(1.5, 4)))
+    world.place(pod("a", {"policy": "best-effort"}, qos=BURSTABLE), wants=resources(1.5, 4))
     made = world.live["a-app"]
     world.live["a-app"] = replace(made, resources=replace(made.resources, mems="0-1"))
     lose_checkpoint(world)
@@ -113,18 +109,17 @@ def test_what_is_booked_on_a_numa_node_that_is_no_longer_used_does_not_count() -
     topology = synthetic(sockets=1, numa_per_socket=1, cores_per_numa=2, memory_only_gib=[8])
     tier = str(topology.memory_nodes - topology.cpu_nodes)
     world = World(topology, reading=Reading(memory={0: GIB, int(tier): GIB, 9: 0}))
-    of = pod("t", {"numacpu": "0", "numamem": tier})
-    world.place(of, container(of, wants=resources(1, 1)))
+    world.place(pod("t", {"numacpu": "0", "numamem": tier}), wants=resources(1, 1))
     other = pod("a", {"policy": "best-effort"}, qos=BURSTABLE)
-    assert world.place(other, container(other, wants=resources(0.5, 0.5)))[1] == "0"
+    assert world.place(other, wants=resources(0.5, 0.5))[1] == "0"
 
 
 def test_shared_containers_on_several_nodes_hold_back_no_single_cpu() -> None:
     world = World(machines.dual_no_smt())
     of = pod("wide", {"policy": "best-effort", "bind": "cpu"}, qos=BURSTABLE)
-    world.place(of, container(of, wants=resources(9.5)))
+    world.place(of, wants=resources(9.5))
     own = pod("own", {**SINGLE, "bind": "cpu", "on-failure": "widen"})
-    assert len(CPUSet.parse(world.place(own, container(own, wants=resources(2)))[0])) == 2
+    assert len(CPUSet.parse(world.place(own, wants=resources(2))[0])) == 2
 
 
 def test_a_refusal_names_only_what_is_needed() -> None:
@@ -133,11 +128,11 @@ def test_a_refusal_names_only_what_is_needed() -> None:
     refused = world.refuse(of, container(of))
     assert "needs a place to run" in refused.message
     bare = pod("bare", {**SINGLE, "bind": "cpu"}, qos=BURSTABLE)
-    refused = world.refuse(bare, container(bare, wants=resources(1.5, 4)))
+    refused = world.refuse(bare, wants=resources(1.5, 4))
     assert "GiB" not in refused.message
     memory = pod("memory", SINGLE, qos=BURSTABLE)
     wants = Resources(memory_limit=200 * GIB)
-    refused = world.refuse(memory, container(memory, wants=wants))
+    refused = world.refuse(memory, wants=wants)
     assert "200.0 GiB memory" in refused.message
     assert "0 CPUs" not in refused.message
 
@@ -157,8 +152,7 @@ def test_pairing_across_numa_nodes_is_told_as_the_reason() -> None:
 
     world = World(machines.dual_smt())
     pair = {"policy": "best-effort", "smt": "pair"}
-    high = pod("high", {**pair, "load": "high"})
-    world.place(high, container(high, wants=resources(2, 1)))
+    world.place(pod("high", {**pair, "load": "high"}), wants=resources(2, 1))
     low = pod("low", {**pair, "load": "low"})
     decision = admit(
         world.agent.machine, world.agent.state, low, container(low, wants=resources(2, 1))
@@ -202,8 +196,7 @@ def test_an_annotation_that_names_foreign_numa_nodes_is_not_believed() -> None:
 def test_a_quota_comes_back_when_an_owner_becomes_shared_without_a_new_one() -> None:
     """A resize by shares alone: what was lifted is written again."""
     world = World(machines.dual_smt())
-    of = pod("a", SINGLE)
-    world.place(of, container(of, wants=resources(2, 1)))
+    world.place(pod("a", SINGLE), wants=resources(2, 1))
     assert world.live["a-app"].resources.cpu_quota == -1
     world.settings = Settings(lift_quota=False)
     from nri_numa.engine.decision import Machine

@@ -21,8 +21,7 @@ LEFT, RIGHT = CPUSet.parse("0-15,32-47"), CPUSet.parse("16-31,48-63")
 def put(
     world: World, name: str, annotations: dict[str, str], cpus: float, qos: QoSClass
 ) -> tuple[str, str]:
-    of = pod(name, annotations, qos=qos)
-    return world.place(of, container(of, wants=resources(cpus, 1)))
+    return world.place(pod(name, annotations, qos=qos), wants=resources(cpus, 1))
 
 
 @pytest.mark.parametrize(
@@ -56,7 +55,7 @@ def test_half_a_numa_node_takes_half() -> None:
     for name in "abcd":
         assert CPUSet.parse(put(world, name, SINGLE, 4, QoSClass.GUARANTEED)[0]) <= LEFT
     of = pod("e", SINGLE, qos=QoSClass.GUARANTEED)
-    assert world.refuse(of, container(of, wants=resources(4, 1))).reason == "TopologyAffinityError"
+    assert world.refuse(of, wants=resources(4, 1)).reason == "TopologyAffinityError"
 
 
 @pytest.mark.parametrize(
@@ -66,7 +65,7 @@ def test_half_a_numa_node_takes_half() -> None:
 def test_a_refusal_names_the_factor(annotations: dict[str, str], cpus: float) -> None:
     world = World(machines.dual_smt(), Settings(capacity_factor={0: 0.0, 1: 0.01}))
     of = pod("a", annotations, qos=QoSClass.GUARANTEED)
-    message = world.refuse(of, container(of, wants=resources(cpus, 1))).message
+    message = world.refuse(of, wants=resources(cpus, 1)).message
     assert " (capacity factor 0: drained); NUMA node 1: " in message
     assert message.count(" (capacity factor 0.01)") == 1
 

@@ -35,8 +35,7 @@ def start(
 
 
 def refused(world: World, name: str, wishes: dict[str, str], wants: Resources) -> Refused:
-    of = pod(name, wishes)
-    return world.refuse(of, container(of, wants=wants))
+    return world.refuse(pod(name, wishes), wants=wants)
 
 
 def written(world: World, container_id: str, cpus: str) -> None:
@@ -258,7 +257,7 @@ def test_a_plain_container_of_a_gap_does_not_push_its_neighbour_out_of_the_pod()
     """When the pod goes without a word, the CPUs of its owner are free again."""
     world = four()
     of = pod("both", {"cpus.app": "exclusive"})
-    world.place(of, container(of, wants=resources(2)))
+    world.place(of, wants=resources(2))
     before = start(world, "before", qos=BEST_EFFORT)
     late = container(of, "side", resources(0.5))
     world.live[late.id] = late

@@ -38,7 +38,7 @@ def clause(
     """The first clause of the refusal of a container on an empty machine."""
     of = pod("p", {"policy": policy, **more})
     wants = resources(count, memory, hugepages=hugepages)
-    return first_clause(World(topology).refuse(of, container(of, wants=wants)).message)
+    return first_clause(World(topology).refuse(of, wants=wants).message)
 
 
 def told(topology: Topology, annotations: dict[str, str], cpus: float, **more: object) -> str:
@@ -85,10 +85,9 @@ def test_case_19_huge_pages_that_lie_on_several_numa_nodes_are_named() -> None:
         == "hugepages-1Gi: 2 GiB needed, more than the 1 GiB of any one NUMA node"
     )
     world = World(topology)
-    first = pod("first", {"policy": "single-numa-node"})
-    world.place(first, container(first, wants=resources(1, 1, hugepages=PAGE)))
+    world.place(pod("first", {"policy": "single-numa-node"}), wants=resources(1, 1, hugepages=PAGE))
     of = pod("p", {"policy": "restricted"})
-    refused = world.refuse(of, container(of, wants=resources(1, 1, hugepages=pages)))
+    refused = world.refuse(of, wants=resources(1, 1, hugepages=pages))
     assert first_clause(refused.message) == (
         "hugepages-1Gi: 2 GiB needed, 1 GiB free on all NUMA nodes together"
     )
@@ -104,9 +103,9 @@ def test_case_19_memory_and_huge_pages_that_never_meet() -> None:
     for name, memory, pages in (("memory", 5, None), ("pages", 1, {GIB: 2 * GIB})):
         of = pod(name, {"policy": "single-numa-node"})
         wants = resources(1, memory, hugepages=pages)
-        world.place(of, container(of, wants=wants))
+        world.place(of, wants=wants)
     of = pod("p", {"policy": "single-numa-node"})
-    refused = world.refuse(of, container(of, wants=resources(1, 4, hugepages=PAGE)))
+    refused = world.refuse(of, wants=resources(1, 4, hugepages=PAGE))
     assert first_clause(refused.message) == (
         "memory and hugepages-1Gi: each fits, but not on the same NUMA nodes: 4 GiB on NUMA node "
         "1, 1 GiB on NUMA node 0"
@@ -171,8 +170,7 @@ def test_case_19_a_load_is(load: str, meaning: str) -> None:
 def test_case_19_one_or_several() -> None:
     """It read "on NUMA node 0-1"."""
     world = World(EIGHT)
-    of = pod("p", {"policy": "best-effort"})
-    world.place(of, container(of, wants=resources(24, 1)))
+    world.place(pod("p", {"policy": "best-effort"}), wants=resources(24, 1))
     reasons = [a.reason for a in world.agent.state.allocations.values()]
     assert reasons == ["24 exclusive CPUs on NUMA nodes 0-1"]
     unknown = World(EIGHT).refuse(pod("q", {"numacpu": "127-129"}))
@@ -192,7 +190,7 @@ def test_case_19_every_reason_begins_with_what_failed(reason: str) -> None:
 def test_case_19_a_burstable_container_that_shares() -> None:
     """Shared CPUs are CPUs, not exclusive ones."""
     of = pod("p", {"policy": "single-numa-node"}, qos=QoSClass.BURSTABLE)
-    refused = World(EIGHT).refuse(of, container(of, wants=resources(16.5, 1)))
+    refused = World(EIGHT).refuse(of, wants=resources(16.5, 1))
     assert first_clause(refused.message) == (
         "cpu: 16.5 CPUs needed, more than the 16 CPUs of any one NUMA node"
     )
@@ -229,10 +227,8 @@ def test_case_19_memory_that_is_tied_by_the_kubelets_rules() -> None:
     """Enough is free; a NUMA node that serves one container by itself joins no group."""
     topology = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=4, threads=1, memory_gib=8)
     world = World(topology, Settings(kubelet_memory=True))
-    first = pod("first", {"policy": "single-numa-node"})
-    world.place(first, container(first, wants=resources(1, 1)))
-    of = pod("p", {"cpus": "exclusive"})
-    refused = world.refuse(of, container(of, wants=resources(1, 12)))
+    world.place(pod("first", {"policy": "single-numa-node"}), wants=resources(1, 1))
+    refused = world.refuse(pod("p", {"cpus": "exclusive"}), wants=resources(1, 12))
     assert first_clause(refused.message) == (
         "memory: 12.0 GiB needed, 15.0 GiB free, but not together by the kubelet's rules "
         "(kubeletMemory)"

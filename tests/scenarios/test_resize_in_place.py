@@ -25,8 +25,7 @@ def world_of(reading: Reading | None = None, settings: Settings | None = None) -
 
 
 def start(world: World, name: str, wishes: dict[str, str], wants: Resources) -> tuple[str, str]:
-    of = pod(name, wishes)
-    return world.place(of, container(of, wants=wants))
+    return world.place(pod(name, wishes), wants=wants)
 
 
 def numa_of(world: World, name: str) -> NUMASet:
@@ -252,8 +251,7 @@ def test_resize_in_a_pod_that_was_placed_together_may_use_all_of_the_pods_numa_n
 
 def test_resize_of_a_burstable_container_by_its_request_stays() -> None:
     world = world_of()
-    of = pod("a", SINGLE, qos=QoSClass.BURSTABLE)
-    had = world.place(of, container(of, wants=resources(1.5, 1)))
+    had = world.place(pod("a", SINGLE, qos=QoSClass.BURSTABLE), wants=resources(1.5, 1))
     refused = world.update("a-app", resources(4.5, 1))
     assert isinstance(refused, Refused)
     assert "cpu: 4.5 CPUs needed, 4 CPUs free on NUMA node 0" in refused.message
@@ -331,7 +329,7 @@ def test_resize_of_a_busy_container_takes_the_sibling_of_a_quiet_one() -> None:
     world.synchronize()
     for name, load in (("busy", "high"), ("quiet", "low"), ("calm", "low")):
         of = pod(name, {"cpus": "exclusive", "smt": "pair", "load": load})
-        world.place(of, container(of, wants=resources(1, 1)))
+        world.place(of, wants=resources(1, 1))
     assert [world.has(f"{name}-app")[0] for name in ("busy", "quiet", "calm")] == ["0", "4", "1"]
     assert world.update("busy-app", resources(2, 1)) is None
     assert world.has("busy-app")[0] == "0,5"

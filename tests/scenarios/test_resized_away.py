@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from nri_numa.engine.state import Kind
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.model.workload import Resources
-from tests.beds.world import GIB, World, container, pod, resources
+from tests.beds.world import GIB, World, pod, resources
 
 OWN = {"cpus": "exclusive"}
 
@@ -22,8 +22,7 @@ def node() -> World:
 
 
 def placed(world: World, name: str, wants: Resources, annotations: dict[str, str]) -> str:
-    of = pod(name, annotations)
-    world.place(of, container(of, wants=wants))
+    world.place(pod(name, annotations), wants=wants)
     return f"{name}-app"
 
 
@@ -90,8 +89,7 @@ def test_what_was_not_changed_stays_and_nothing_is_sent() -> None:
     owner = placed(world, "owner", resources(2, 1), OWN)
     placed(world, "web", resources(0.5), {})
     foreign = replace(resources(1), cpus="7")
-    of = pod("kubelet")
-    world.place(of, container(of, wants=foreign))
+    world.place(pod("kubelet"), wants=foreign)
     assert world.live[owner].resources.cpu_quota == -1
     state = world.agent.state
     world.boot()

@@ -147,7 +147,7 @@ def test_nobody_takes_the_last_cpu_of_a_numa_node_that_is_shared(wishes: dict[st
     topology = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=4, memory_gib=8)
     world = World(topology, Settings(limits=Limits(idle=CPUAmount(percent=100))))
     of = pod("share", {"policy": "single-numa-node"}, qos=QoSClass.BURSTABLE)
-    world.place(of, container(of, wants=resources(0.5, 1)))
+    world.place(of, wants=resources(0.5, 1))
     there = topology.cpus_of(world.agent.state.allocations["share-app"].numa_nodes)
     for number in range(8):
         own = pod(f"own{number}", {"cpus": "exclusive", **wishes})
@@ -161,9 +161,9 @@ def test_a_list_does_not_take_the_last_cpus_of_a_numa_node_from_a_strict_pod() -
     world = two_nodes()
     for name, policy in (("mild", "best-effort"), ("strict", "restricted")):
         of = pod(name, {"policy": policy, "numamem": "0"}, qos=QoSClass.BURSTABLE)
-        world.place(of, container(of, wants=resources(0.5, 1)))
+        world.place(of, wants=resources(0.5, 1))
     every = pod("list", {"numacpu": "0-3", "cpus": "exclusive"})
-    refused = world.refuse(every, container(every, wants=resources(4, 1)))
+    refused = world.refuse(every, wants=resources(4, 1))
     assert refused.reason == "SharedPoolEmpty"
     assert refused.message == (
         "pod default/list, container app: numacpu is '0-3' (annotation numa.kubernetes.io/numacpu) "
@@ -171,5 +171,5 @@ def test_a_list_does_not_take_the_last_cpus_of_a_numa_node_from_a_strict_pod() -
         "shares CPUs there (policy restricted); expected one of 0-3 to be free"
     )
     world.stop("strict-app")
-    world.place(every, container(every, wants=resources(4, 1)))
+    world.place(every, wants=resources(4, 1))
     world.check()

@@ -51,7 +51,7 @@ def test_the_next_container_of_a_pod_gets_what_the_one_before_it_had_where_memor
     world.reading = Reading(memory={0: 20 * GIB, 1: 30 * GIB})
     assert world.place(of, container(of, "app", resources(2, 1))) == ("0-1", "0")
     other = pod("other", {**OWN, "policy": "single-numa-node"})
-    assert world.place(other, container(other, wants=resources(2, 1)))[1] == "1"
+    assert world.place(other, wants=resources(2, 1))[1] == "1"
     world.check()
 
 
@@ -61,8 +61,7 @@ def test_what_a_pod_had_before_binds_nobody() -> None:
     of = pod("web", {**OWN, "policy": "single-numa-node"})
     world.place(of, container(of, "init", resources(2, 1)))
     world.stop("web-init")
-    other = pod("other", {**OWN, "numacpu": "2-6"})
-    world.place(other, container(other, wants=resources(5, 1)))
+    world.place(pod("other", {**OWN, "numacpu": "2-6"}), wants=resources(5, 1))
     assert world.place(of, container(of, "app", resources(4, 1))) == ("8-11", "1")
     world.check()
 

@@ -379,7 +379,7 @@ def pick(masks: Sequence[int], order: Order, distances: Distances | None) -> int
 class Hint(msgspec.Struct, frozen=True):
     """One hint: the NUMA nodes to use, and whether an empty machine would allow no narrower."""
 
-    affinity: NUMASet
+    affinity: NUMASet = msgspec.field(name="numaNodes")
     preferred: bool
 
     def __str__(self) -> str:

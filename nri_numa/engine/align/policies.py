@@ -54,15 +54,23 @@ SAMPLES = 4
 _SPELLED_OUT = 8
 
 
-class Problem(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """What is merged, kept so that a result can be explained later; see `align`."""
+class Problem(msgspec.Struct, frozen=True, dict=True):
+    """What is merged, kept so that a result can be explained later.
+
+    Attributes:
+        prefer_closest: of equally wide masks the one with the least average distance is best, the
+            kubelet's ``prefer-closest-numa-nodes``; not under single-numa-node.
+        rank: what is best next, see `Order`: 0 the best, or without ranks as the kubelet.
+        one_width: what the neediest resource needs on an empty machine is narrow enough for all;
+            the kubelet wants each to need that many NUMA nodes.
+    """
 
     demands: tuple[HintDemand, ...]
     numa_ids: NUMASet
     policy: Policy
     distance: Callable[[int, int], int]
-    prefer_closest: bool
-    rank: Mapping[int, int] | None
+    prefer_closest: bool = True
+    rank: Mapping[int, int] | None = None
     one_width: bool = False
 
     @property
@@ -98,16 +106,17 @@ class HintState(StrEnum):
     MASKS = "masks"
 
 
-class NodeAmount(msgspec.Struct, frozen=True):
+class NodeAmount(msgspec.Struct, frozen=True, rename="camel"):
     """What one NUMA node has of a resource."""
 
     numa_node: int
     free: int
     capacity: int
+    enough: bool
 
 
-class ResourceSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What one resource asked and which masks suit it.
+class ResourceSummary(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """What one resource asked and which masks suit it; explanations say it as it is here.
 
     Attributes:
         preferred_width: NUMA nodes an empty machine would need; 0 without masks.
@@ -116,25 +125,31 @@ class ResourceSummary(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     resource: str
-    need: int
+    need: int = msgspec.field(name="needed")
     unit: str
-    state: HintState
-    preferred_width: int = 0
-    narrowest_width: int = 0
-    hints: tuple[Hint, ...] = ()
-    hint_count: int | None = 0
+    state: HintState = msgspec.field(name="wish")
+    preferred_width: int = msgspec.field(default=0, name="idealNumaNodes")
+    narrowest_width: int = msgspec.field(default=0, name="neededNumaNodes")
+    hints: list[Hint] = msgspec.field(default_factory=list, name="sets")
+    hint_count: int | None = msgspec.field(default=0, name="setCount")
     narrowest_count: int | None = 0
     every_set: bool = False
-    numa_nodes: tuple[NodeAmount, ...] = ()
+    numa_nodes: list[NodeAmount]
     text: str = ""
 
 
-class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """A mask that lost."""
+class Candidate(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """A mask that lost.
 
-    affinity: NUMASet
+    Attributes:
+        separated_by: what put the winner before it: ``preferred``, ``width``, ``distance``,
+            ``rank`` or ``id``.
+    """
+
+    affinity: NUMASet = msgspec.field(name="numaNodes")
     preferred: bool
     separated_by: str
+    text: str
 
 
 def unit_of(demand: HintDemand) -> str:
@@ -238,7 +253,10 @@ def summarize(problem: Problem) -> tuple[ResourceSummary, ...]:
             need=demand.need,
             unit=unit_of(demand),
             state=HintState.NONE if hints.nil else HintState.IMPOSSIBLE,
-            numa_nodes=tuple(NodeAmount(*one) for one in demand.amounts(problem.numa_ids)),
+            numa_nodes=[
+                NodeAmount(i, free, capacity, free >= demand.need)
+                for i, free, capacity in demand.amounts(problem.numa_ids)
+            ],
         )
         if hints.nil is None:
             masks, count, narrowest, every = _some_masks(hints, merge)
@@ -247,7 +265,7 @@ def summarize(problem: Problem) -> tuple[ResourceSummary, ...]:
                 state=HintState.MASKS,
                 preferred_width=hints.width,
                 narrowest_width=masks[0].bit_count() if masks else 0,
-                hints=tuple(Hint(NUMASet.from_bits(m), hints.prefers(m)) for m in masks),
+                hints=[Hint(NUMASet.from_bits(m), hints.prefers(m)) for m in masks],
                 hint_count=count,
                 narrowest_count=narrowest,
                 every_set=every,
@@ -310,11 +328,11 @@ def runners_up(problem: Problem, affinity: NUMASet | None, preferred: bool) -> l
         if mask is None:
             break
         seen.add(mask)
-        found.append(_candidate(mask, True, _behind(winner, mask, order, distances)))
+        found.append(_candidate(mask, True, _behind(winner, mask, 0, merge)))
     if (
         len(found) < SAMPLES
         and problem.small
-        and problem.policy is not Policy.SINGLE_NUMA_NODE
+        and not merge.single
         and any(f.nil is None for f in merge.lists)
     ):
         masks, neediest = merge.reachable()
@@ -327,38 +345,33 @@ def runners_up(problem: Problem, affinity: NUMASet | None, preferred: bool) -> l
                 order.key(m),
             ),
         )
+        wide = "it is wider than an empty machine would need, or resources would differ on it"
         for mask in rest[: SAMPLES - len(found)]:
-            why = (
-                "it is wider than an empty machine would need, or resources would differ on it"
-                if preferred
-                else _behind_class(winner, mask, neediest, order, distances)
-            )
+            why = ("preferred", wide) if preferred else _behind(winner, mask, neediest, merge)
             found.append(_candidate(mask, False, why))
     return found
 
 
-def _candidate(mask: int, preferred: bool, why: str) -> Candidate:
-    return Candidate(affinity=NUMASet.from_bits(mask), preferred=preferred, separated_by=why)
+def _candidate(mask: int, preferred: bool, why: tuple[str, str]) -> Candidate:
+    affinity = NUMASet.from_bits(mask)
+    return Candidate(affinity=affinity, preferred=preferred, separated_by=why[0], text=why[1])
 
 
-def _behind(winner: int, loser: int, order: Order, distances: Distances | None) -> str:
-    wide, narrow = loser.bit_count(), winner.bit_count()
+def _behind(winner: int, loser: int, neediest: int, merge: Merge) -> tuple[str, str]:
+    """What separates two masks of which both, or neither, are preferred."""
+    wide, narrow, distances = loser.bit_count(), winner.bit_count(), merge.distances
     if wide != narrow:
-        return f"it takes {nodes_text(wide)} instead of {narrow}"
+        if wide < neediest:
+            needs = f"the {nodes_text(neediest)} that the neediest resource takes"
+            return "width", f"it is narrower than {needs}"
+        return "width", f"it takes {nodes_text(wide)} instead of {narrow}"
     if distances is not None and distances.total(winner) != distances.total(loser):
-        far = distances.total(loser) / wide**2
-        near = distances.total(winner) / wide**2
-        return f"its NUMA nodes are farther apart: average distance {far:g} instead of {near:g}"
-    return "its NUMA nodes have higher numbers" if order.by_value else "the strategy ranks it lower"
-
-
-def _behind_class(
-    winner: int, loser: int, neediest: int, order: Order, distances: Distances | None
-) -> str:
-    mine, theirs = winner.bit_count(), loser.bit_count()
-    if mine != theirs and theirs < neediest:
-        return f"it is narrower than the {nodes_text(neediest)} that the neediest resource takes"
-    return _behind(winner, loser, order, distances)
+        far, near = (distances.total(mask) / wide**2 for mask in (loser, winner))
+        average = f"average distance {far:g} instead of {near:g}"
+        return "distance", f"its NUMA nodes are farther apart: {average}"
+    if merge.order.by_value:
+        return "id", "its NUMA nodes have higher numbers"
+    return "rank", "the strategy ranks it lower"
 
 
 DIFFERENT_WIDTHS: Final = "different numbers of NUMA nodes needed"
@@ -563,33 +576,12 @@ class Alignment(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return tuple(runners_up(self.problem, self.affinity, self.preferred))
 
 
-def align(
-    demands: Sequence[HintDemand],
-    *,
-    numa_ids: NUMASet,
-    policy: Policy,
-    distance: Callable[[int, int], int],
-    prefer_closest: bool = True,
-    rank: Mapping[int, int] | None = None,
-    one_width: bool = False,
-) -> Alignment:
-    """Merge what the demands prefer and judge it by a policy.
+def align(problem: Problem) -> Alignment:
+    """Merge what the demands prefer and judge it by the policy.
 
-    The result does not depend on the order of the demands. Of equally wide masks the one with the
-    least average distance (when ``prefer_closest``, the kubelet's ``prefer-closest-numa-nodes``,
-    and not under single-numa-node) is best, then see `Order`: by rank, 0 the best, or without ranks
-    as the kubelet. With ``one_width`` what the neediest resource needs on an empty machine is
-    narrow enough for all; the kubelet wants each to need that many NUMA nodes.
+    The result does not depend on the order of the demands.
     """
-    problem = Problem(
-        demands=tuple(demands),
-        numa_ids=numa_ids,
-        policy=policy,
-        distance=distance,
-        prefer_closest=prefer_closest,
-        rank=rank,
-        one_width=one_width,
-    )
+    policy = problem.policy
     if policy is Policy.NONE:
         return Alignment(
             admitted=True, affinity=None, preferred=False, exact=True, steps=0, problem=problem

@@ -8,9 +8,9 @@
 4. thread siblings, preferred CPUs, CPUs whose timer tick may stop, core kinds;
 5. among equally good ones one of `nri_numa.engine.cpus.orders`.
 
-Three modes take single threads core by core (``spread``, ``isolate``, ``pair``): `next_threads`
-says which cores are the best kind that is left. ``full-core`` takes whole cores: `whole_cores`
-lists the kinds and `counts_that_fit` how many of each add up to the request. CPU sets are plain
+Three modes take single threads core by core (``spread``, ``isolate``, ``pair``): `_Take._next` says
+which cores are the best kind that is left. ``full-core`` takes whole cores: `whole_cores` lists the
+kinds and `counts_that_fit` how many of each add up to the request. CPU sets are plain
 integers, see `nri_numa.engine.cpus.index`.
 
 docs/adr/0010-cpu-order.md tells why.
@@ -127,22 +127,6 @@ class Partners(msgspec.Struct, frozen=True, kw_only=True):
     same: int = 0
 
 
-class Threads(msgspec.Struct, frozen=True, kw_only=True):
-    """What single threads are chosen from.
-
-    Attributes:
-        own: CPUs of this container, those taken a moment ago included.
-    """
-
-    index: AllocatorIndex
-    free: int
-    own: int
-    prefer: int
-    good_tick: int
-    good_kind: int
-    partners: Partners
-
-
 def partners(load: Load | None, loads: Mapping[int, Load]) -> Partners:
     """Sort the CPUs of other containers by their load against ours; ours unknown counts as high."""
     ours = HIGH if load is None else load
@@ -163,54 +147,15 @@ def partners(load: Load | None, loads: Mapping[int, Load]) -> Partners:
     return Partners(opposite=opposite, idle=idle, same=same)
 
 
-def next_threads(smt: SMT, threads: Threads, zone: int) -> int:
-    """The best kind of CPUs in a zone, one for each core that is equally good; 0 when none is left.
-
-    Order of cores, for ``spread`` and ``pair``: fewest threads of this container; a preferred CPU;
-    then by who has the other threads (``spread``: fewest taken by others; ``pair``: only opposite
-    loads, nobody, only never busy ones, unknown ones, same hours); then the preferred timer
-    tick; then the preferred core kind. ``isolate`` takes only cores that are wholly free,
-    preferred CPUs, ticks and kinds first.
-    """
-    index = threads.index
-    cores = index.touched(zone)
-    if smt is SMT.ISOLATE:
-        cores &= index.whole(threads.free)
-    elif threads.own:
-        cores = _best(cores, index.by_count(threads.own))
-    preferred = cores & index.touched(zone & threads.prefer)
-    if preferred:
-        cores, zone = preferred, zone & threads.prefer
-    others = index.all & ~threads.free & ~threads.own
-    if smt is SMT.SPREAD:
-        cores = _best(cores, index.by_count(others))
-    elif smt is SMT.PAIR:
-        cores = _best(cores, _pair_classes(index, others, threads.partners))
-    if threads.good_tick != index.all:
-        best = zone & index.members(cores) & threads.good_tick
-        cores, zone = (index.touched(best), best) if best else (cores, zone)
-    cores = cores & index.touched(threads.good_kind) or cores
-    return index.lowest_threads(cores, zone)
-
-
-def _pair_classes(index: AllocatorIndex, others: int, known: Partners) -> Sequence[int]:
-    same = index.touched(others & known.same)
-    unknown = index.touched(others & ~known.same & ~known.opposite & ~known.idle)
-    quiet = index.firsts & ~same & ~unknown
-    opposite = quiet & index.touched(others & known.opposite)
-    nobody = index.firsts & ~index.touched(others)
-    return (opposite, nobody, quiet & ~opposite & ~nobody, unknown & ~same, same)
-
-
-def _best(cores: int, classes: Iterable[int]) -> int:
-    return next((found for c in classes if (found := cores & c)), 0)
-
-
 class CoreClass(msgspec.Struct, frozen=True):
     """Equally good whole cores (as lowest threads), each of which adds ``size`` CPUs."""
 
     cores: int
     size: int
+
+
+def _best(cores: int, classes: Iterable[int]) -> int:
+    return next((found for c in classes if (found := cores & c)), 0)
 
 
 def whole_cores(
@@ -296,81 +241,9 @@ def where(index: AllocatorIndex, cpus: int) -> list[str]:
     return notes
 
 
-def outside(cpus: int, affinity: object) -> list[str]:
-    """That some of the CPUs are not where they should be."""
-    if not cpus:
-        return []
-    verb = "lies" if cpus.bit_count() == 1 else "lie"
-    return [
-        f"{named(cpus)} {verb} outside {numa_text(str(affinity))}, where no more could be taken"
-    ]
-
-
-def beside_others(cpus: int) -> list[str]:
-    """That somebody else pinned containers to some of the CPUs."""
-    if not cpus:
-        return []
-    verb = "is" if cpus.bit_count() == 1 else "are"
-    return [f"{named(cpus)} {verb} used by containers that somebody else pinned there, too"]
-
-
-def shared_cores(
-    index: AllocatorIndex,
-    smt: SMT,
-    *,
-    fresh: int,
-    others: int,
-    busy: int,
-    known: Partners,
-    free_core_left: bool,
-) -> list[str]:
-    """Who has the threads beside the fresh CPUs, for a few cores.
-
-    ``others`` are neither free nor the container's; ``busy`` are those of them that belong to other
-    containers.
-    """
-    cores = index.touched(fresh) & index.touched(others)
-    why = ""
-    if smt is SMT.SPREAD:
-        why = "to stay on few NUMA nodes, " if free_core_left else "no core is free: "
-    notes = []
-    for core in CPUSet.from_bits(lowest(cores, _MANY)):
-        members = index.core_bits[core]
-        whose = _whose(smt, members & others, members & others & busy, known)
-        verb = "shares" if (members & fresh).bit_count() == 1 else "share"
-        notes.append(f"{why}{named(members & fresh)} {verb} a core with {whose}")
-    more = cores.bit_count() - _MANY
-    if more > 0:
-        notes.append(f"the same on {counted(more, 'more core')}")
-    return notes
-
-
-def crowded_cores(index: AllocatorIndex, smt: SMT, cpus: int) -> list[str]:
-    """That some cores had to give two threads although the mode spreads."""
-    twice = sum(cores.bit_count() for cores in index.by_count(cpus)[2:])
-    if not twice or smt not in (SMT.SPREAD, SMT.PAIR):
-        return []
-    return [f"more than one of its CPUs on {counted(twice, 'core')}, as no other core was free"]
-
-
-def named(cpus: int) -> str:
-    """``CPU 3`` or ``CPUs 3,5``."""
-    return cpus_text(CPUSet.from_bits(cpus))
-
-
-def _whose(smt: SMT, theirs: int, owned: int, known: Partners) -> str:
-    if not owned:
-        return f"{named(theirs)}, not free for exclusive use"
-    text = f"{named(owned)} of another container"
-    if smt is not SMT.PAIR:
-        return text
-    if owned & known.same:
-        return f"{text} that is busy at the same hours"
-    if owned & ~known.opposite & ~known.idle:
-        return f"{text} of unknown load"
-    if owned & known.opposite:
-        return f"{text} of the opposite load"
-    return f"{text} that is never busy either"
+def named(cpus: int, *verb: str) -> str:
+    """``CPU 3`` or ``CPUs 3,5``; with a verb as `cpus_text`."""
+    return cpus_text(CPUSet.from_bits(cpus), *verb)
 
 
 def take_cpus(
@@ -493,8 +366,8 @@ class _Take:
         self.partners = (
             partners(request.load, request.loads) if request.smt is SMT.PAIR else Partners()
         )
-        hint = request.affinity or ()
-        self.hint = sum(1 << p for p, unit in enumerate(ix.numa) if unit.id in hint)
+        within = 0 if request.affinity is None else request.affinity.bits
+        self.hint = sum(1 << p for p, u in enumerate(ix.numa) if u.id >= 0 and within >> u.id & 1)
         inside = self._inside()
         elsewhere = 0 if request.strict else ix.all & ~inside
         self.regions = (inside, elsewhere) if elsewhere else (inside,)
@@ -503,10 +376,7 @@ class _Take:
     def _inside(self) -> int:
         if self.request.affinity is None:
             return self.ix.all
-        inside = 0
-        for unit in self.ix.numa:
-            if unit.id >= 0 and unit.id in self.request.affinity:
-                inside |= unit.bits
+        inside = sum(u.bits for p, u in enumerate(self.ix.numa) if self.hint >> p & 1)
         if self.settings.align_by_socket:
             for socket in self.ix.sockets:
                 if socket.bits & inside:
@@ -651,16 +521,46 @@ class _Take:
             yield zone, self.needed
 
     def _next(self, zone: int) -> int:
-        threads = Threads(
-            index=self.ix,
-            free=self.free,
-            own=self.taken,
-            prefer=self.prefer,
-            good_tick=self.good_tick,
-            good_kind=self.good_kind,
-            partners=self.partners,
-        )
-        return next_threads(self.request.smt, threads, self.free & zone)
+        """The best kind of free CPUs in a zone, one for each core that is equally good; may be 0.
+
+        Order of cores, for ``spread`` and ``pair``: fewest threads of this container; a preferred
+        CPU; then by who has the other threads (``spread``: fewest taken by others; ``pair``: only
+        opposite loads, nobody, only never busy ones, unknown ones, same hours); then the preferred
+        timer tick; then the preferred core kind. ``isolate`` takes only cores that are wholly free,
+        preferred CPUs, ticks and kinds first.
+        """
+        ix, smt = self.ix, self.request.smt
+        zone &= self.free
+        cores = ix.touched(zone)
+        if smt is SMT.ISOLATE:
+            cores &= ix.whole(self.free)
+        elif self.taken:
+            cores = _best(cores, ix.by_count(self.taken))
+        preferred = cores & ix.touched(zone & self.prefer) if self.prefer else 0
+        if preferred:
+            cores, zone = preferred, zone & self.prefer
+        if smt is SMT.SPREAD:
+            cores = _best(cores, ix.by_count(self._others()))
+        elif smt is SMT.PAIR:
+            cores = _best(cores, self._pair_classes())
+        if self.good_tick != ix.all:
+            best = zone & ix.members(cores) & self.good_tick
+            cores, zone = (ix.touched(best), best) if best else (cores, zone)
+        cores = cores & ix.touched(self.good_kind) or cores
+        return ix.lowest_threads(cores, zone)
+
+    def _others(self) -> int:
+        """CPUs that are neither free nor the container's."""
+        return self.ix.all & ~self.free & ~self.taken
+
+    def _pair_classes(self) -> Sequence[int]:
+        ix, others, known = self.ix, self._others(), self.partners
+        same = ix.touched(others & known.same)
+        unknown = ix.touched(others & ~known.same & ~known.opposite & ~known.idle)
+        quiet = ix.firsts & ~same & ~unknown
+        opposite = quiet & ix.touched(others & known.opposite)
+        nobody = ix.firsts & ~ix.touched(others)
+        return (opposite, nobody, quiet & ~opposite & ~nobody, unknown & ~same, same)
 
     def _narrowest_first(self, region: int) -> Iterator[int]:
         """A region, split where half-used cores would spare it another NUMA node.
@@ -792,25 +692,56 @@ class _Take:
         if self.held:
             notes.append(f"keeps the {counted(self.held.bit_count(), 'CPU')} it had")
         notes += where(ix, self.taken)
-        notes += outside(fresh & ~self.regions[0], request.affinity)
-        notes += beside_others(fresh & request.last.bits)
+        if outside := fresh & ~self.regions[0]:
+            away = f"outside {numa_text(str(request.affinity))}, where no more could be taken"
+            notes.append(f"{named(outside, 'lies', 'lie')} {away}")
+        if beside := fresh & request.last.bits:
+            used = "used by containers that somebody else pinned there, too"
+            notes.append(f"{named(beside, 'is', 'are')} {used}")
         if request.smt is SMT.PAIR and request.load is None:
             notes.append("no load was given for it, so it counts as high")
-        notes += shared_cores(
-            ix,
-            request.smt,
-            fresh=fresh,
-            others=ix.all & ~self.free & ~self.taken,
-            busy=request.busy.bits,
-            known=self.partners,
-            free_core_left=bool(ix.whole(self.free) & ix.touched(self.room)),
-        )
-        notes += crowded_cores(ix, request.smt, self.taken)
+        notes += self._shared_cores(fresh)
+        crowded = sum(cores.bit_count() for cores in ix.by_count(self.taken)[2:])
+        if crowded and request.smt in (SMT.SPREAD, SMT.PAIR):
+            cores = counted(crowded, "core")
+            notes.append(f"more than one of its CPUs on {cores}, as no other core was free")
         return ChosenCPUs(
             cpus=CPUSet.from_bits(self.taken),
             idle=CPUSet.from_bits(_idle(ix, request, self.taken)),
             notes=tuple(notes),
         )
+
+    def _shared_cores(self, fresh: int) -> list[str]:
+        """Who has the threads beside the fresh CPUs, for a few cores."""
+        ix, others, why = self.ix, self._others(), ""
+        cores = ix.touched(fresh) & ix.touched(others)
+        if cores and self.request.smt is SMT.SPREAD:
+            free_left = ix.whole(self.free) & ix.touched(self.room)
+            why = "to stay on few NUMA nodes, " if free_left else "no core is free: "
+        notes = []
+        for core in CPUSet.from_bits(lowest(cores, _MANY)):
+            members = ix.core_bits[core]
+            share = named(members & fresh, "shares", "share")
+            notes.append(f"{why}{share} a core with {self._whose(members & others)}")
+        more = cores.bit_count() - _MANY
+        if more > 0:
+            notes.append(f"the same on {counted(more, 'more core')}")
+        return notes
+
+    def _whose(self, theirs: int) -> str:
+        owned, known = theirs & self.request.busy.bits, self.partners
+        if not owned:
+            return f"{named(theirs)}, not free for exclusive use"
+        text = f"{named(owned)} of another container"
+        if self.request.smt is not SMT.PAIR:
+            return text
+        if owned & known.same:
+            return f"{text} that is busy at the same hours"
+        if owned & ~known.opposite & ~known.idle:
+            return f"{text} of unknown load"
+        if owned & known.opposite:
+            return f"{text} of the opposite load"
+        return f"{text} that is never busy either"
 
     def _not_enough(self) -> NotEnoughCPUs:
         ix, smt = self.ix, self.request.smt

@@ -570,30 +570,23 @@ def _sorted(units: Sequence[Unit], free: int) -> list[Unit]:
 
 def _numa_nodes(index: AllocatorIndex, free: int) -> list[int]:
     """Positions of NUMA nodes with something free, nested in sockets where these are larger."""
-    order = _free_order(index.numa, free)
-    if _numa_first(index):
-        return order
-    nested = (
-        p
-        for s in _free_order(index.sockets, free)
-        for p in order
-        if index.numa[p].bits & index.sockets[s].bits & free
-    )
-    return list(dict.fromkeys(nested))
+    return _nested(index.numa, () if _numa_first(index) else index.sockets, free)
 
 
 def _sockets(index: AllocatorIndex, free: int) -> list[int]:
     """Positions of sockets with something free, nested in NUMA nodes where these are larger."""
-    order = _free_order(index.sockets, free)
-    if not _numa_first(index):
-        return order
+    return _nested(index.sockets, index.numa if _numa_first(index) else (), free)
+
+
+_Units = Sequence[Unit] | Sequence[NUMAUnit]
+
+
+def _nested(units: _Units, outer: _Units, free: int) -> list[int]:
+    order = _free_order(units, free)
     nested = (
-        s
-        for p in _free_order(index.numa, free)
-        for s in order
-        if index.numa[p].bits & index.sockets[s].bits & free
+        i for o in _free_order(outer, free) for i in order if units[i].bits & outer[o].bits & free
     )
-    return list(dict.fromkeys(nested))
+    return list(dict.fromkeys(nested)) if outer else order
 
 
 def _l3_groups(index: AllocatorIndex, free: int) -> list[Unit]:

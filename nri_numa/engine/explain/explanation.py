@@ -12,10 +12,12 @@ None, list or dict, so that it survives JSON.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from nri_numa.engine.align.policies import Alignment, Candidate, Problem, ResourceSummary
+import msgspec
+
+from nri_numa.engine.align.policies import Alignment, Candidate, ResourceSummary
 from nri_numa.engine.decision import Trace
 from nri_numa.engine.request.annotations import format_load
 from nri_numa.engine.state import Allocation, Kind
@@ -179,8 +181,8 @@ def _traced(known: Grounds) -> Document:
             "exact": alignment.exact,
             "reason": alignment.reason,
         },
-        "resources": [] if alignment is None else [_resource(r) for r in alignment.resources],
-        "candidates": [] if alignment is None else _candidates(alignment),
+        "resources": [] if alignment is None else _documents(alignment.resources),
+        "candidates": [] if alignment is None else _documents(alignment.candidates),
         "left": [
             {
                 "numaNode": i,
@@ -266,60 +268,6 @@ def _why(qos: str, requested: Mapping[str, tuple[str, str]], needs: Needs) -> st
     return "nothing asks for exclusive CPUs"
 
 
-# --- what each resource could have had --------------------------------------------------------
-
-
-def _resource(summary: ResourceSummary) -> Document:
-    return {
-        "resource": summary.resource,
-        "needed": summary.need,
-        "unit": summary.unit,
-        "wish": summary.state.value,
-        "idealNumaNodes": summary.preferred_width,
-        "neededNumaNodes": summary.narrowest_width,
-        "sets": [{"numaNodes": str(h.affinity), "preferred": h.preferred} for h in summary.hints],
-        "setCount": summary.hint_count,
-        "narrowestCount": summary.narrowest_count,
-        "everySet": summary.every_set,
-        "numaNodes": [
-            {
-                "numaNode": n.numa_node,
-                "free": n.free,
-                "capacity": n.capacity,
-                "enough": n.free >= summary.need,
-            }
-            for n in summary.numa_nodes
-        ],
-        "text": summary.text,
-    }
-
-
-def _candidates(alignment: Alignment) -> list[Document]:
-    return [
-        {
-            "numaNodes": str(c.affinity),
-            "preferred": c.preferred,
-            "separatedBy": _separated_by(alignment, c),
-            "text": c.separated_by,
-        }
-        for c in alignment.candidates
-    ]
-
-
-def _separated_by(alignment: Alignment, loser: Candidate) -> str:
-    """What put the winner before a loser: ``preferred``, ``width``, ``distance``, ``rank``, ``id``.
-
-    The order in which the merge looks at them; see `nri_numa.engine.align.hints`.
-    """
-    problem: Problem = alignment.problem
-    winner = problem.numa_ids if alignment.affinity is None else alignment.affinity
-    if alignment.preferred and not loser.preferred:
-        return "preferred"
-    if len(winner) != len(loser.affinity):
-        return "width"
-    distances = problem.distances()
-    if distances is not None and distances.total(winner.bits) != distances.total(
-        loser.affinity.bits
-    ):
-        return "distance"
-    return "id" if problem.rank is None else "rank"
+def _documents(values: Iterable[ResourceSummary | Candidate]) -> list[Document]:
+    found: list[Document] = msgspec.to_builtins([*values], enc_hook=str)
+    return found

@@ -15,7 +15,7 @@ from nri_numa.engine.explain.explanation import REFUSED, UNPINNED, WIDENED, Docu
 from nri_numa.engine.request.demand import DEFAULT_PERIOD
 from nri_numa.engine.resize import LESS
 from nri_numa.model.cpuset import NUMASet
-from nri_numa.model.machine import counted, cpus_text, numa_text
+from nri_numa.model.machine import counted, cpus_text, in_words, numa_text
 from nri_numa.text import harmless
 
 GLOSSARY = (
@@ -162,22 +162,23 @@ def _requested(document: Document) -> Iterator[str]:
         told = [
             f"{'' if one['key'] == 'numacpu' else 'memory of '}"
             f"{(cpus_text if one['key'] == 'numacpu' else numa_text)(_short(one['value']))} "
-            f"({_source(one)})"
+            f"({_short(one['source'])})"
             for one in lists
         ]
-        yield f"It asked for {_listed(told)}."
+        yield f"It asked for {in_words(told)}."
     if demand is None and not lists and not any(map(_wants_a_place, asked.values())):
         yield "It asked for nothing about CPUs or memory."
     elif demand is not None and (not lists or _computed(asked)):
         policy = asked.pop("policy", None)
         value = policy["value"] if policy else "best-effort"
-        source = f" ({_source(policy)}: {value})" if policy else ""
+        source = f" ({_short(policy['source'])}: {value})" if policy else ""
         bind = asked["bind"]["value"] if "bind" in asked else ""
         yield f"It asked for {_needed(demand, bind)} {_WHERE[value]}{source}."
     for key, one in asked.items():
         if one["source"] == "default" and (lists or demand is None or _idle_talk(key, demand)):
             continue
-        yield f"{key}: {_short(one['value'])} ({_source(one)}): {_meaning(key, one['value'])}."
+        value, source = _short(one["value"]), _short(one["source"])
+        yield f"{key}: {value} ({source}): {_meaning(key, one['value'])}."
 
 
 def _wants_a_place(one: Document) -> bool:
@@ -300,7 +301,7 @@ def _needed(demand: Mapping[str, Any], bind: str) -> str:
         if demand["memoryBytes"]:
             parts.append(amount_text(demand["memoryBytes"], "bytes"))
         parts += [f"{amount_text(p['bytes'], 'bytes')} in huge pages" for p in demand["hugePages"]]
-    return _listed(parts) if parts else "a place to run"
+    return in_words(parts) if parts else "a place to run"
 
 
 def _how_it_fits(resource: Mapping[str, Any]) -> str:
@@ -345,7 +346,7 @@ def _free(resources: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             less = "" if n["enough"] else f" ({amount_text(r['needed'], r['unit'])} needed)"
             by_node.setdefault(n["numaNode"], []).append(f"{_share(n, r)}{less}")
     for i in sorted(by_node)[:_MANY]:
-        yield f"Free on NUMA node {i}: {_listed(by_node[i])}."
+        yield f"Free on NUMA node {i}: {in_words(by_node[i])}."
     if len(by_node) > _MANY:
         yield f"And so on for {len(by_node) - _MANY} more NUMA nodes."
 
@@ -402,7 +403,7 @@ def _left(one: Mapping[str, Any]) -> str:
     parts = [amount_text(one["cpuMilli"], "millicpu")]
     if "memoryBytes" in one:
         parts.append(amount_text(one["memoryBytes"], "bytes") + " of memory")
-    return _listed(parts)
+    return in_words(parts)
 
 
 def _label(resource: str) -> str:
@@ -411,16 +412,8 @@ def _label(resource: str) -> str:
     return {"cpu": "CPUs", "memory": "memory"}.get(resource) or _short(resource)
 
 
-def _source(one: Mapping[str, Any]) -> str:
-    return _short(one["source"])
-
-
 def _short(value: str) -> str:
     return value if len(value) <= _LONG else f"{value[:_LONG]}…"
-
-
-def _listed(parts: Sequence[str]) -> str:
-    return " and ".join(parts) if len(parts) < 3 else f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
 def _without_who(document: Document, message: str) -> str:
@@ -466,8 +459,7 @@ def actual_text(text: str, since: str, owners: Sequence[str], *, given_up: bool)
         named = list(owners[:_OWNERS])
         if len(owners) > _OWNERS:
             named.append(f"{len(owners) - _OWNERS} more")
-        who = " and ".join([", ".join(named[:-1]), named[-1]] if len(named) > 1 else named)
-        parts.append(f", on exclusive CPUs of {who}")
+        parts.append(f", on exclusive CPUs of {in_words(named)}")
     if given_up:
         parts.append(
             "; put right again and again, and now left as it is, because something else rewrites it"

@@ -16,13 +16,13 @@ is no longer there by the time it is allocated.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 from msgspec.structs import replace
 
-from nri_numa.engine.accounting import grant_refused, share_out, take_within
+from nri_numa.engine.accounting import grant_refused, loads_of, share_out, take_beside_others
 from nri_numa.engine.align.hints import Amounts, Steps, hints_of, together
-from nri_numa.engine.align.policies import Alignment, align, short
+from nri_numa.engine.align.policies import Alignment, Problem, align, short
 from nri_numa.engine.cpus.allocator import (
     ChosenCPUs,
     NotEnoughCPUs,
@@ -35,9 +35,7 @@ from nri_numa.engine.others import given_last, holders_text, listed_softly
 from nri_numa.engine.place.explicit import all_isolated, check_numamem, doubtful
 from nri_numa.engine.place.memory import (
     STRICT,
-    MemoryGrant,
     by_distance,
-    charges_of,
     kubelet_grant,
     near,
     near_cpus,
@@ -49,13 +47,13 @@ from nri_numa.engine.place.memory import (
 from nri_numa.engine.place.needs import (
     ResourceTable,
     affinity_message,
+    cpu_hints,
     demands,
     device_steps,
     devices_first,
     exclusive_text,
     human_bytes,
     left_text,
-    loads_of,
     memory_lacking,
     memory_short,
     misaligned,
@@ -66,7 +64,7 @@ from nri_numa.engine.place.needs import (
     resource_table,
     too_few,
 )
-from nri_numa.engine.state import Charge, Kind, PodRecord, group_cpus, union
+from nri_numa.engine.state import Kind, PodRecord, group_cpus, union
 from nri_numa.model.cpuset import NO_NUMA_NODES, NUMASet
 from nri_numa.model.machine import Topology, agree, cpus_text, human_milli, numa_text
 from nri_numa.model.settings import Settings
@@ -105,10 +103,23 @@ def rank(case: Case, table: ResourceTable) -> dict[int, int] | None:
     if settings.kubelet_ties:
         return None
     asked = _wanted(case, table)
-    need, ids = case.demand.exclusive_cpus, machine.place_ids
-    quiet = _quiet(case, table) if need else None
-    kernels = (_suiting_isolation(case, table) or None) if need else None
-    beside = (_beside_opposite(case, table) or None) if need else None
+    need, ids, free = case.demand.exclusive_cpus, machine.places, table.free.bits
+
+    def few(cpus: int) -> Collection[int]:
+        """NUMA nodes with too few of some CPUs."""
+        return [i for i in ids if (machine.node_cpus[i].bits & cpus).bit_count() < need]
+
+    pinned: Collection[int] = ()
+    unsuiting: Collection[int] = ()
+    unpaired: Collection[int] = ()
+    if need:
+        last = given_last(case.state, machine.topology, settings)
+        last = last | listed_softly(case.state, machine.topology)
+        pinned = few(free & ~last.bits) if last else ()
+        good = machine.index.suiting_isolation(settings) & free
+        unsuiting = few(good) if good != free else ()
+        if case.smt is SMT.PAIR:
+            unpaired = few(_beside_opposite(case) & free)
     placed = case.requested.placed.bits
     former = table.former.bits
     beside_devices: Collection[int] = ()
@@ -119,9 +130,9 @@ def rank(case: Case, table: ResourceTable) -> dict[int, int] | None:
         (
             i in short,
             placed != 0 and not placed >> i & 1,
-            quiet is not None and quiet[i] < need,
-            kernels is not None and kernels[i] < need,
-            beside is not None and beside[i] < need,
+            i in pinned,
+            i in unsuiting,
+            i in unpaired,
             former != 0 and not machine.node_cpus[i].bits & former,
             i in beside_devices,
             measure,
@@ -155,7 +166,7 @@ def _wanted(case: Case, table: ResourceTable) -> list[Asked]:
 
 
 def measures(
-    wanted: list[Asked], ids: tuple[int, ...], strategy: Strategy
+    wanted: list[Asked], ids: Collection[int], strategy: Strategy
 ) -> list[tuple[int, ...]]:
     """By NUMA node, what its place among others is worked out from; the least is tried first."""
     if strategy is Strategy.MOST_LEFT:
@@ -176,38 +187,10 @@ def measures(
     return rows
 
 
-def _quiet(case: Case, table: ResourceTable) -> Mapping[int, int] | None:
-    """By NUMA node, free CPUs that no container is pinned to, or may be; None where all are."""
-    machine, state = case.machine, case.state
-    last = given_last(state, machine.topology, machine.settings)
-    last = last | listed_softly(state, machine.topology)
-    if not last:
-        return None
-    bits = table.free.bits & ~last.bits
-    return {i: (cpus.bits & bits).bit_count() for i, cpus in machine.node_cpus.items()}
-
-
-def _suiting_isolation(case: Case, table: ResourceTable) -> Mapping[int, int]:
-    """By NUMA node, free CPUs that are isolated, or are not, as ``isolatedCPUs`` says."""
-    machine = case.machine
-    good = machine.index.suiting_isolation(machine.settings) & table.free.bits
-    if good == table.free.bits:
-        return {}
-    return {i: (cpus.bits & good).bit_count() for i, cpus in machine.node_cpus.items()}
-
-
-def _beside_opposite(case: Case, table: ResourceTable) -> Mapping[int, int]:
-    """By NUMA node, free CPUs of cores that run opposite loads only; for ``smt: pair``."""
-    if case.smt is not SMT.PAIR:
-        return {}
-    machine = case.machine
-    known = partners(case.requested.load, loads_of(case.state))
-    index = machine.index
-    cores = index.touched(known.opposite) & ~index.touched(known.same)
-    bits = index.members(cores) & table.free.bits
-    return (
-        {i: (cpus.bits & bits).bit_count() for i, cpus in machine.node_cpus.items()} if bits else {}
-    )
+def _beside_opposite(case: Case) -> int:
+    """CPUs of cores that run opposite loads only; for ``smt: pair``."""
+    known, index = partners(case.requested.load, loads_of(case.state)), case.machine.index
+    return index.members(index.touched(known.opposite) & ~index.touched(known.same))
 
 
 def beside_its_pod(case: Case, table: ResourceTable, record: PodRecord) -> Refusal | None:
@@ -268,8 +251,8 @@ def _beside(near_list: NUMASet | None, affinity: NUMASet) -> bool:
 def _ideal(case: Case, table: ResourceTable, affinity: NUMASet) -> bool:
     """Whether the kubelet's CPU Manager would prefer these NUMA nodes for the pod's whole CPUs."""
     whole = replace(case, demand=pod_demand(case.pod, case.demand))
-    cpus = demands(whole, table)[0]
-    return hints_of([cpus], case.machine.places, Steps())[0].prefers_width(affinity.bits)
+    cpus = cpu_hints(whole, table)
+    return hints_of(cpus, case.machine.places, Steps())[0].prefers_width(affinity.bits)
 
 
 def no_memory(
@@ -335,8 +318,8 @@ def _served(machine: Machine, mems: NUMASet, numa_nodes: NUMASet) -> tuple[str, 
     alone = mems & NUMASet(near) if near else NO_NUMA_NODES
     if not alone:
         return ()
-    verb = "serves" if len(alone) == 1 else "serve"
-    return (f"{tier_text(machine.topology, alone)} {verb} {numa_text(numa_nodes)}",)
+    serve = f"{tier_text(machine.topology, alone)} {agree(alone, 'serves', 'serve')}"
+    return (f"{serve} {numa_text(numa_nodes)}",)
 
 
 def memory_nodes_for(topology: Topology, numa_nodes: NUMASet, usable: NUMASet) -> NUMASet:
@@ -414,13 +397,15 @@ def _aligned(case: Case, table: ResourceTable, own: int) -> Placed | Refusal:
         ranks = by_distance(machine, table.listed, ranks)
         asked = near_cpus(asked, near(machine, table.listed), policy)
     alignment = align(
-        asked,
-        numa_ids=machine.places,
-        policy=policy,
-        distance=machine.topology.distance,
-        prefer_closest=machine.settings.prefer_closest,
-        rank=ranks,
-        one_width=not machine.settings.kubelet_memory,
+        Problem(
+            demands=tuple(asked),
+            numa_ids=machine.places,
+            policy=policy,
+            distance=machine.topology.distance,
+            prefer_closest=machine.settings.prefer_closest,
+            rank=ranks,
+            one_width=not machine.settings.kubelet_memory,
+        )
     )
     if not alignment.admitted:
         if demand.exclusive_cpus > own and case.by_kubelet:
@@ -477,7 +462,7 @@ def _who_has_them(case: Case) -> str:
 
 
 def _exclusive(case: Case, table: ResourceTable, found: Placed) -> Placed | Refusal:
-    machine, state, affinity = case.machine, case.state, found.affinity
+    machine, affinity = case.machine, found.affinity
     settings = machine.settings
     if case.policy is Policy.SINGLE_NUMA_NODE and settings.align_by_socket:
         # A socket may be several NUMA nodes. The kubelet refuses to start with both.
@@ -501,8 +486,8 @@ def _exclusive(case: Case, table: ResourceTable, found: Placed) -> Placed | Refu
         first = devices_first(case, affinity, table.free_by_node, case.demand.exclusive_cpus)
         if strict and first != affinity:
             free, strict = free & machine.topology.cpus_of(affinity), False
-    taken = take_within(
-        machine,
+    taken = take_beside_others(
+        case,
         TakeRequest(
             count=case.demand.exclusive_cpus,
             available=free,
@@ -512,10 +497,6 @@ def _exclusive(case: Case, table: ResourceTable, found: Placed) -> Placed | Refu
             strict=strict,
             smt=case.smt,
             load=case.requested.load,
-            loads=loads_of(state) if case.smt is SMT.PAIR else {},
-            busy=state.withheld,
-            last=given_last(state, machine.topology, machine.settings),
-            listed=listed_softly(state, machine.topology),
             settings=settings,
         ),
         table.free_by_node,
@@ -591,7 +572,7 @@ def _finish(case: Case, table: ResourceTable, found: Placed) -> Placed | Refusal
     loose = kind is Kind.UNBOUND and not needs_of(demand)
     mems = NO_NUMA_NODES
     warnings = found.warnings
-    granted: MemoryGrant | str | None = None
+    memory = demand.memory_paid
     if table.listed is not None:
         mems = table.listed
         doubts = doubtful(machine, mems)
@@ -614,7 +595,7 @@ def _finish(case: Case, table: ResourceTable, found: Placed) -> Placed | Refusal
                     widenable=True,
                     alignment=alignment,
                 )
-            mems = granted.mask
+            mems, memory = granted, demand.memory_bytes
             if policy in STRICT and affinity is not None and not mems <= affinity:
                 return no_memory(case, table, affinity, alignment)
             if affinity is not None and not mems <= affinity:
@@ -622,22 +603,16 @@ def _finish(case: Case, table: ResourceTable, found: Placed) -> Placed | Refusal
                 preferred = False
     elif case.requested.bind is Bind.CPU_MEM and not loose:
         base = numa_nodes if affinity is None else affinity | numa_nodes
-        memory = choose_memory(case, table, base)
-        if memory is None:
+        chosen = choose_memory(case, table, base)
+        if chosen is None:
             return no_memory(case, table, base, alignment)
-        mems, widened, said = memory
+        mems, widened, said = chosen
         preferred = preferred and not widened
         steps += said
-    milli = _milli(case, table, found)
-    charges: Mapping[int, Charge]
-    if isinstance(granted, MemoryGrant):
-        charges = charges_of(granted, demand, milli)
-    else:
-        charges = spread_charges(
-            numa_nodes, milli, mems,
-            demand.memory_paid if mems else 0, table.memory_left,
-            demand.hugepages if mems else {}, table.hugepages_left,
-        )  # fmt: skip
+    charges = spread_charges(
+        numa_nodes, _milli(case, table, found), mems,
+        memory, table.memory_left, demand.hugepages, table.hugepages_left,
+    )  # fmt: skip
     if kind is Kind.SHARED:
         shares = group_cpus(numa_nodes.bits, table.pool, machine.topology, 0)
         doubts = all_isolated(machine, shares)
@@ -673,7 +648,6 @@ def _remembered(machine: Machine, affinity: NUMASet | None) -> NUMASet | None:
 def _milli(case: Case, table: ResourceTable, chosen: Placed) -> dict[int, int]:
     """Thousandths of a CPU to allocate on each NUMA node."""
     if chosen.cpus:
-        bits, nodes = chosen.cpus.bits, case.machine.topology.numa_nodes
-        return {i: 1000 * (nodes[i].cpus.bits & bits).bit_count() for i in chosen.numa_nodes}
+        return {i: 1000 * n for i, n in case.machine.topology.counts(chosen.cpus).items()}
     milli = min(case.demand.cpu_milli, case.demand.cpu_paid_milli)
     return share_out(milli, chosen.numa_nodes, table.cpu_left)

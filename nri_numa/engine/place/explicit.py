@@ -38,15 +38,17 @@ def place_explicit(case: Case) -> Placed | Refusal:
         cpus = requested.listed_cpus
         beside = owned and bool(owned_by_pod(case, cpus))
         failed = _check_cpus(case, NO_CPUS if beside else case.state.withheld)
-        if failed is None and owned and not (beside or may_own(requested, cpus, demand)):
+        if failed is not None:
+            return failed
+        if owned and not (beside or may_own(requested, cpus, demand)):
             if not (requested.lenient and by_annotation(requested, "cpus")):
                 return unpaid(case, cpus)
             ignored = (f"cpus: exclusive is ignored: {_pays(case.requested, cpus, case.demand)}",)
             owned = False
         soft = not owned and gives_way(requested, cpus, demand)
-        if failed is None and owned:
-            failed = None if beside else _check_ownable(case, cpus)
-        elif failed is None and not soft and by_annotation(requested, "numacpu"):
+        if owned and not beside:
+            failed = _check_ownable(case, cpus)
+        elif not (owned or soft) and by_annotation(requested, "numacpu"):
             failed = list_refused(case, f"{_text(case)}, which", cpus)
         if failed is not None:
             return failed
@@ -64,22 +66,13 @@ def place_explicit(case: Case) -> Placed | Refusal:
     if not owned:
         warnings += all_isolated(machine, cpus)
     numa_nodes = topology.numa_of(cpus)
-    milli = {}
-    if cpus:
-        # A shared reservation is spread over the NUMA nodes by how many of the CPUs lie there.
-        want = len(cpus) * 1000 if owned else min(demand.cpu_milli, demand.cpu_paid_milli)
-        for i in numa_nodes:
-            milli[i] = want * len(topology.numa_nodes[i].cpus & cpus) // len(cpus)
-    hugepages = demand.hugepages if mems else {}
+    # A shared reservation is spread over the NUMA nodes by how many of the CPUs lie there.
+    want = len(cpus) * 1000 if owned else min(demand.cpu_milli, demand.cpu_paid_milli)
+    milli = {i: want * count // len(cpus) for i, count in topology.counts(cpus).items()}
     charges = spread_charges(
-        numa_nodes,
-        milli,
-        mems,
-        demand.memory_paid if mems else 0,
-        case.memory_left,
-        hugepages,
-        case.hugepages_left() if hugepages else {},
-    )
+        numa_nodes, milli, mems,
+        demand.memory_paid, case.memory_left, demand.hugepages, case.hugepages_left(),
+    )  # fmt: skip
     # The sets, not the texts: these may be of any length.
     listed = " and ".join(
         f"{key} {ids}" for key, ids in (("numacpu", cpus), ("numamem", mems)) if ids
@@ -204,10 +197,7 @@ def _check_cpus(case: Case, withheld: CPUSet) -> Refusal | None:
     settings, text, cpus = case.machine.settings, _text(case), requested.listed_cpus
     expected = f"CPUs among {topology.online}"
     if wrong := cpus - topology.possible:
-        why, expected = (
-            f"{cpus_text(wrong, 'does', 'do')} not exist",
-            f"CPUs among {topology.online}",
-        )
+        why = f"{cpus_text(wrong, 'does', 'do')} not exist"
         return _wrong(text, why, expected, "listed CPUs must exist", reason="UnknownCPU")
     if wrong := cpus - topology.online:
         why = f"{cpus_text(wrong, 'is', 'are')} offline"
@@ -234,7 +224,7 @@ def _check_cpus(case: Case, withheld: CPUSet) -> Refusal | None:
         return _wrong(
             text,
             f"{cpus_text(wrong, 'is', 'are')} exclusive to {_owner(state, wrong)}",
-            f"CPUs among {state.grantable(topology, settings)}",
+            f"CPUs among {CPUSet.from_bits(state.grantable(topology, settings))}",
             "listed CPUs must not be exclusive to another container",
             reason="CPUOwned",
         )

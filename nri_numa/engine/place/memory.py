@@ -36,7 +36,7 @@ from nri_numa.engine.align.hints import (
     Steps,
     hints_of,
 )
-from nri_numa.engine.decision import Case, Machine, Placed, homes
+from nri_numa.engine.decision import Case, Machine, Placed, homes, nearest
 from nri_numa.engine.request.annotations import by_annotation
 from nri_numa.engine.request.demand import Demand
 from nri_numa.engine.state import NOTHING, Charge, Kind, NodeState
@@ -51,22 +51,6 @@ from nri_numa.model.workload import (
     Refusal,
     Requested,
 )
-
-
-def charge(mask: NUMASet, amount: int, left: Amounts) -> dict[int, int] | None:
-    """Book an amount on a mask: NUMA node by NUMA node in id order, each gives what it has.
-
-    None when the mask has too little.
-    """
-    allocated: dict[int, int] = {}
-    for i in mask:
-        if amount <= 0:
-            break
-        part = min(amount, left.get(i, 0))
-        if part > 0:
-            allocated[i] = part
-            amount -= part
-    return allocated if amount <= 0 else None
 
 
 def widen_for_memory(
@@ -102,89 +86,69 @@ def widen_for_memory(
 # --- the kubelet's rules -------------------------------------------------------------------------
 
 
-class Cells(msgspec.Struct, frozen=True, kw_only=True):
-    """Which NUMA nodes are tied together by assignments.
-
-    Attributes:
-        groups: NUMA node to its group; every NUMA node has one, at first itself alone.
-    """
-
-    groups: Mapping[int, NUMASet]
-    assigned: NUMASet
-
-
-def cells(numa_ids: NUMASet, masks: Iterable[NUMASet]) -> Cells:
-    """Work the groups out from the masks of the live assignments.
-
-    Masks that overlap without being equal, which the kubelet never makes but a change of settings
-    can leave behind, are put together into one group.
-    """
-    groups = {i: NUMASet([i]) for i in numa_ids}
-    assigned = NO_NUMA_NODES
-    for mask in masks:
-        known = mask & numa_ids
-        assigned = assigned | known
-        together = known
-        for i in known:
-            together = together | groups[i]
-        for i in together:
-            groups[i] = together
-    return Cells(groups=groups, assigned=assigned)
-
-
 class MemoryTable(msgspec.Struct, frozen=True, kw_only=True):
     """The kubelet's memory state, as far as decisions need it.
 
     Attributes:
-        masks: the mask of each live assignment, by any key.
-        charges: by the same key and type, what it is allocated with.
+        capacity, free: by type, what each NUMA node has, and has left.
+        groups: NUMA node to those that assignments tie it to; every one has a group, at first
+            itself alone.
     """
 
     capacity: Mapping[str, Amounts]
-    masks: Mapping[str, NUMASet] = msgspec.field(default_factory=dict)
-    charges: Mapping[str, Mapping[str, Amounts]] = msgspec.field(default_factory=dict)
+    free: Mapping[str, Amounts]
+    groups: Mapping[int, NUMASet]
+    assigned: NUMASet
+
+    @classmethod
+    def of(
+        cls,
+        capacity: Mapping[str, Amounts],
+        assignments: Iterable[tuple[NUMASet, Mapping[str, Amounts]]] = (),
+    ) -> MemoryTable:
+        """Work it out from the live assignments: the mask of each, and by type what it has.
+
+        Masks that overlap without being equal, which the kubelet never makes but a change of
+        settings can leave behind, are put together into one group.
+        """
+        free = {resource: dict(amounts) for resource, amounts in capacity.items()}
+        groups = {i: NUMASet([i]) for amounts in capacity.values() for i in amounts}
+        assigned = NO_NUMA_NODES
+        for mask, charges in assignments:
+            known = together = mask & NUMASet(groups)
+            assigned = assigned | known
+            for i in known:
+                together = together | groups[i]
+            groups.update(dict.fromkeys(together, together))
+            for resource, amounts in charges.items():
+                for i in free[resource].keys() & amounts.keys():
+                    free[resource][i] = max(0, free[resource][i] - amounts[i])
+        return cls(capacity=capacity, free=free, groups=groups, assigned=assigned)
 
     @property
     def numa_ids(self) -> NUMASet:
         """The NUMA nodes of any type."""
-        return NUMASet(i for amounts in self.capacity.values() for i in amounts)
-
-    def free(self, resource: str) -> dict[int, int]:
-        """What is left of a type."""
-        bound: dict[int, int] = {}
-        for allocated in self.charges.values():
-            for i, amount in allocated.get(resource, {}).items():
-                bound[i] = bound.get(i, 0) + amount
-        capacity = self.capacity.get(resource, {})
-        return {i: max(0, amount - bound.get(i, 0)) for i, amount in capacity.items()}
+        return NUMASet(self.groups)
 
     def demands(self, needs: Mapping[str, int]) -> list[ResourceDemand]:
         """What a Guaranteed container asks of memory, judged as the kubelet does.
 
         A type the machine does not have cannot be met.
         """
-        tied = cells(self.numa_ids, self.masks.values())
-        nothing = dict.fromkeys(self.numa_ids, 0)
+        nothing = dict.fromkeys(self.groups, 0)
         return [
             ResourceDemand(
                 resource=resource,
                 need=need,
-                capacity={**nothing, **self.capacity.get(resource, {})},
-                available=self.free(resource),
-                groups=tied.groups,
-                assigned=tied.assigned,
+                capacity=nothing | dict(self.capacity[resource]),
+                available=self.free[resource],
+                groups=self.groups,
+                assigned=self.assigned,
                 share="memory",
                 empty_is_nil=True,
             )
             for resource, need in sorted(needs.items())  # by type: the result never depends on it
         ]
-
-
-class MemoryGrant(msgspec.Struct, frozen=True, kw_only=True):
-    """What a container got: its mask and, by type, the bytes allocated on each NUMA node."""
-
-    mask: NUMASet
-    charges: Mapping[str, Amounts]
 
 
 def _best_hint(demands: Sequence[ResourceDemand], machine: NUMASet) -> tuple[NUMASet, bool] | None:
@@ -206,13 +170,9 @@ def _best_hint(demands: Sequence[ResourceDemand], machine: NUMASet) -> tuple[NUM
 
 def kubelet_grant(
     table: MemoryTable, needs: Mapping[str, int], affinity: NUMASet | None, preferred: bool
-) -> MemoryGrant | str:
-    """Turn the merged affinity into a grant, as the kubelet's memory manager, or say why not."""
-    wanted = {r: n for r, n in needs.items() if n > 0}
-    if not wanted:
-        return "no memory was asked for"
-    machine = table.numa_ids
-    demands = table.demands(wanted)
+) -> NUMASet | str:
+    """The memory nodes of a grant, as the kubelet's memory manager has it, or why there is none."""
+    machine, demands = table.numa_ids, table.demands(needs)
     if affinity is None:
         default = _best_hint(demands, machine)
         if default is None:
@@ -231,16 +191,11 @@ def kubelet_grant(
                 "wider set that holds it fits"
             )
         affinity = extended[0]
-    tied = cells(machine, table.masks.values())
     for i in affinity:
-        group = tied.groups[i]
-        if group != affinity and (len(group) > 1 or (len(affinity) > 1 and i in tied.assigned)):
+        group = table.groups[i]
+        if group != affinity and (len(group) > 1 or (len(affinity) > 1 and i in table.assigned)):
             return f"NUMA node {i} is tied to the group of {numa_text(group)}, expected {affinity}"
-    charges: dict[str, Amounts] = {}
-    for d in demands:
-        allocated = charge(affinity, d.need, d.available)
-        charges[d.resource] = {} if allocated is None else allocated
-    return MemoryGrant(mask=affinity, charges=charges)
+    return affinity
 
 
 def _has(demands: Sequence[ResourceDemand], mask: NUMASet) -> bool:
@@ -262,19 +217,15 @@ def memory_table(machine: Machine, state: NodeState, sizes: Iterable[int]) -> Me
     for size, name in names.items():
         pages = machine.hugepages_capacity(size)
         capacity[name] = {i: pages[i] for i in machine.numa_ids}
-    masks: dict[str, NUMASet] = {}
-    charges: dict[str, Mapping[str, Amounts]] = {}
-    for key, a in state.allocations.items():
+    assignments: list[tuple[NUMASet, Mapping[str, Amounts]]] = []
+    for a in state.allocations.values():
         if a.qos is not QoSClass.GUARANTEED or not a.mems or not (a.memory_bytes or a.hugepages):
             continue
-        masks[key] = a.mems
-        allocated: dict[str, dict[int, int]] = {}
-        for i, charge in a.charges.items():
-            allocated.setdefault("memory", {})[i] = charge.memory
-            for size, name in names.items():
-                allocated.setdefault(name, {})[i] = charge.hugepages.get(size, 0)
-        charges[key] = allocated
-    return MemoryTable(capacity=capacity, masks=masks, charges=charges)
+        has: dict[str, Amounts] = {"memory": {i: c.memory for i, c in a.charges.items()}}
+        for size, name in names.items():
+            has[name] = {i: c.hugepages.get(size, 0) for i, c in a.charges.items()}
+        assignments.append((a.mems, has))
+    return MemoryTable.of(capacity, assignments)
 
 
 def needs_of(demand: Demand) -> dict[str, int]:
@@ -287,27 +238,10 @@ def tied_text(table: MemoryTable | None) -> str:
     """Which NUMA nodes are tied together, as the end of a refusal; empty when none are."""
     if table is None:
         return ""
-    tied = cells(table.numa_ids, table.masks.values())
-    groups = sorted({str(group) for group in tied.groups.values() if len(group) > 1})
+    groups = sorted({str(group) for group in table.groups.values() if len(group) > 1})
     if not groups:
         return ""
     return f"; other containers tie NUMA nodes {' and '.join(groups)} together (kubeletMemory)"
-
-
-def charges_of(
-    granted: MemoryGrant, demand: Demand, cpu_milli: Mapping[int, int]
-) -> dict[int, Charge]:
-    """A grant as the state books it, with the CPUs beside it."""
-    charges: dict[int, Charge] = {}
-    for i in granted.mask | NUMASet(cpu_milli):
-        pages = {
-            size: granted.charges[pages_name(size)].get(i, 0)
-            for size in demand.hugepages
-            if granted.charges[pages_name(size)].get(i, 0)
-        }
-        memory = granted.charges.get("memory", {}).get(i, 0)
-        charges[i] = Charge(cpu_milli.get(i, 0), memory, pages)
-    return charges
 
 
 STRICT: Final = (Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE)
@@ -321,8 +255,7 @@ def near(machine: Machine, listed: NUMASet) -> NUMASet:
     found = listed & with_cpus
     for i in listed - with_cpus:
         told = homes(machine.topology, i) & with_cpus
-        least = min((distance(j, i) for j in with_cpus), default=0)
-        found = found | (told or NUMASet(j for j in with_cpus if distance(j, i) == least))
+        found = found | (told or nearest({j: distance(j, i) for j in with_cpus}))
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -21,9 +22,8 @@ from nri_numa.engine.cpus.allocator import NotEnoughCPUs, SMTAlignmentRefused
 from nri_numa.engine.decision import Case, Machine, tier_text
 from nri_numa.engine.place.memory import MemoryTable, memory_table, needs_of, pages_name
 from nri_numa.engine.request.demand import Demand
-from nri_numa.engine.state import NodeState
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
-from nri_numa.model.machine import agree, counted, human_milli, numa_text
+from nri_numa.model.machine import agree, counted, human_milli, in_words, numa_text
 from nri_numa.model.settings import IsolatedCPUs
 from nri_numa.model.workload import (
     SMT,
@@ -31,7 +31,6 @@ from nri_numa.model.workload import (
     Device,
     DeviceRequest,
     DeviceUse,
-    Load,
     PodSandbox,
     Policy,
     QoSClass,
@@ -76,7 +75,7 @@ class ResourceTable:
     """
 
     cpu_left: dict[int, int]
-    memory_left: dict[int, int]
+    memory_left: Amounts
     hugepages_left: dict[int, Mapping[int, int]]
     pool: CPUSet
     free: CPUSet
@@ -102,13 +101,13 @@ def resource_table(case: Case) -> ResourceTable:
             free = free & machine.topology.cpus_of(NUMASet(chosen))
             free_by_node = {i: min(n, chosen.get(i, 0)) for i, n in free_by_node.items()}
     kubelet: MemoryTable | None = None
-    memory_left: dict[int, int] = {}
+    memory_left: Amounts = {}
     hugepages_left: dict[int, Mapping[int, int]] = {}
     if requested.bind is Bind.CPU_MEM:
         if machine.settings.kubelet_memory:
             kubelet = memory_table(machine, state, demand.hugepages)
-            memory_left = kubelet.free("memory")
-            hugepages_left = {size: kubelet.free(pages_name(size)) for size in demand.hugepages}
+            memory_left = kubelet.free["memory"]
+            hugepages_left = {size: kubelet.free[pages_name(size)] for size in demand.hugepages}
         else:
             memory_left = case.memory_left
             if demand.hugepages:
@@ -245,16 +244,6 @@ def _sockets(machine: Machine) -> dict[int, int]:
     return {i: socket.id for socket in machine.topology.sockets.values() for i in socket.numa_nodes}
 
 
-def loads_of(state: NodeState) -> dict[int, Load]:
-    """CPU to the load of the exclusive container that owns it, where it told one."""
-    return {
-        cpu: a.load
-        for a in state.allocations.values()
-        if a.owned and a.load is not None
-        for cpu in a.cpus
-    }
-
-
 def needed_text(case: Case) -> str:
     """What a container needs, in words: ``2 exclusive CPUs and 4.0 GiB memory``."""
     demand = case.demand
@@ -271,7 +260,7 @@ def needed_text(case: Case) -> str:
             parts.append(f"{human_bytes(amount)} in huge pages of {human_bytes(size)}")
     if not parts:
         return "a place to run"
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+    return in_words(parts)
 
 
 def mode_text(case: Case) -> str:
@@ -329,13 +318,12 @@ def memory_short(table: MemoryTable, demand: Demand, affinity: NUMASet | None) -
         where.append((affinity, f"on {numa_text(affinity)}"))
     for mask, place in where:
         for name, need in needs.items():
-            free = table.free(name)
-            have = sum(free.get(i, 0) for i in mask)
+            have = sum(table.free[name].get(i, 0) for i in mask)
             if have < need:
                 return short(name, human_bytes(need), f"{human_bytes(have)} free {place}")
     # Enough is free, and tied to groups of other containers.
     name, need = next(iter(needs.items()))
-    have = sum(table.free(name).values())
+    have = sum(table.free[name].values())
     free_text = f"{human_bytes(have)} free, but not together by the kubelet's rules"
     return short(name, human_bytes(need), free_text)
 
@@ -432,13 +420,9 @@ def aligned_devices(case: Case) -> tuple[DeviceRequest, ...]:
 
 def devices_first(case: Case, affinity: NUMASet, room: Mapping[int, int], need: int) -> NUMASet:
     """The NUMA nodes of an affinity that are begun with: those with most of the devices."""
-    counts = dict.fromkeys(affinity, 0)
-    for request in aligned_devices(case):
-        for device in request.devices:
-            for i in device.numa_nodes:
-                if i in counts:
-                    counts[i] += 1
-    if not any(counts.values()):
+    devices = [device for request in aligned_devices(case) for device in request.devices]
+    counts = Counter(i for device in devices for i in device.numa_nodes if i in affinity)
+    if not counts:
         return affinity
     first: list[int] = []
     # Most devices first, then by id, until there are enough CPUs.
@@ -454,7 +438,7 @@ def device_steps(case: Case, affinity: NUMASet | None) -> tuple[str, ...]:
     container = case.container
     if case.requested.devices is DeviceUse.IGNORE:
         names = [_named(one.resource, one.devices) for one in container.devices if one.devices]
-        return (f"devices: ignore, so {_and(names)} gave no hint",) if names else ()
+        return (f"devices: ignore, so {in_words(names)} gave no hint",) if names else ()
     said: list[str] = []
     if affinity is not None:
         for request in aligned_devices(case):
@@ -464,17 +448,9 @@ def device_steps(case: Case, affinity: NUMASet | None) -> tuple[str, ...]:
 
 def _about(request: DeviceRequest, affinity: NUMASet) -> list[str]:
     said: list[str] = []
-    inside: list[Device] = []
-    outside: list[Device] = []
-    # Plain loops: this is on the way of a creation, and whatever is called there may be cold.
-    for device in request.devices:
-        for i in device.numa_nodes:
-            if i in affinity:
-                inside.append(device)
-                break
-        else:
-            if device.numa_nodes:
-                outside.append(device)
+    within = frozenset(affinity)
+    inside = [d for d in request.devices if d.numa_nodes & within]
+    outside = [d for d in request.devices if d.numa_nodes and not d.numa_nodes & within]
     if inside:
         verb = "are" if len(inside) > 1 else "is"
         what = _named(request.resource, inside)
@@ -496,7 +472,3 @@ def _named(kind: str, devices: tuple[Device, ...] | list[Device]) -> str:
     ids = [d.id for d in devices]
     more = f" and {len(ids) - MOST_NAMED} more" if len(ids) > MOST_NAMED else ""
     return f"{kind} {', '.join(ids[:MOST_NAMED])}{more}"
-
-
-def _and(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -32,6 +32,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from enum import StrEnum
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Final, TypeAlias
 
 import msgspec
@@ -55,6 +56,7 @@ from nri_numa.model.workload import (
     Refusal,
     Requested,
     Scope,
+    subject,
 )
 
 _LISTS: dict[str, type[CPUSet | NUMASet]] = {"numacpu": CPUSet, "numamem": NUMASet}
@@ -274,8 +276,8 @@ def _wrong(
     """Say what is wrong with a value; ``expected`` ends a sentence that starts *expected*."""
     return Refusal(
         reason="InvalidAnnotation",
-        message=f"pod {pod.full_name}, container {container.name}: {_plain(key)} is "
-        f"{quoted(value)} ({_plain(source)}), expected {expected}",
+        message=f"{subject(pod, container)}: {_plain(key)} is {quoted(value)} ({_plain(source)}), "
+        f"expected {expected}",
         rule="annotations must be readable and must not contradict each other",
         key=key,
         value=value,
@@ -297,15 +299,7 @@ def quoted(value: str) -> str:
 # --- values -----------------------------------------------------------------------------------
 
 
-def _check_cpus(value: str) -> str | None:
-    return _check_list(CPUSet, value, "a list of CPUs in the kernel's format such as 0-3,8")
-
-
-def _check_memory(value: str) -> str | None:
-    return _check_list(NUMASet, value, "a list of NUMA nodes in the kernel's format such as 0-1")
-
-
-def _check_list(kind: type[CPUSet | NUMASet], value: str, expected: str) -> str | None:
+def _check_list(kind: type[CPUSet | NUMASet], expected: str, value: str) -> str | None:
     if not value:
         return f"{expected}, not an empty text"
     try:
@@ -341,9 +335,10 @@ def _one_of(kind: type[StrEnum]) -> Callable[[str], str | None]:
     return check
 
 
+_FORMAT: Final = "in the kernel's format such as"
 _CHECKS: Final[Mapping[str, Callable[[str], str | None]]] = {
-    "numacpu": _check_cpus,
-    "numamem": _check_memory,
+    "numacpu": partial(_check_list, CPUSet, f"a list of CPUs {_FORMAT} 0-3,8"),
+    "numamem": partial(_check_list, NUMASet, f"a list of NUMA nodes {_FORMAT} 0-1"),
     "bind": _one_of(Bind),
     "policy": _one_of(Policy),
     "scope": _one_of(Scope),

@@ -42,6 +42,7 @@ from nri_numa.model.workload import (
     Resources,
     Scope,
     Slots,
+    subject,
 )
 
 SHARES_PER_CPU: Final = 1024
@@ -100,7 +101,7 @@ def _wrong(
     """A need that cannot be met on any machine; ``what`` names the resource and its value."""
     return Refusal(
         reason=reason,
-        message=f"pod {pod.full_name}, container {container.name}: {what}, expected {expected}",
+        message=f"{subject(pod, container)}: {what}, expected {expected}",
         rule=expected,
     )
 
@@ -283,6 +284,11 @@ def request_milli(resources: Resources, notes: list[str]) -> int:
     return -(-shares * 1000 // SHARES_PER_CPU)
 
 
+def size_milli(resources: Resources) -> int:
+    """Thousandths of a CPU: the limit, else the request, else 0."""
+    return limit_milli(resources, []) or request_milli(resources, [])
+
+
 def paid_milli(pod: PodSandbox, resources: Resources, others: Charge = NOTHING) -> int:
     """Thousandths of a CPU that a container's request pays for."""
     paid = _requested(pod.qos, resources)
@@ -339,9 +345,16 @@ def memory_paid(
         if total is None or total <= 0:
             return need
         return max(0, min(need, max(total, need) - others.memory))
+    return min(need, _requested_bytes(pod, container, capacity_bytes))
+
+
+def _requested_bytes(pod: PodSandbox, container: Container, capacity_bytes: int) -> int:
+    """What the OOM score tells of a Burstable pod's container; 0 where it tells nothing."""
     score = container.oom_score_adj
+    # kubelet: 1000 - 1000 * request / capacity, never below 2 and never 1000; 999 is what a
+    # container without a request gets, and node-critical pods get -997 whatever they request.
     if pod.qos is QoSClass.BURSTABLE and score is not None and 2 <= score < 999:
-        return min(need, max(0, capacity_bytes) * (1000 - score) // 1000)
+        return max(0, capacity_bytes) * (1000 - score) // 1000
     return 0
 
 
@@ -355,14 +368,8 @@ def _memory(
         notes.append(f"memory limit {limit} is above any machine and counts as no limit")
     elif limit is not None and limit < -1:
         notes.append(f"memory limit {limit} is negative and counts as no limit")
-    score = container.oom_score_adj
-    # kubelet: 1000 - 1000 * request / capacity, never below 2 and never 1000; 999 is what a
-    # container without a request gets, and node-critical pods get -997 whatever they request.
-    if pod.qos is QoSClass.BURSTABLE and score is not None and 2 <= score < 999:
-        request = max(0, capacity_bytes) * (1000 - score) // 1000
-        if request:
-            return request, "request"
-    return 0, "none"
+    request = _requested_bytes(pod, container, capacity_bytes)
+    return (request, "request") if request else (0, "none")
 
 
 def hugepages(resources: Resources, notes: list[str]) -> dict[int, int]:
@@ -414,8 +421,7 @@ def not_prepared(pod: PodSandbox, container: Container, text: str) -> Refusal | 
         return None
     return Refusal(
         reason="ClaimNotPrepared",
-        message=f"pod {pod.full_name}, container {container.name}: "
-        f"{text.removeprefix(NOT_PREPARED)}",
+        message=f"{subject(pod, container)}: {text.removeprefix(NOT_PREPARED)}",
         rule="a container gets the CPUs of a claim that was prepared for its pod, and no others",
     )
 
@@ -433,9 +439,9 @@ def in_use(
         if CLAIM in one.slots and names & _names(one.slots.split(",")):
             return Refusal(
                 reason="ClaimInUse",
-                message=f"pod {pod.full_name}, container {container.name}: its ResourceClaim's "
-                f"CPUs are those of pod {one.namespace}/{one.pod}, container "
-                f"{one.container}; expected one container for each request of a claim",
+                message=f"{subject(pod, container)}: its ResourceClaim's CPUs are those of pod "
+                f"{one.namespace}/{one.pod}, container {one.container}; expected one container for "
+                "each request of a claim",
                 rule="the CPUs of a claim are for one container at a time",
             )
     return requested
@@ -490,7 +496,7 @@ def with_slots(
         return requested
     if (refused := not_prepared(pod, container, text)) is not None:
         return refused
-    who = f"pod {pod.full_name}, container {container.name}"
+    who = subject(pod, container)
     slots = read_slots(text)
     if isinstance(slots, str):
         shown = repr(text) if len(text) <= 80 else f"{text[:80]!r}… ({len(text)} characters)"
@@ -580,7 +586,7 @@ def with_static_cpus(
         or container.resources.cpus
     ):
         return requested
-    milli = limit_milli(container.resources, []) or request_milli(container.resources, [])
+    milli = size_milli(container.resources)
     if not milli or milli % 1000:
         return requested
     alone = (

@@ -12,7 +12,7 @@ from nri_numa.machine.synthetic import synthetic
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
 from nri_numa.model.machine import Observed
 from nri_numa.model.workload import QoSClass, Resources
-from tests.beds.world import World, container, pod, resources
+from tests.beds.world import World, pod, resources
 
 TOPOLOGY = synthetic(sockets=1, numa_per_socket=2, cores_per_numa=4, threads=1)  # 0-3, 4-7
 
@@ -34,10 +34,9 @@ def node(*, owner: bool = True) -> World:
     world.place(pod("free", qos=QoSClass.BEST_EFFORT))
     world.place(pod("listed", {"numacpu": "1", "numamem": "0"}))
     shared = pod("shared", {"policy": "best-effort", "cpus": "shared"}, qos=QoSClass.BURSTABLE)
-    world.place(shared, container(shared, wants=resources(0.5, 1)))
+    world.place(shared, wants=resources(0.5, 1))
     if owner:
-        own = pod("owner", {"policy": "single-numa-node"})
-        world.place(own, container(own, wants=resources(2, 1)))
+        world.place(pod("owner", {"policy": "single-numa-node"}), wants=resources(2, 1))
     return world
 
 
@@ -93,8 +92,7 @@ def test_whoever_runs_on_owned_cpus_comes_first_then_owners_then_by_id() -> None
 def test_an_owner_is_not_disturbed_by_its_own_cpus_and_idle_siblings() -> None:
     smt = synthetic(sockets=1, numa_per_socket=1, cores_per_numa=4, threads=2)
     world = World(smt)
-    own = pod("owner", {"cpus": "exclusive", "smt": "isolate"})
-    world.place(own, container(own, wants=resources(2)))
+    world.place(pod("owner", {"cpus": "exclusive", "smt": "isolate"}), wants=resources(2))
     allocation = world.agent.state.allocations["owner-app"]
     everything = str(allocation.cpus | allocation.idle)
     (correction,) = plan_corrections(
@@ -161,8 +159,7 @@ def test_an_unbound_container_is_left_alone_unless_we_narrowed_it() -> None:
     world = node(owner=False)
     assert plan(world, {"free-app": seen("2-3")}) == (), "nobody asked us anything"
     assert plan(world, {"free-app": seen("")}) == ()
-    own = pod("owner", {"cpus": "exclusive"})
-    world.place(own, container(own, wants=resources(2)))
+    world.place(pod("owner", {"cpus": "exclusive"}), wants=resources(2))
     narrow = world.has("free-app")[0]
     world.stop("owner-app")
     # The update that widened it again may have been lost.
@@ -184,8 +181,7 @@ def test_an_unbound_container_on_owned_cpus_is_moved_off_them() -> None:
 
 def test_strangers_and_foreign_containers_are_nobodys_business() -> None:
     world = node()
-    foreign = pod("foreign")
-    world.place(foreign, container(foreign, wants=Resources(cpus="0-1")))
+    world.place(pod("foreign"), wants=Resources(cpus="0-1"))
     assert plan(world, {"foreign-app": seen("5"), "unknown": seen("5")}) == ()
 
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from nri_numa.agent.agent import Agent
 from nri_numa.engine import admit
 from nri_numa.engine.align.hints import ResourceDemand
-from nri_numa.engine.align.policies import align
+from nri_numa.engine.align.policies import Problem, align
 from nri_numa.engine.decision import Machine, Reading, Trace
 from nri_numa.engine.explain.explanation import Grounds
 from nri_numa.engine.state import NodeState
@@ -53,16 +53,17 @@ def test_large_machines_take_little_more() -> None:
 def test_one_width_for_all_resources_is_kept() -> None:
     """Without it, memory that fits on one NUMA node was said to be wider than ideal on two."""
     of, both = pod("web"), {0: 4, 1: 4}
-    alignment = align(
-        [
+    problem = Problem(
+        demands=(
             ResourceDemand(resource="cpu", need=8, capacity=both, available=both),
             ResourceDemand(resource="memory", need=1, capacity=both, available=both),
-        ],
+        ),
         numa_ids=NUMASet([0, 1]),
         policy=Policy.RESTRICTED,
         distance=MACHINE.topology.distance,
         one_width=True,
     )
+    alignment = align(problem)
     assert alignment.preferred
     restored = again(Trace(pod=of, container=container(of), alignment=alignment)).alignment
     assert restored is not None

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nri_numa.engine.align.hints import ResourceDemand
-from nri_numa.engine.align.policies import align
+from nri_numa.engine.align.policies import Problem, align
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Policy, Strategy
@@ -163,7 +163,5 @@ def test_a_verdict_is_the_topology_managers(free: list[int], cpus: int, strict: 
         resource="cpu", need=cpus, capacity=dict.fromkeys(room.ids, 16),
         available=dict(zip(room.ids, free, strict=True)), unit="cpus",
     )  # fmt: skip
-    verdict = align(
-        [demand], numa_ids=NUMASet(room.ids), policy=policy, distance=room.distance, rank=None
-    )
+    verdict = align(Problem((demand,), NUMASet(room.ids), policy, room.distance))
     assert isinstance(found, Fits) == verdict.admitted

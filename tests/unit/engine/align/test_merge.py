@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.engine.align.hints import STEP_LIMIT, DeviceDemand, HintDemand, ResourceDemand
-from nri_numa.engine.align.policies import Alignment, align
+from nri_numa.engine.align.policies import Alignment, Problem, align
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.workload import Device, DeviceRequest, Policy
 from tests.checks.oracles import hints_of, walk
@@ -51,14 +51,7 @@ def place(
     closest: bool = True,
     rank: dict[int, int] | None = None,
 ) -> Alignment:
-    return align(
-        demands,
-        numa_ids=NUMASet(range(n)),
-        policy=policy,
-        distance=far,
-        prefer_closest=closest,
-        rank=rank,
-    )
+    return align(Problem(demands, NUMASet(range(n)), policy, far, closest, rank))
 
 
 def result(alignment: Alignment) -> tuple[str, bool]:
@@ -70,12 +63,6 @@ def test_masks_that_never_meet_give_all_numa_nodes_not_preferred(size: int) -> N
     memory = replace(quantity("memory", 1, [0, 1]), capacity={1: 1})
     merged = place(size, quantity("cpu", 1, [1]), memory)
     assert result(merged) == (f"0-{size - 1}", False)
-
-
-class TestTies:
-    """Equally good masks: distance, then rank, then value."""
-
-    CPU = quantity("cpu", 8, [4] * 8)
 
 
 class TestLargeMachines:

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.engine.align.hints import DeviceDemand, HintDemand, ResourceDemand
-from nri_numa.engine.align.policies import Alignment, align, sets_text
+from nri_numa.engine.align.policies import Alignment, Problem, align, sets_text
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.workload import Device, DeviceRequest, Policy
 
@@ -26,14 +26,7 @@ def place(
     rank: dict[int, int] | None = None,
     closest: bool = True,
 ) -> Alignment:
-    return align(
-        demands,
-        numa_ids=NUMASet(range(n)),
-        policy=policy,
-        distance=near,
-        prefer_closest=closest,
-        rank=rank,
-    )
+    return align(Problem(demands, NUMASet(range(n)), policy, near, closest, rank))
 
 
 def verdict(alignment: Alignment) -> tuple[bool, str | None, bool]:
@@ -199,7 +192,7 @@ class TestCandidates:
     """Who lost, and by what."""
 
     def told(self, found: Alignment) -> list[tuple[str, bool, str]]:
-        return [(str(c.affinity), c.preferred, c.separated_by) for c in found.candidates]
+        return [(str(c.affinity), c.preferred, c.text) for c in found.candidates]
 
     def test_ranked_lower(self) -> None:
         found = place(SINGLE, 2, cpu(1, (1, 1), (1, 1)), rank={0: 1, 1: 0})

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from nri_numa.engine import admit
 from nri_numa.engine.align.hints import DeviceDemand, ResourceDemand
-from nri_numa.engine.align.policies import Alignment, align
+from nri_numa.engine.align.policies import Problem, align
 from nri_numa.engine.decision import Admitted, Decision, Machine, Reading, Refused
 from nri_numa.engine.explain import explanation
 from nri_numa.engine.explain import sentences as explain_text
@@ -299,9 +299,7 @@ def test_memory_that_is_left_alone_is_not_counted() -> None:
 
 def aligned(policy: Policy, *demands: Any, numa: int = 2) -> explanation.Document:
     """Explain an alignment of demands as they are, without a container of that kind."""
-    alignment: Alignment = align(
-        demands, numa_ids=NUMASet(range(numa)), policy=policy, distance=FOUR.distance
-    )
+    alignment = align(Problem(demands, NUMASet(range(numa)), policy, FOUR.distance))
     decision = Node().decide({"policy": "restricted"}, resources(1))
     assert isinstance(decision, Admitted)
     trace = replace(decision.trace, alignment=alignment)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
-from msgspec.structs import replace
+from collections.abc import Mapping
 
-from nri_numa.engine.align.policies import align
+import pytest
+
+from nri_numa.engine.align.policies import Problem, align
 from nri_numa.engine.place.memory import (
     Amounts,
-    MemoryGrant,
     MemoryTable,
-    cells,
     kubelet_grant,
     widen_for_memory,
 )
@@ -65,9 +64,15 @@ class TestWidening:
 class TestKubeletRules:
     """The kubelet's memory manager, for operators who want its verdicts."""
 
-    TABLE = MemoryTable(
-        capacity={"memory": dict.fromkeys(range(4), 10), "hugepages-2Mi": {0: 4, 1: 4}}
-    )
+    CAPACITY: Mapping[str, Amounts] = {
+        "memory": dict.fromkeys(range(4), 10),
+        "hugepages-2Mi": {0: 4, 1: 4},
+    }
+
+    def table(self, *assigned: dict[int, int], memory: Amounts | None = None) -> MemoryTable:
+        """With containers that have so much memory on each NUMA node."""
+        capacity = self.CAPACITY if memory is None else {"memory": memory}
+        return MemoryTable.of(capacity, [(NUMASet(has), {"memory": has}) for has in assigned])
 
     def grant(
         self,
@@ -75,82 +80,47 @@ class TestKubeletRules:
         affinity: set[int] | None = None,
         preferred: bool = False,
         **needs: int,
-    ) -> MemoryGrant | str:
-        return kubelet_grant(
-            table, needs, None if affinity is None else NUMASet(affinity), preferred
-        )
-
-    def granted(self, table: MemoryTable, key: str, mask: set[int], amount: int) -> MemoryTable:
-        found = self.grant(table, mask, memory=amount)
-        assert isinstance(found, MemoryGrant)
-        return replace(
-            table,
-            masks={**table.masks, key: found.mask},
-            charges={**table.charges, key: found.charges},
-        )
-
-    def released(self, table: MemoryTable, *keys: str) -> MemoryTable:
-        return replace(
-            table,
-            masks={k: m for k, m in table.masks.items() if k not in keys},
-            charges={k: c for k, c in table.charges.items() if k not in keys},
-        )
-
-    def mask(self, found: MemoryGrant | str) -> str:
-        return str(found.mask) if isinstance(found, MemoryGrant) else found
+    ) -> str:
+        mask = None if affinity is None else NUMASet(affinity)
+        return str(kubelet_grant(table, needs, mask, preferred))
 
     def test_without_a_mask_it_takes_its_best_hint(self) -> None:
-        assert self.mask(self.grant(self.TABLE, memory=12)) == "0-1"
-        table = self.granted(self.TABLE, "a", {0}, 6)
-        assert self.mask(self.grant(table, memory=6)) == "1"
+        assert self.grant(self.table(), memory=12) == "0-1"
+        assert self.grant(self.table({0: 6}), memory=6) == "1"
 
     def test_a_preferred_wish_needs_a_preferred_hint(self) -> None:
-        table = self.TABLE
-        for i in range(4):
-            table = self.granted(table, f"{i}", {i}, 6)
-        table = self.released(table, "2", "3")
         # One NUMA node would do on an empty machine; 0 and 1 are bound, 2 and 3 together fit.
-        found = kubelet_grant(table, {"memory": 11}, None, preferred=False)
-        assert self.mask(found) == "2-3"
-        table = MemoryTable(capacity={"memory": {0: 10, 1: 10}})
-        table = self.granted(table, "a", {0, 1}, 11)
-        found = self.grant(table, None, True, memory=3)
-        assert self.mask(found) == "failed to find the default preferred hint"
-        assert self.mask(self.grant(table, memory=3)) == "0-1"
+        assert self.grant(self.table({0: 6}, {1: 6}), memory=11) == "2-3"
+        table = self.table({0: 10, 1: 1}, memory={0: 10, 1: 10})
+        refused = self.grant(table, None, True, memory=3)
+        assert refused == "failed to find the default preferred hint"
+        assert self.grant(table, memory=3) == "0-1"
 
     def test_a_short_mask_is_extended(self) -> None:
-        table = self.granted(self.TABLE, "a", {3}, 5)
-        assert self.mask(self.grant(table, {1}, memory=12)) == "0-1"
-        refused = self.mask(self.grant(table, {3}, memory=12))
+        table = self.table({3: 5})
+        assert self.grant(table, {1}, memory=12) == "0-1"
+        refused = self.grant(table, {3}, memory=12)
         assert refused == "NUMA node 3 has too little memory, and no wider set that holds it fits"
 
     def test_wide_masks_are_made_of_free_numa_nodes(self) -> None:
-        table = MemoryTable(capacity={"memory": {0: 20, 1: 5, 2: 5, 3: 5}})
-        table = self.granted(table, "a", {0}, 10)
-        assert self.mask(self.grant(table, memory=12)) == "1-3"
+        table = self.table({0: 10}, memory={0: 20, 1: 5, 2: 5, 3: 5})
+        assert self.grant(table, memory=12) == "1-3"
 
     def test_groups_never_overlap(self) -> None:
-        table = self.granted(self.TABLE, "a", {0, 1}, 12)
-        refused = self.mask(self.grant(table, {1}, memory=2))
+        table = self.table({0: 10, 1: 2})
+        refused = self.grant(table, {1}, memory=2)
         assert refused == "NUMA node 1 is tied to the group of NUMA nodes 0-1, expected 1"
-        refused = self.mask(self.grant(table, {1, 2}, memory=2))
+        refused = self.grant(table, {1, 2}, memory=2)
         assert refused == "NUMA node 1 is tied to the group of NUMA nodes 0-1, expected 1-2"
-        table = self.granted(self.TABLE, "a", {0}, 2)
-        refused = self.mask(self.grant(table, {0, 1}, memory=2))
+        table = self.table({0: 2})
+        refused = self.grant(table, {0, 1}, memory=2)
         assert refused == "NUMA node 0 is tied to the group of NUMA node 0, expected 0-1"
-        assert self.mask(self.grant(table, {0}, memory=2)) == "0"
+        assert self.grant(table, {0}, memory=2) == "0"
 
-    def test_release_gives_everything_back(self) -> None:
-        table = self.granted(self.TABLE, "a", {0, 1}, 12)
-        table = self.granted(table, "b", {0, 1}, 3)
-        assert table.free("memory") == {0: 0, 1: 5, 2: 10, 3: 10}
-        table = self.released(table, "a")
-        assert cells(table.numa_ids, table.masks.values()).groups[0] == NUMASet([0, 1])
-        assert self.released(table, "b") == self.TABLE
-
-    @pytest.mark.parametrize("need", [0, -4])
-    def test_nothing_asked_is_nothing_granted(self, need: int) -> None:
-        assert self.mask(self.grant(self.TABLE, memory=need)) == "no memory was asked for"
+    def test_what_is_left_and_tied(self) -> None:
+        table = self.table({0: 10, 1: 2}, {0: 0, 1: 3})
+        assert table.free["memory"] == {0: 0, 1: 5, 2: 10, 3: 10}
+        assert self.table({0: 0, 1: 3}).groups[0] == NUMASet([0, 1])
 
     @pytest.mark.parametrize(
         ("needs", "expected"),
@@ -164,10 +134,7 @@ class TestKubeletRules:
     def test_demands_merge_as_the_kubelets_provider_answers(
         self, needs: dict[str, int], expected: str
     ) -> None:
-        found = align(
-            self.TABLE.demands(needs),
-            numa_ids=self.TABLE.numa_ids,
-            policy=Policy.RESTRICTED,
-            distance=near,
-        )
+        table = self.table()
+        demands = tuple(table.demands(needs))
+        found = align(Problem(demands, table.numa_ids, Policy.RESTRICTED, near))
         assert (found.admitted, str(found.affinity)) == (True, expected)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import pytest
 
-from nri_numa.engine.accounting import floor
 from nri_numa.engine.decision import Machine
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import Topology
@@ -30,5 +29,5 @@ def machine(
     [(CPUAmount(5), 5), (CPUAmount(0), 1), (CPUAmount(percent=10), 25), (CPUAmount(percent=0), 1)],
 )
 def test_what_is_configured_beats_both(amount: CPUAmount, cpus: int) -> None:
-    assert floor(machine(machines.eight_by_32, pool=amount)) == cpus
-    assert floor(machine(machines.eight_by_32, "0-3", pool=amount)) == cpus
+    assert machine(machines.eight_by_32, pool=amount).floor == cpus
+    assert machine(machines.eight_by_32, "0-3", pool=amount).floor == cpus

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.model.workload import Strategy
-from tests.beds.world import GIB, World, container, pod, resources
+from tests.beds.world import GIB, World, pod, resources
 
 SPREAD, PACK, MOST = Strategy.SPREAD, Strategy.PACK, Strategy.MOST_LEFT
 
@@ -22,4 +22,4 @@ def test_with_spread_huge_pages_that_are_nearly_used_up_are_kept() -> None:
     for name, cpus, gib, where in (("a", 1, 3, "0"), ("b", 2, 0, "1"), ("c", 1, 1, "1")):
         of = pod(name, one)
         wants = resources(cpus, 1, hugepages={GIB: gib * GIB} if gib else None)
-        assert world.place(of, container(of, wants=wants))[1] == where
+        assert world.place(of, wants=wants)[1] == where

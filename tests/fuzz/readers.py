@@ -22,7 +22,7 @@ from nri_numa.engine.request.annotations import resolve
 from nri_numa.engine.request.demand import SLOTS, read_slots, with_slots
 from nri_numa.errors import LocalProtocolError
 from nri_numa.kubelet.configuration import command_line, facts, merged
-from nri_numa.kubelet.state_files import UnknownState, cpu_state, grants, memory_state
+from nri_numa.kubelet.state_files import NOT_UNDERSTOOD, cpu_state, grants, memory_state
 from nri_numa.model.workload import NO_GRANTS, Refusal
 from nri_numa.nri.wire.ttrpc import MAX_BODY, MAX_FRAME_PAYLOAD, MessageReader, Trunk
 from nri_numa.observe.metrics import Metrics
@@ -110,23 +110,18 @@ class KubeletState(Fed):
 
     def feed(self, data: bytes) -> str:
         """As either of them, and put together."""
-        cpu = memory = None
-        said = []
-        try:
+        cpu = memory = NO_GRANTS
+        with contextlib.suppress(*NOT_UNDERSTOOD):
             cpu = cpu_state(data)
-        except UnknownState as error:
-            said.append(str(error))
-        try:
+        with contextlib.suppress(*NOT_UNDERSTOOD):
             memory = memory_state(data)
-        except UnknownState as error:
-            said.append(str(error))
         cpus, mems = MACHINE.online, MACHINE.numa_ids
         found, problems = grants(cpu, memory, cpus, mems, NO_GRANTS)
         for granted in (*found.cpus.values(), *found.pods.values(), *found.shared):
             assert granted <= cpus
-        said += problems
-        assert all(len(sentence) < 3000 for sentence in said)
-        return f"{cpu is not None} {memory is not None} {bool(found.cpus)} {bool(found.mems)}"
+        assert all(len(sentence) < 3000 for sentence in problems)
+        read = cpu is not NO_GRANTS, memory is not NO_GRANTS
+        return f"{read} {bool(found.cpus)} {bool(found.mems)}"
 
 
 class KubeletConfig(Fed):

@@ -15,7 +15,6 @@ from nri_numa.agent.unmatched import UnmatchedAnnotations
 from nri_numa.engine.decision import Refused
 from nri_numa.model.workload import (
     NO_ADJUSTMENT,
-    NO_DEVICES,
     Container,
     ContainerAdjustment,
     ContainerUpdate,
@@ -221,8 +220,7 @@ class AgentHandler:
         """Pod and container with what is known of the container's devices and claims."""
         if self._devices is not None:
             known = self._devices.known(pod.id, container.name, container.mentions)
-            if known is not NO_DEVICES:
-                container = known.on(container)
+            container = known.on(container)
         if self._claims is not None:
             pod, container = self._claims.seen(pod, container)
         return pod, container

@@ -32,14 +32,6 @@ if TYPE_CHECKING:
     from nri_numa.config.sections import Devices as Sources
 
 
-class GivenDevice(NamedTuple):
-    """A device of a resource, by the kubelet's books."""
-
-    resource: str
-    id: str
-    numa_nodes: frozenset[int]
-
-
 @dataclass(slots=True)
 class Missed:
     """What gives no hint.
@@ -128,20 +120,16 @@ class Lookup:
         found = self.sysfs.by_pci(address)
         return found[0]._replace(kind=GPU) if found else Found(GPU, address)
 
-    def given(self, devices: Iterable[GivenDevice]) -> Iterator[Found]:
-        """Devices of the kubelet's, as those that sysfs knows where their ids tell which."""
+    def given(self, devices: Iterable[Found]) -> Iterator[Found]:
+        """Devices by the kubelet's books, as those that sysfs knows where their ids tell which."""
         for device in devices:
-            if device.resource == self._own_resource:
+            if device.kind == self._own_resource:
                 continue
             address = self.gpus.of_name(device.id) if device.id.lower().startswith("gpu-") else None
             if address is not None:
                 yield self._at(address)
                 continue
-            known = self.sysfs.by_pci(device.id)
-            if known:
-                yield from known
-            else:
-                yield Found(device.resource, device.id, device.numa_nodes)
+            yield from self.sysfs.by_pci(device.id) or (device,)
 
 
 # --- what becomes of the devices that were found --------------------------------------------------

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextvars import Context, copy_context
 from functools import partial
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from msgspec.structs import replace
@@ -20,7 +20,7 @@ from nri_numa.agent.loop import Clock
 from nri_numa.agent.reconcile import Differences
 from nri_numa.engine import admit
 from nri_numa.engine.adopt import ASSIGNED, assigned
-from nri_numa.engine.decision import Admitted, Machine, Reading, Refused, Resized, Resynced, Trace
+from nri_numa.engine.decision import Admitted, Machine, Refused, Resized, Resynced, Trace
 from nri_numa.engine.explain.explanation import Grounds, grounds
 from nri_numa.engine.others import overlapping
 from nri_numa.engine.resize import resize
@@ -52,6 +52,11 @@ from nri_numa.observe.notices import Notices
 from nri_numa.observe.traces import KeptTrace, TraceKeeper, unpack
 from nri_numa.store.checkpoint import CheckpointStore
 
+if TYPE_CHECKING:
+    from nri_numa.agent.beside_kubelet import BesideKubelet
+    from nri_numa.agent.reconcile import Reconciler
+    from nri_numa.agent.reload import Rereading
+
 SYNCHRONIZE_SECONDS: Final = 1.0
 """Time for decisions in a Synchronize; the runtime waits two seconds for all of it unless it says
 less (``plugin_request_timeout``), and then drops the plugin."""
@@ -68,52 +73,6 @@ _ENDED: Final = 256
 _NOWHERE: Final = CgroupPlace()
 
 log = logs.get_logger("foreign")
-
-
-class MemorySource(Protocol):
-    """What the kernel has left of memory, from memory, at once."""
-
-    @property
-    def memory(self) -> Reading | None:
-        """None while it cannot be read."""
-        ...
-
-
-class Verification(Protocol):
-    """Reads cgroups back; see `nri_numa.agent.reconcile`."""
-
-    def schedule_verification(self, ids: Collection[str], applying: int = 0) -> None:
-        """Look at these containers when the runtime has applied so many updates."""
-        ...
-
-
-class KubeletBeside(Protocol):
-    """The kubelet's own managers; see `nri_numa.agent.beside_kubelet`."""
-
-    def refresh_kubelet_grants(self) -> None:
-        """Take over what the kubelet granted a moment ago."""
-        ...
-
-    def cpuset_rewritten(
-        self, before: Allocation, after: Allocation, asked: str, kept: str
-    ) -> None:
-        """A cpuset was sent for a container; it keeps another one, or (empty) has what was sent."""
-        ...
-
-
-class _Alone:
-    """No reconciler, and no kubelet."""
-
-    def schedule_verification(self, ids: Collection[str], applying: int = 0) -> None:
-        pass
-
-    def refresh_kubelet_grants(self) -> None:
-        pass
-
-    def cpuset_rewritten(
-        self, before: Allocation, after: Allocation, asked: str, kept: str
-    ) -> None:
-        pass
 
 
 class RefusedContainer(msgspec.Struct, frozen=True, kw_only=True):
@@ -226,7 +185,7 @@ class Agent:
         metrics: Metrics,
         store: CheckpointStore,
         clock: Clock,
-        readings: MemorySource,
+        readings: Rereading,
         cgroups: CgroupWriter,
         observe: bool = False,
         history: int = 256,
@@ -245,8 +204,8 @@ class Agent:
         self._begun: dict[str, None] = {}  # those of them whose cgroup exists
         self.narrowed_at: float | None = None
         self.pool_changes = 0
-        self.reconciler: Verification = _Alone()
-        self.kubelet: KubeletBeside = _Alone()
+        self.reconciler: Reconciler | None = None
+        self.kubelet: BesideKubelet | None = None
         self.differences = Differences(metrics, clock, self)
         self._metrics = metrics
         self._now = clock.time
@@ -275,7 +234,8 @@ class Agent:
 
     def create_container(self, pod: PodSandbox, container: Container) -> Admitted | Refused | None:
         """Decide about a container before it exists; None leaves it as it is."""
-        self.kubelet.refresh_kubelet_grants()
+        if self.kubelet is not None:
+            self.kubelet.refresh_kubelet_grants()
         decision = admit.admit(
             self.machine, self.state, pod, container, self._readings.memory, self._now()
         )
@@ -325,7 +285,8 @@ class Agent:
         self, pod: PodSandbox, container: Container, requested: Resources
     ) -> Resized | Refused:
         """Decide about new resources of a live container."""
-        self.kubelet.refresh_kubelet_grants()
+        if self.kubelet is not None:
+            self.kubelet.refresh_kubelet_grants()
         before = self.state.allocations.get(container.id)
         outcome = resize(
             self.machine, self.state, pod, container, requested, self._readings.memory, self._now()
@@ -344,7 +305,7 @@ class Agent:
             self._check_if_foreign(before)
             self._check_if_foreign(allocation)
         kept = outcome.own.cpus if outcome.own is not None else ""
-        if requested.cpus and before is not None:
+        if requested.cpus and before is not None and self.kubelet is not None:
             after = self.state.allocations[container.id]
             rewritten = self.kubelet.cpuset_rewritten
             self._tasks.add(partial(rewritten, before, after, requested.cpus, kept))
@@ -756,7 +717,9 @@ class Agent:
 
     def _verify(self, container_ids: Collection[str], applying: int = 0) -> None:
         """Have these cgroups read back, once the reply left and so many updates were applied."""
-        self._tasks.add(lambda: self.reconciler.schedule_verification(container_ids, applying))
+        if self.reconciler is not None:
+            verify = self.reconciler.schedule_verification
+            self._tasks.add(partial(verify, container_ids, applying))
 
     def _own_with_pending(
         self, container_id: str, own: ContainerUpdate | None

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from msgspec.structs import replace
@@ -20,7 +20,7 @@ from nri_numa import config as configuration
 from nri_numa.agent.agent import Agent
 from nri_numa.agent.capacity import CapacityFactors
 from nri_numa.agent.loop import Clock
-from nri_numa.agent.reload import Configured, put_in_force
+from nri_numa.agent.reload import put_in_force
 from nri_numa.config import AgentConfig
 from nri_numa.engine.cpus.index import index
 from nri_numa.engine.others import pinned_to
@@ -33,6 +33,9 @@ from nri_numa.model.settings import Settings
 from nri_numa.model.workload import KubeletGrants
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import Metrics
+
+if TYPE_CHECKING:
+    from nri_numa.agent.daemon import Daemon
 
 log = get_logger("kubelet")
 
@@ -276,11 +279,11 @@ class KubeletSettings:
                 level("the kubelet's configuration", says=sentence, file=self.found.path)
         self._said = frozenset(lines)
 
-    async def run(self, agent: Agent, configured: Configured) -> None:
+    async def run(self, agent: Agent, daemon: Daemon) -> None:
         """Look every few seconds, and put in force what changed, until cancelled."""
         while True:
             await asyncio.sleep(EVERY)
-            await self.refresh(agent, configured.config)
+            await self.refresh(agent, daemon.config)
 
     async def refresh(self, agent: Agent, config: AgentConfig) -> None:
         """Read it in a thread; where something changed, containers get what follows."""

@@ -15,14 +15,14 @@ import errno
 import os
 import stat
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
-from typing import Final
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec.structs import replace
 
 from nri_numa.agent.agent import Agent
 from nri_numa.agent.loop import Clock
-from nri_numa.agent.reload import Configured, SettingsSource, put_in_force
+from nri_numa.agent.reload import put_in_force
 from nri_numa.config import AgentConfig
 from nri_numa.config.sections import MeasuredCapacity, MeasuredMode
 from nri_numa.config.values import parse_duration
@@ -45,6 +45,10 @@ from nri_numa.model.offline_capacity import (
 from nri_numa.model.settings import Settings
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import Metrics, StealGauges
+
+if TYPE_CHECKING:
+    from nri_numa.agent.beside_kubelet import KubeletSettings
+    from nri_numa.agent.daemon import Daemon
 
 # --- From outside ---
 
@@ -69,13 +73,13 @@ class CapacityWatch(ABC):
     def refresh(self, topology: Topology) -> bool:
         """Whether settings are different now; called in a thread."""
 
-    async def run(self, agent: Agent, configured: Configured, source: SettingsSource) -> None:
+    async def run(self, agent: Agent, daemon: Daemon, source: KubeletSettings) -> None:
         """Look, and put in force what changed, until cancelled."""
         while True:
-            await self.apply(agent, configured.config, source)
+            await self.apply(agent, daemon.config, source)
             await asyncio.sleep(self.interval)
 
-    async def apply(self, agent: Agent, config: AgentConfig, source: SettingsSource) -> None:
+    async def apply(self, agent: Agent, config: AgentConfig, source: KubeletSettings) -> None:
         """Look once; where settings could not be put in force, they are the next time."""
         if await asyncio.to_thread(self.refresh, agent.machine.topology):
             self._in_force = False
@@ -94,15 +98,6 @@ class OutsideCapacity(CapacityWatch):
         self._capacity = OfflineCapacity()
         self._drained: frozenset[int] = frozenset()
         self._said: frozenset[str] = frozenset()
-
-    def over(self, settings: Settings, topology: Topology) -> Settings:
-        """These settings, with what counts from outside; any thread may ask."""
-        factors = {i: f for i, f in self.factors.items() if i in topology.numa_nodes}
-        if not factors:
-            return settings
-        ours = settings.capacity_factor
-        lowered = {i: ours.get(i, 1.0) * f for i, f in factors.items()}
-        return replace(settings, capacity_factor={**ours, **lowered})
 
     def refresh(self, topology: Topology) -> bool:
         """Read the file, and forget what is no longer true; whether anything is different.
@@ -222,23 +217,6 @@ class StealWatch(CapacityWatch):
         self._last: tuple[float, Topology, CPUTimes] | None = None
         self._problem = ""
 
-    def over(
-        self, settings: Settings, topology: Topology, elsewhere: Collection[int] = ()
-    ) -> Settings:
-        """These settings, with what was measured where that is acted upon; any thread may ask.
-
-        Of NUMA nodes in ``elsewhere`` a factor comes from outside, which counts instead.
-        """
-        if not self._acts:
-            return settings
-        ours = settings.capacity_factor
-        lower = {
-            i: factor
-            for i, factor in self.factors.items()
-            if i in topology.numa_nodes and i not in elsewhere and factor < ours.get(i, 1.0)
-        }
-        return replace(settings, capacity_factor={**ours, **lower}) if lower else settings
-
     def acting(self) -> Mapping[int, float]:
         """By NUMA node, what was measured and is acted upon; any thread may ask."""
         return self.factors if self._acts else {}
@@ -290,13 +268,22 @@ class StealWatch(CapacityWatch):
         return False
 
 
-class CapacityFactors:
+class CapacityFactors(NamedTuple):
     """All factors, laid over the configuration's."""
 
-    def __init__(self, outside: OutsideCapacity, measured: StealWatch) -> None:
-        self._outside, self._measured = outside, measured
+    outside: OutsideCapacity
+    measured: StealWatch
 
     def over(self, settings: Settings, topology: Topology) -> Settings:
-        """As measured, but where a factor comes from outside, that one."""
-        measured = self._measured.over(settings, topology, elsewhere=self._outside.factors)
-        return self._outside.over(measured, topology)
+        """As measured where that is lower, but where a factor comes from outside, times that one.
+
+        Any thread may ask.
+        """
+        outside, measured = self.outside.factors, self.measured.acting()
+        factors = dict(settings.capacity_factor)
+        for i in topology.numa_nodes:
+            ours = factors.get(i, 1.0)
+            factor = ours * outside[i] if i in outside else min(ours, measured.get(i, ours))
+            if factor != ours:
+                factors[i] = factor
+        return replace(settings, capacity_factor=factors)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from nri_numa.agent.agent import Agent
 from nri_numa.agent.unmatched import UnmatchedAnnotations
@@ -29,6 +29,7 @@ from nri_numa.runtime import LinkState, RequestRefused, RuntimeInfo
 
 if TYPE_CHECKING:
     from nri_numa.agent.claims import ClaimBook
+    from nri_numa.agent.daemon import Daemon
     from nri_numa.devices.watch import DeviceWatch
 
 log = get_logger("nri")
@@ -42,18 +43,6 @@ node's numbers from the scheduler for ever."""
 
 SOON: Final = 0.5
 """Seconds in which the first container follows where its image is there."""
-
-
-class LinkObserver(Protocol):
-    """What follows the link's state."""
-
-    def configured(self, info: RuntimeInfo) -> None:
-        """The runtime introduced itself."""
-        ...
-
-    def link_changed(self, state: LinkState, detail: str) -> None:
-        """The link changed its state."""
-        ...
 
 
 class AgentHandler:
@@ -75,7 +64,7 @@ class AgentHandler:
         self,
         agent: Agent,
         metrics: Metrics,
-        observer: LinkObserver | None = None,
+        observer: Daemon | None = None,
         *,
         reject_on_error: bool = False,
         annotations: UnmatchedAnnotations | None = None,

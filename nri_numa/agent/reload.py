@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from msgspec.structs import replace
@@ -25,10 +25,10 @@ from nri_numa.errors import ConfigError, TopologyError
 from nri_numa.machine.hotplug import differences, reread
 from nri_numa.machine.sysfs import read_memory
 from nri_numa.model.machine import MemoryReading, Topology
-from nri_numa.model.settings import Settings
 from nri_numa.observe.logs import get_logger
 
 if TYPE_CHECKING:
+    from nri_numa.agent.beside_kubelet import KubeletSettings
     from nri_numa.agent.links import NodeDevices
     from nri_numa.devices.counts import Counted
 
@@ -36,23 +36,6 @@ if TYPE_CHECKING:
 _TURN: Final = 0.0005
 """Seconds after which the thread lets the loop go on. A request asks for its turn at each of its
 system calls, and with Python's 5 ms these added up to twice as long a wait."""
-
-
-class Configured(Protocol):
-    """The configuration in force; see `nri_numa.agent.daemon`."""
-
-    @property
-    def config(self) -> AgentConfig:
-        """Another object after each change."""
-        ...
-
-
-class SettingsSource(Protocol):
-    """Makes the engine's settings; see `nri_numa.agent.beside_kubelet.KubeletSettings`."""
-
-    def settings(self, config: AgentConfig, topology: Topology) -> Settings:
-        """In any thread."""
-        ...
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,7 +64,7 @@ def prepare(
     load: Callable[[], AgentConfig],
     base: AgentConfig,
     machine: Machine,
-    source: SettingsSource,
+    source: KubeletSettings,
 ) -> Prepared:
     """Read a configuration and make everything ready; touches nothing that others use.
 
@@ -108,7 +91,7 @@ async def prepare_aside(
     load: Callable[[], AgentConfig],
     base: AgentConfig,
     machine: Machine,
-    source: SettingsSource,
+    source: KubeletSettings,
 ) -> Prepared:
     """`prepare` in a thread that gives way to the loop."""
     usual = sys.getswitchinterval()
@@ -119,7 +102,7 @@ async def prepare_aside(
         sys.setswitchinterval(usual)
 
 
-async def put_in_force(agent: Agent, config: AgentConfig, source: SettingsSource) -> bool:
+async def put_in_force(agent: Agent, config: AgentConfig, source: KubeletSettings) -> bool:
     """Have the agent decide by settings that are made anew; False: try again.
 
     They are made in a thread, during which the machine may have changed for another reason.

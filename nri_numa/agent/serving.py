@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from nri_numa.agent.agent import Agent, MemorySource
+from nri_numa.agent.agent import Agent
 from nri_numa.agent.loop import Clock, CourteousSelector, Courtesy, CPUShare, GapWatch
 from nri_numa.config import AgentConfig
 from nri_numa.errors import ConfigError
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from nri_numa.agent.handler import PendingPods
     from nri_numa.agent.late import LateStarts
     from nri_numa.agent.links import NodeDevices, RuntimeConnection
+    from nri_numa.agent.reload import Rereading
     from nri_numa.agent.unmatched import UnmatchedAnnotations
 
 log = get_logger("http")
@@ -68,7 +69,7 @@ class Collaborators(msgspec.Struct, frozen=True, kw_only=True):
         pods: Guaranteed pods that have no container yet.
     """
 
-    readings: MemorySource
+    readings: Rereading
     unmatched: UnmatchedAnnotations | None = None
     kubelet: BesideKubelet | None = None
     devices: NodeDevices | None = None

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from nri_numa.agent.agent import Agent
-from nri_numa.agent.loop import Clock, CourteousSelector, Courtesy, CPUShare, GapWatch
+from nri_numa.agent.loop import Clock, CourteousSelector, CPUShare, GapWatch
 from nri_numa.config import AgentConfig
 from nri_numa.errors import ConfigError
 from nri_numa.observe.logs import get_logger
@@ -114,8 +114,7 @@ class Serving:
             async with asyncio.timeout(WAIT):
                 await self._settled.wait()
         sys.setswitchinterval(SWITCH)
-        courtesy = Courtesy(self._watch, share=self._share)
-        loop = asyncio.SelectorEventLoop(CourteousSelector(courtesy))
+        loop = asyncio.SelectorEventLoop(CourteousSelector(self._watch, self._share))
         stop = asyncio.Event()
         # A daemon: nothing that a client does can keep the process from ending.
         thread = threading.Thread(target=self._live, args=(loop, stop), name="http", daemon=True)

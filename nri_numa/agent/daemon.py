@@ -180,7 +180,8 @@ class Daemon:
         self._claims = claim_book(config, name, agent)
         if self._claims is not None:
             self._claims.load()
-        self._pending_pods = self._pods_to_come() if config.publish.node_resource_topology else None
+        publishes = config.publish.node_resource_topology
+        self._pending_pods = PendingPods(agent, clock) if publishes else None
 
         launched = preinstalled_from_environment(os.environ)
         self._launched = launched is not None
@@ -254,12 +255,6 @@ class Daemon:
                 events=AGENT_EVENTS,
             ),
         )
-
-    def _pods_to_come(self) -> PendingPods:
-        def later(seconds: float, function: Callable[[], object]) -> None:
-            asyncio.get_running_loop().call_later(seconds, function)
-
-        return PendingPods(self.agent.notify, self.clock.monotonic, later)
 
     # --- running ----------------------------------------------------------------------------------
 

@@ -82,6 +82,10 @@ class Clock:
         """Call this when the loop has nothing more urgent."""
         asyncio.get_running_loop().call_soon(function)
 
+    def call_later(self, seconds: float, function: Callable[[], object]) -> None:
+        """Call this after so many seconds."""
+        asyncio.get_running_loop().call_later(seconds, function)
+
     async def sleep(self, seconds: float) -> None:
         """Wait."""
         await asyncio.sleep(seconds)

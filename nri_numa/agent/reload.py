@@ -131,31 +131,6 @@ LOOK_AGAIN = 1.0
 """Seconds between two looks that refusals ask for."""
 
 
-async def changed(root: str, before: Machine) -> Machine | None:
-    """Read the machine again; None when it is as before, or cannot be read.
-
-    Reading is done in a thread, and so are the tables that every decision needs: the next
-    container must not wait for them.
-    """
-    try:
-        topology = await asyncio.to_thread(reread, root, before.topology)
-    except (TopologyError, OSError) as error:
-        log.warning("machine cannot be read any more", error=str(error))
-        return None
-    if topology is before.topology:
-        return None
-    return await asyncio.to_thread(with_tables, replace(before, topology=topology))
-
-
-def report_change(before: Topology, now: Topology) -> None:
-    """Log what is different."""
-    found = differences(before, now)
-    if before.online != now.online:
-        log.warning("CPUs changed", **{"gone": "", "new": "", **found})
-    else:
-        log.warning("machine changed", **found)
-
-
 async def reread_after_refusals(agent: Agent, machine: Rereading) -> None:
     """Look again when something did not fit, for as long as the plugin runs.
 
@@ -215,10 +190,23 @@ class Rereading:
     async def read_machine(self, agent: Agent) -> None:
         """Read what else may have changed, and let the agent have it."""
         before = agent.machine
-        machine = await changed(self._root, before)
-        if machine is not None and agent.machine is before:
-            report_change(before.topology, machine.topology)
-            agent.retopology(machine)
+        known = before.topology
+        try:
+            topology = await asyncio.to_thread(reread, self._root, known)
+        except (TopologyError, OSError) as error:
+            log.warning("machine cannot be read any more", error=str(error))
+            return
+        if topology is known:
+            return
+        machine = await asyncio.to_thread(with_tables, replace(before, topology=topology))
+        if agent.machine is not before:
+            return
+        found = differences(known, topology)
+        if known.online != topology.online:
+            log.warning("CPUs changed", **{"gone": "", "new": "", **found})
+        else:
+            log.warning("machine changed", **found)
+        agent.retopology(machine)
 
     async def read_all(self, agent: Agent) -> None:
         """Both."""

@@ -11,9 +11,6 @@ Measured: of what hypervisors take from CPUs (docs/adr/0056-measured-where-it-ru
 from __future__ import annotations
 
 import asyncio
-import errno
-import os
-import stat
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -45,6 +42,7 @@ from nri_numa.model.offline_capacity import (
 from nri_numa.model.settings import Settings
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import Metrics, StealGauges
+from nri_numa.store.files import read_file
 
 if TYPE_CHECKING:
     from nri_numa.agent.beside_kubelet import KubeletSettings
@@ -107,14 +105,13 @@ class OutsideCapacity(CapacityWatch):
         """
         problems: set[str] = set()
         try:
-            text = read(self._path)
+            problems = self._take(read_file(self._path, LONGEST, ours=False).decode())
         except FileNotFoundError:
-            text = None
+            pass
+        except UnicodeDecodeError:
+            problems = {"cannot be read: is no UTF-8"}
         except OSError as error:
-            text = None
-            problems.add(f"cannot be read: {error.strerror or error}")
-        if text is not None:
-            problems |= self._take(text)
+            problems = {f"cannot be read: {error.strerror or error}"}
         now, capacity = self._now(), self._capacity
         if capacity.zones and capacity.until > now + LONGEST_VALIDITY:
             problems.add("until is more than 7 days away: it does not count")
@@ -167,30 +164,6 @@ class OutsideCapacity(CapacityWatch):
         for problem in sorted(problems - self._said):
             log.warning("capacity from outside not as expected", file=self._path, problem=problem)
         self._said = problems
-
-
-def read(path: str) -> str:
-    """The text of a small regular file in a directory of a user who is not trusted.
-
-    Raises:
-        FileNotFoundError: there is none.
-        OSError: it is something else than such a file.
-    """
-    # Neither a link that leads elsewhere nor a pipe without a writer may hold or mislead us.
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
-    descriptor = os.open(path, flags)
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "is no regular file", path)
-        data = os.read(descriptor, LONGEST + 1)
-    finally:
-        os.close(descriptor)
-    if len(data) > LONGEST:
-        raise OSError(errno.EFBIG, f"is larger than {LONGEST} bytes", path)
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        raise OSError(errno.EINVAL, "is no UTF-8", path) from None
 
 
 # --- Measured ---

@@ -52,6 +52,9 @@ class _SavedRefusal(msgspec.Struct, array_like=True, frozen=True):
     count: int = 1
 
 
+_COMMON: Final = set(_SavedRefusal.__struct_fields__) - {"shape", "data"}
+
+
 class _File(msgspec.Struct, array_like=True, frozen=True):
     identity: dict[str, str]
     shapes: list[Any]
@@ -105,15 +108,8 @@ class ExplanationFile:
             }
             refusals = [
                 RefusedContainer(
-                    pod_id=one.pod_id,
-                    namespace=one.namespace,
-                    pod=one.pod,
-                    container=one.container,
-                    reason=one.reason,
-                    message=one.message,
-                    at=one.at,
                     trace=kept,
-                    count=one.count,
+                    **{name: getattr(one, name) for name in _COMMON},
                 )
                 for one in file.refusals
                 if is_readable(kept := KeptTrace(one.data, shapes[one.shape]))
@@ -172,49 +168,36 @@ class ExplanationFile:
 
 def encoded(snapshot: Snapshot, identity: dict[str, str], limit: int = MAX_BYTES) -> bytes:
     """The file's bytes, at most ``limit`` of them: refusals first, the youngest first."""
-    traces, refusals = snapshot
-    shapes: dict[object, int] = {}
-    left = limit // 2  # the other half is for shapes, names and what frames them
-
-    def numbered(kept: KeptTrace) -> tuple[int, bytes]:
-        nonlocal left
-        kept = savable(kept)
-        left -= len(kept.data) + 100
-        if kept.shape not in shapes:
-            left -= 20 * sum(len(part) for part in kept.shape if isinstance(part, tuple))
-        return shapes.setdefault(kept.shape, len(shapes)), kept.data
-
-    saved_refusals: list[_SavedRefusal] = []
-    for one in reversed(refusals):
-        shape, data = numbered(one.trace)
-        left -= len(one.message)
-        if left < 0:
-            break
-        saved_refusals.append(
-            _SavedRefusal(
-                namespace=one.namespace,
-                pod=one.pod,
-                container=one.container,
-                reason=one.reason,
-                message=one.message,
-                at=one.at,
-                shape=shape,
-                data=data,
-                pod_id=one.pod_id,
-                count=one.count,
-            )
+    traces = sorted(
+        ((i, savable(kept), a) for i, (kept, a) in snapshot[0].items()),
+        key=lambda one: (-one[2].since, one[0]),
+    )
+    refusals = [(savable(one.trace), one) for one in snapshot[1]]
+    while True:
+        every = (*(kept.shape for _, kept, _ in traces), *(kept.shape for kept, _ in refusals))
+        shapes = {shape: number for number, shape in enumerate(dict.fromkeys(every))}
+        file = _File(
+            identity,
+            list(shapes),
+            [_Saved(i, _mark(a), shapes[kept.shape], kept.data) for i, kept, a in traces],
+            [
+                _SavedRefusal(
+                    shape=shapes[kept.shape],
+                    data=kept.data,
+                    **{name: getattr(one, name) for name in _COMMON},
+                )
+                for kept, one in refusals
+            ],
         )
-    saved: list[_Saved] = []
-    for container_id, (kept, allocation) in sorted(
-        traces.items(), key=lambda item: (-item[1][1].since, item[0])
-    ):
-        shape, data = numbered(kept)
-        if left < 0:
-            break
-        saved.append(_Saved(container_id, _mark(allocation), shape, data))
-    saved_refusals.reverse()
-    rest = _encode(_File(identity, list(shapes), saved, saved_refusals))
-    return _HEAD % (LAYOUT, crc32(rest)) + rest
+        rest = _encode(file)
+        data = _HEAD % (LAYOUT, crc32(rest)) + rest
+        if len(data) <= limit:
+            return data
+        # Half of them at a time: this is as seldom as ten thousand containers.
+        if traces:
+            traces = traces[: len(traces) // 2]
+        else:
+            refusals = refusals[len(refusals) // 2 + 1 :]
 
 
 def _mark(allocation: Allocation) -> int:

@@ -28,7 +28,7 @@ import asyncio
 import errno
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -380,7 +380,7 @@ class Reconciler:
         agent = self._agent
         if not agent.synchronized:
             return Round()
-        differed = set(agent.differences) if only is None else set(only)
+        differed = set(agent.differences.known) if only is None else set(only)
         looked, pool_changes = self._clock.time(), agent.pool_changes
         # A cgroup that the OCI runtime is just making may have no list yet.
         ids = agent.places if only is None else only
@@ -837,7 +837,7 @@ Known = Mapping[str, Difference]
 """By container id; never changes, so that it can be read from any thread."""
 
 
-class Differences(Mapping[str, Difference]):
+class Differences:
     """What containers really have, by id, wherever it is not what they are meant to have.
 
     `status`, `explain`, the API and the page show it beside the decision, and metrics count how
@@ -854,18 +854,6 @@ class Differences(Mapping[str, Difference]):
         self._agent = agent
         self._counted = clock.time()
         self.known: Known = MappingProxyType({})
-
-    def __getitem__(self, container_id: str) -> Difference:
-        """What this one has."""
-        return self.known[container_id]
-
-    def __iter__(self) -> Iterator[str]:
-        """Container ids."""
-        return iter(self.known)
-
-    def __len__(self) -> int:
-        """How many differ."""
-        return len(self.known)
 
     def update(
         self,

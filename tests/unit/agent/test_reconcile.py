@@ -417,7 +417,7 @@ class KernelBed:
         assert counts("nri_numa_drift_fights_total") == 0
         assert "keeps rewriting" not in self.output.getvalue()
         assert self.output.getvalue().count(said) == 1
-        assert said in self.world.agent.differences[name].text
+        assert said in self.world.agent.differences.known[name].text
         assert said in self.world.agent.notices.after()[-1].message
 
 
@@ -443,7 +443,7 @@ def test_a_nested_cgroup_that_has_more_is_named_and_repair_follows_it(real: Path
         for name in ("cpuset.cpus", "cpuset.mems"):
             (nested / name).write_text((real / name).read_text())
         bed.drifts("free-app", f"{real.name}/nested, has cpuset.cpus 0-1")
-        assert bed.world.agent.differences["free-app"].intruder
+        assert bed.world.agent.differences.known["free-app"].intruder
     finally:
         nested.rmdir()
     assert bed.round().repaired == ("free-app",)
@@ -532,7 +532,7 @@ def test_observe_reports_and_touches_nothing(tree: CgroupTree) -> None:
 
 def differing(bed: Bed) -> dict[str, tuple[str, bool, bool]]:
     """By container: both sides, whether it disturbs an owner, and whether it was given up."""
-    known = bed.world.agent.differences
+    known = bed.world.agent.differences.known
     return {i: (one.text, one.intruder, one.given_up) for i, one in known.items()}
 
 
@@ -587,7 +587,7 @@ def test_a_given_up_fight_is_shown_as_such_until_somebody_else_ends_it(bed: Bed)
         bed.drift("listed-app", "0-7", "0")
         bed.round(max_repairs=1, window=600)
     assert differing(bed) == {"listed-app": ("meant 1, has 0-7", True, True)}
-    assert bed.world.agent.differences["listed-app"].since == bed.wall
+    assert bed.world.agent.differences.known["listed-app"].since == bed.wall
     bed.drift("listed-app", "1", "0")
     bed.round(max_repairs=1, window=600)
     assert differing(bed) == {}

@@ -28,7 +28,6 @@ from nri_numa.agent.handler import AgentHandler, PendingPods
 from nri_numa.agent.links import (
     NodeDevices,
     RuntimeConnection,
-    cri_link,
     locked_socket,
     memory_policies,
     over_cri,
@@ -55,7 +54,7 @@ from nri_numa.kubelet.state_files import StateFiles
 from nri_numa.machine import hotplug
 from nri_numa.machine.cgroups import CgroupReader, CgroupWriter, Scopes
 from nri_numa.machine.sysfs import discover
-from nri_numa.nri.link import LinkSettings, NRILink, Preinstalled, preinstalled_from_environment
+from nri_numa.nri.link import LinkSettings, NRILink, preinstalled_from_environment
 from nri_numa.nri.wire.versions import AGENT_EVENTS, synchronizes_launched_plugins
 from nri_numa.observe import logs
 from nri_numa.observe.metrics import Metrics
@@ -200,11 +199,20 @@ class Daemon:
         self.link: RuntimeLink
         if by_cri:
             from nri_numa.agent.late import LateStarts
+            from nri_numa.cri.link import CRILink
 
             self._late = LateStarts(agent, metrics, writer, clock)
-            self.link = cri_link(config, self.handler, self._late)
+            socket_path = config.runtime.cri_socket
+            self.link = CRILink(self.handler, self._late, socket_path=socket_path)
         else:
-            self.link = self._nri_link(config, launched)
+            link_settings = LinkSettings(
+                name=launched.name if launched else config.runtime.plugin_name,
+                index=launched.index if launched else two_digits(config.runtime.plugin_index),
+                socket_path=config.runtime.nri_socket,
+                descriptor=launched.descriptor if launched else None,
+                events=AGENT_EVENTS,
+            )
+            self.link = NRILink(self.handler, link_settings)
         self.runtime = RuntimeConnection(agent, metrics, self.handler, self.link, over_cri=by_cri)
         self._lock = RuntimeLock(locked_socket(config, launched=self._launched))
         self._lock.share()
@@ -243,18 +251,6 @@ class Daemon:
             remembered=len(state.allocations),
         )
         self._started = started
-
-    def _nri_link(self, config: AgentConfig, launched: Preinstalled | None) -> NRILink:
-        return NRILink(
-            self.handler,
-            LinkSettings(
-                name=launched.name if launched else config.runtime.plugin_name,
-                index=launched.index if launched else two_digits(config.runtime.plugin_index),
-                socket_path=config.runtime.nri_socket,
-                descriptor=launched.descriptor if launched else None,
-                events=AGENT_EVENTS,
-            ),
-        )
 
     # --- running ----------------------------------------------------------------------------------
 

@@ -111,9 +111,9 @@ def _explained(path: str, action: str, error: OSError) -> CheckpointError:
 class CheckpointStore:
     """The journal in one directory, which is made. Used from one thread.
 
-    It remembers what it could not write: whatever is missing on disk goes out with the next record
-    that can be written. A node without a checkpoint places containers as well as before; what is
-    lost is the intent after a crash, and that is what the metric and the log line are for.
+    It remembers what it could not write: the next record that can be written writes everything. A
+    node without a checkpoint places containers as well as before; what is lost is the intent after
+    a crash, and that is what the metric and the log line are for.
 
     The identity says who writes: every value but ``version`` (machine, boot) must be the same for a
     checkpoint to be used again.
@@ -139,7 +139,6 @@ class CheckpointStore:
         self.metrics = metrics
         self.written_at: float | None = None
         self._entries: dict[str, msgspec.Raw] = {}
-        self._unsaved: dict[str, msgspec.Raw | None] = {}
         self._lock_fd = -1
         self._fd = -1
         self._size = 0
@@ -274,14 +273,11 @@ class CheckpointStore:
                 self._entries.pop(key, None)
             else:
                 self._entries[key] = raw
-        # In the order of the last change, as without a failure in between.
-        self._unsaved = {**self._unsaved, **encoded} if self._unsaved else encoded
-        if self._fd >= 0 and self._vanished():
-            self._forget_file()
+        self._forget_vanished()
         if self._fd < 0:
             self._rewrite()
-        elif self._unsaved:
-            self._append()
+        elif encoded:
+            self._append(encoded)
 
     def compact_if_needed(self) -> bool:
         """Shrink the journal when it has outgrown what it says; whether a new one was written.
@@ -291,8 +287,7 @@ class CheckpointStore:
         Raises:
             CheckpointError: it could not be written; the old one stays in use.
         """
-        if self._fd >= 0 and self._vanished(by_name=True):
-            self._forget_file()
+        self._forget_vanished()
         # Four times: with less, a node whose containers only ever change would compact all day.
         grown = self._size > max(_MIN_COMPACT, 4 * self._compacted_size)
         if self.healthy and not grown:
@@ -357,28 +352,26 @@ class CheckpointStore:
         self.error = CheckpointError(path, f"{problem}; {remedy}")
         return self.error
 
-    def _vanished(self, *, by_name: bool = False) -> bool:
-        """Say whether what we write to is still the file that the next start will read."""
+    def _forget_vanished(self) -> None:
+        """Let the file go that is no longer the one which the next start will read."""
         try:
-            mine = os.fstat(self._fd)
-            if not by_name:
-                return mine.st_nlink == 0
-            there = os.lstat(self.path)
+            if self._fd < 0 or os.path.samestat(os.fstat(self._fd), os.lstat(self.path)):
+                return
         except OSError:
-            return True
-        return (mine.st_dev, mine.st_ino) != (there.st_dev, there.st_ino)
+            pass
+        self._forget_file()
 
     def _forget_file(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
-    def _append(self) -> None:
+    def _append(self, encoded: Mapping[str, msgspec.Raw | None]) -> None:
         line = frame(
             self._sequence + 1,
             Line(
-                set={key: raw for key, raw in self._unsaved.items() if raw is not None},
-                delete=tuple([key for key, raw in self._unsaved.items() if raw is None]),
+                set={key: raw for key, raw in encoded.items() if raw is not None},
+                delete=tuple([key for key, raw in encoded.items() if raw is None]),
             ),
         )
         try:
@@ -386,23 +379,11 @@ class CheckpointStore:
             if written != len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
-            self._take_back()
+            self._forget_file()  # half a line may be in it: the next record writes a new one
             self.error = _explained(self.path, "write", error)
             raise self.error from error
         self._size += len(line)
-        self._saved(self._sequence + 1)
-
-    def _take_back(self) -> None:
-        """Cut off a half-written line, so that the next one starts on a line of its own."""
-        try:
-            os.ftruncate(self._fd, self._size)
-        except OSError:
-            self._forget_file()  # the next record writes a new file
-
-    def _saved(self, sequence: int) -> None:
-        self._sequence = sequence
-        self._unsaved = {}
-        self.error = None
+        self._sequence += 1
 
     def _rewrite(self) -> list[str]:
         """Write everything to a new file and put it in place of the old one.
@@ -426,7 +407,8 @@ class CheckpointStore:
         self._forget_file()
         self._fd = fd
         self._size = self._compacted_size = len(data)
-        self._saved(len(lines))
+        self._sequence = len(lines)
+        self.error = None
         return said
 
     def _set_aside(self) -> list[str]:

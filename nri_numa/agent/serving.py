@@ -116,8 +116,13 @@ class Serving:
         sys.setswitchinterval(SWITCH)
         loop = asyncio.SelectorEventLoop(CourteousSelector(self._watch, self._share))
         stop = asyncio.Event()
+
+        def live() -> None:
+            with asyncio.Runner(loop_factory=lambda: loop) as runner:
+                runner.run(self._until(stop))
+
         # A daemon: nothing that a client does can keep the process from ending.
-        thread = threading.Thread(target=self._live, args=(loop, stop), name="http", daemon=True)
+        thread = threading.Thread(target=live, name="http", daemon=True)
         thread.start()
         try:
             await asyncio.get_running_loop().create_future()
@@ -125,11 +130,6 @@ class Serving:
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(stop.set)
             await asyncio.to_thread(thread.join, STOP)
-
-    def _live(self, loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
-        """The thread."""
-        with asyncio.Runner(loop_factory=lambda: loop) as runner:
-            runner.run(self._until(stop))
 
     async def _until(self, stop: asyncio.Event) -> None:
         serving = asyncio.create_task(self._serve_for_ever())

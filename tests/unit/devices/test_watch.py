@@ -159,8 +159,8 @@ def test_what_a_variable_makes_up_is_no_hint_and_is_said(bed: Bed) -> None:
     found = seen(bed.watch(), POD, container(POD), Mentions(variables=variables))
     assert found.devices == ()
     assert found.device_notes == (
-        "variable PCIDEVICE_X names 0000:ff:1f.7, which is not there: no hint",
         "GPU 'GPU-none' is not known to the driver: no hint",
+        "variable PCIDEVICE_X names 0000:ff:1f.7, which is not there: no hint",
     )
 
 

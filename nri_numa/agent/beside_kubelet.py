@@ -13,7 +13,6 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-import msgspec
 from msgspec.structs import replace
 
 from nri_numa import config as configuration
@@ -36,36 +35,12 @@ from nri_numa.observe.metrics import Metrics
 
 if TYPE_CHECKING:
     from nri_numa.agent.daemon import Daemon
+    from nri_numa.web.responses import KubeletContest
 
 log = get_logger("kubelet")
 
 TICK: Final = 1.0
 """Seconds between two looks that no request asks for; a look is two ``stat`` calls."""
-
-
-class Contest(msgspec.Struct, frozen=True, kw_only=True):
-    """A container whose cpuset the kubelet and we both write.
-
-    Attributes:
-        asked: kernel list of CPUs that the kubelet wants.
-        kept: kernel list of those it has; empty when it has what the kubelet wants.
-        yields_to: ``kubelet`` or ``nri-numa``: who is let have its way, by configuration.
-        seen_in: ``UpdateContainer`` or ``cgroup``.
-        since: Unix time of the first time.
-        times: how often it was seen.
-    """
-
-    container_id: str
-    namespace: str
-    pod: str
-    pod_uid: str
-    container: str
-    asked: str
-    kept: str
-    yields_to: str
-    seen_in: str
-    since: float
-    times: int = 1
 
 
 class BesideKubelet:
@@ -91,7 +66,7 @@ class BesideKubelet:
         self._clock = clock
         self._said: frozenset[str] = frozenset()
         self.configuration = configuration
-        self.contests: Mapping[str, Contest] = MappingProxyType({})
+        self.contests: Mapping[str, KubeletContest] = MappingProxyType({})
         agent.kubelet = self
 
     @property
@@ -173,12 +148,14 @@ class BesideKubelet:
     def _contest(
         self, allocation: Allocation, asked: str, kept: str, yields_to: str, seen_in: str
     ) -> None:
+        from nri_numa.web.responses import KubeletContest
+
         known = self.contests.get(allocation.container_id)
         if known is not None and known.yields_to == yields_to:
             self._keep(replace(known, times=known.times + 1, asked=asked, kept=kept))
             return
         self._keep(
-            Contest(
+            KubeletContest(
                 container_id=allocation.container_id,
                 namespace=allocation.namespace,
                 pod=allocation.pod,
@@ -189,6 +166,7 @@ class BesideKubelet:
                 yields_to=yields_to,
                 seen_in=seen_in,
                 since=self._clock.time(),
+                times=1,
             )
         )
         self._metrics.kubelet_contests.labels(yields_to).inc()
@@ -203,7 +181,7 @@ class BesideKubelet:
             remedy="docs/kubelet.md",
         )
 
-    def _keep(self, contest: Contest) -> None:
+    def _keep(self, contest: KubeletContest) -> None:
         self.contests = MappingProxyType({**self.contests, contest.container_id: contest})
         self._agent.notify()
 

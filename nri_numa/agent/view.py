@@ -49,7 +49,6 @@ from nri_numa.web.responses import (
     Explanation,
     HugePages,
     Kubelet,
-    KubeletContest,
     KubeletGrant,
     Link,
     NodeUse,
@@ -899,10 +898,7 @@ def kubelet_document(agent: Agent, beside: BesideKubelet) -> Kubelet:
         shared_cpus=str(shown),
         granted_cpus=str(grants.granted),
         grants=tuple(_grants(agent)),
-        contests=tuple(
-            convert(one, KubeletContest, from_attributes=True)
-            for _, one in sorted(beside.contests.items())
-        ),
+        contests=tuple(one for _, one in sorted(beside.contests.items())),
         problems=(*beside.problems, *configuration.found.problems),
         configuration=configuration.found.path,
         adopted=adopted.adopted if adopted else (),

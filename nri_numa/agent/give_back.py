@@ -20,7 +20,6 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import field
 from enum import StrEnum
 from typing import Final, TypeVar
 
@@ -129,7 +128,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     containers: tuple[GivenBack, ...]
     checkpoint: str = ""
-    problems: tuple[str, ...] = field(default=())
+    problems: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:

@@ -40,7 +40,6 @@ from nri_numa.agent.reload import (
     no_kernel_events,
     prepare,
     prepare_aside,
-    reread_after_refusals,
     with_tables,
 )
 from nri_numa.agent.runtime_lock import RuntimeLock
@@ -309,7 +308,6 @@ class Daemon:
             "kubelet": self._beside.run(),
             "kubelet's configuration": self._kubelet.run(agent, self),
             "hotplug": hotplug.watch(partial(reread.read_machine, agent), no_kernel_events),
-            "read again": reread_after_refusals(agent, reread),
         }
         if self.serving is not None:
             loops["http"] = self.serving.run()
@@ -338,11 +336,14 @@ class Daemon:
     async def _every_second(self) -> None:
         """What is done beside requests: each part is short, or happens in a thread."""
         agent, gaps = self.agent, deque[float](maxlen=GAPS)
-        number = look_in = 0
+        number = look_in = refused = 0
         while True:
             await self.clock.sleep(TICK)
             number += 1
-            if number % MEMORY_EVERY == 0:
+            if number % MEMORY_EVERY == 0 or agent.refused != refused:
+                # One that was refused is not helped, but the kubelet tries again, and then what was
+                # freed or added in the meantime counts.
+                refused = agent.refused
                 await self._rereading.read_all(agent)
                 agent.release_kept()
             self.store.maintain()

@@ -127,35 +127,6 @@ def with_tables(machine: Machine) -> Machine:
 
 log = get_logger("daemon")
 
-LOOK_AGAIN = 1.0
-"""Seconds between two looks that refusals ask for."""
-
-
-async def reread_after_refusals(agent: Agent, machine: Rereading) -> None:
-    """Look again when something did not fit, for as long as the plugin runs.
-
-    The one that was refused is not helped: reading takes longer than a request may wait for.
-    The kubelet tries again, and then what was freed or added in the meantime counts.
-    """
-    refused = asyncio.Event()
-    known = agent.refused
-
-    def listener() -> None:
-        nonlocal known
-        if agent.refused != known:
-            known = agent.refused
-            refused.set()
-
-    end = agent.subscribe(listener)
-    try:
-        while True:
-            await refused.wait()
-            refused.clear()
-            await machine.read_all(agent)
-            await asyncio.sleep(LOOK_AGAIN)
-    finally:
-        end()
-
 
 def no_kernel_events(error: OSError, were_there: bool) -> None:
     """Say that CPUs which come and go are found by polling alone."""

@@ -39,9 +39,6 @@ if TYPE_CHECKING:
 
 log = get_logger("kubelet")
 
-TICK: Final = 1.0
-"""Seconds between two looks that no request asks for; a look is two ``stat`` calls."""
-
 
 class BesideKubelet:
     """Looks what the kubelet granted, and notes where it and we disagree.
@@ -74,13 +71,11 @@ class BesideKubelet:
         """What is wrong with the kubelet's state files, as sentences."""
         return self._files.problems
 
-    async def run(self) -> None:
-        """Look every second, until cancelled."""
-        while True:
-            self.refresh_kubelet_grants()
-            self._check_cgroups()
-            self._forget_removed()
-            await self._clock.sleep(TICK)
+    def look(self) -> None:
+        """Look without a request; called every second, and costs two ``stat`` calls."""
+        self.refresh_kubelet_grants()
+        self._check_cgroups()
+        self._forget_removed()
 
     def refresh_kubelet_grants(self) -> None:
         """Take over what the kubelet granted since the last look."""

@@ -305,7 +305,6 @@ class Daemon:
             "every second": self._every_second(),
             "reconcile": self.reconciler.run_rounds(self),
             "verify": self.reconciler.run_verification(),
-            "kubelet": self._beside.run(),
             "kubelet's configuration": self._kubelet.run(agent, self),
             "hotplug": hotplug.watch(partial(reread.read_machine, agent), no_kernel_events),
         }
@@ -346,6 +345,7 @@ class Daemon:
                 refused = agent.refused
                 await self._rereading.read_all(agent)
                 agent.release_kept()
+            self._beside.look()
             self.store.maintain()
             self._lock.share()
             if number % EXPLANATIONS_EVERY == 0:

@@ -15,6 +15,7 @@ import msgspec
 
 from nri_numa.devices.cdi import CDIDevice, CDIRegistry
 from nri_numa.devices.sysfs import Found, SysfsDevices
+from nri_numa.machine.cgroups import text
 from nri_numa.machine.pci import GPU, PCI_ADDRESS
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.machine import numa_text
@@ -290,13 +291,12 @@ def read_gpus(root: str) -> GPUs:
 
 
 def _information(path: str) -> dict[str, str]:
-    try:
-        with open(path, "rb") as file:
-            text = file.read(8192).decode("utf-8", "replace")
-    except OSError:
-        return {}
     facts: dict[str, str] = {}
-    for line in text.splitlines():
+    try:
+        lines = text(path).splitlines()
+    except OSError:
+        return facts
+    for line in lines:
         key, colon, value = line.partition(":")
         if colon:
             facts[key.strip().lower()] = value.strip()

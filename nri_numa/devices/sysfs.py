@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+from nri_numa.machine.cgroups import text
 from nri_numa.machine.pci import DEVICE, NIC, NVME, PCI_ADDRESS, RDMA, kind_of_class
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.workload import MOST_DEVICES
@@ -180,20 +181,14 @@ def _listed(directory: str) -> list[str]:
 
 
 def _numa_node(directory: str) -> frozenset[int]:
-    text = _read(f"{directory}/numa_node")
-    if text is None or not text.isascii() or not text.isdigit() or len(text) > 4:
+    number = _read(f"{directory}/numa_node") or ""
+    if not (number.isascii() and number.isdigit()) or len(number) > 4:
         return frozenset()
-    return frozenset((int(text),)) if int(text) < NUMASet.LIMIT else frozenset()
+    return frozenset((int(number),)) if int(number) < NUMASet.LIMIT else frozenset()
 
 
 def _read(path: str) -> str | None:
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        return text(path)
     except OSError:
         return None
-    try:
-        return os.read(fd, 64).decode("ascii", "replace").strip()
-    except OSError:
-        return None
-    finally:
-        os.close(fd)

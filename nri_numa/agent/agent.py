@@ -68,6 +68,8 @@ LOGGED_AT_ONCE: Final = 10
 """Doubted annotations of one synchronisation that get a line each."""
 NAMED: Final = 5
 """Containers that one line names; a node may have hundreds."""
+_REFUSALS: Final = 256
+"""Refusals that are kept."""
 _ENDED: Final = 256
 """Ended containers whose ids are kept; the news of their start can only be moments late."""
 _NOWHERE: Final = CgroupPlace()
@@ -166,7 +168,6 @@ class Agent:
     Args:
         cgroups: writes cgroups of containers that are being started, and marks.
         observe: decide and report, but change nothing.
-        history: how many refusals are kept.
 
     Attributes:
         machine: topology and settings in force.
@@ -190,12 +191,10 @@ class Agent:
         readings: Rereading,
         cgroups: CgroupWriter,
         observe: bool = False,
-        history: int = 256,
     ) -> None:
         self.machine = machine
         self.state = NodeState()
         self._refusals: dict[tuple[str, str, str, str], RefusedContainer] = {}
-        self._history = history
         self.refused = 0
         self.notices = Notices(clock.time)
         self.synchronized = False
@@ -707,7 +706,8 @@ class Agent:
         self, container_id: str, own: ContainerUpdate | None
     ) -> ContainerUpdate | None:
         """An update that waits for this very container goes out with the answer, or is outdated."""
-        waiting = self._take_pending(container_id)
+        waiting = self._pending.pop(container_id, None)
+        self._in_cgroup.discard(container_id)
         allocation = self.state.allocations.get(container_id)
         if waiting is None or allocation is None or allocation.kind is Kind.FOREIGN:
             return own
@@ -719,10 +719,6 @@ class Agent:
         for update in () if self.observe else updates:
             self._pending[update.container_id] = update
             self._in_cgroup.discard(update.container_id)
-
-    def _take_pending(self, container_id: str) -> ContainerUpdate | None:
-        self._in_cgroup.discard(container_id)
-        return self._pending.pop(container_id, None)
 
     def _forget(self, container_id: str) -> None:
         for known in (self._traces, self._pending, self.starting):
@@ -785,7 +781,7 @@ class Agent:
         )
         before = self._refusals.pop(one.key, None)
         self._refusals[one.key] = replace(one, count=before.count + 1) if before else one
-        if len(self._refusals) > self._history:
+        if len(self._refusals) > _REFUSALS:
             del self._refusals[next(iter(self._refusals))]
         self._tell.refused(decision, observed=self.observe)
         notice = partial(self._tell.notice_refused, observed=self.observe, running=running)

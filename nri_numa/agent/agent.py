@@ -124,12 +124,10 @@ class Start(msgspec.Struct):
     Attributes:
         cpus: kernel list that its cgroup was made with, or was given since; empty for all.
         mems: the same of its memory nodes.
-        begun: the cgroup exists.
     """
 
     cpus: str
     mems: str
-    begun: bool = False
 
 
 class DeferredTasks:
@@ -202,6 +200,7 @@ class Agent:
         self.checkpoint = store
         self.places: dict[str, CgroupPlace] = {}
         self.starting: dict[str, Start] = {}
+        self._begun: dict[str, None] = {}  # those of them whose cgroup exists
         self.narrowed_at: float | None = None
         self.pool_changes = 0
         self.reconciler: Reconciler | None = None
@@ -265,9 +264,9 @@ class Agent:
             return
         if container.id not in self.state.allocations:
             self._meet(pod, container)
-        if start := self.starting.get(container.id):
-            start.begun = True
-            self._settle(container.id, start)
+        if container.id in self.starting:
+            self._begun[container.id] = None
+        self._settle(container.id)
 
     def post_start_container(self, pod: PodSandbox, container: Container) -> None:
         """A container runs; from now on the runtime applies updates to it."""
@@ -276,7 +275,7 @@ class Agent:
         self.places[container.id] = CgroupPlace(container.cgroups_path, container.pid)
         if not (self.observe or container.id in self.state.allocations):
             self._meet(pod, container)
-        self.starting.pop(container.id, None)
+        self._end_start(container.id)
         if not self.observe:
             self._verify((container.id,))
 
@@ -398,7 +397,7 @@ class Agent:
         self.places = {c.id: CgroupPlace(c.cgroups_path, c.pid) for c in containers}
         # Whose creation was decided and whose start we never saw: our answer may not have arrived.
         unsure = frozenset(self.starting)
-        self.starting = {}
+        self.starting, self._begun = {}, {}
         if not self.observe:
             for container in containers:
                 if container.starting:
@@ -617,20 +616,24 @@ class Agent:
         touched = (s.allocations.get(i) for s in (before, after) for i in change.containers)
         if withheld != after.withheld_bits or any(a and a.kind is Kind.FOREIGN for a in touched):
             self._tasks.add(self._check_foreign)
-        self._settle_all()
+        if self._begun:
+            self._settle_all()
         self.notify()
 
     def _check_foreign(self) -> None:
         self._foreign.check(self.state)
 
     def _settle_all(self) -> None:
-        for container_id, start in self.starting.items():
-            self._settle(container_id, start)
+        for container_id in tuple(self._begun):
+            self._settle(container_id)
 
-    def _settle(self, container_id: str, start: Start) -> None:
+    def _settle(self, container_id: str) -> None:
         """Write the cgroup of a starting container that is meant to have other CPUs by now."""
+        start = self.starting.get(container_id)
         allocation = self.state.allocations.get(container_id)
-        if not start.begun or allocation is None or allocation.kind is Kind.FOREIGN:
+        if start is None or container_id not in self._begun or allocation is None:
+            return
+        if allocation.kind is Kind.FOREIGN:
             return
         cpus, mems = self.cpus_of(allocation), str(allocation.mems)
         new_cpus = "" if start.cpus == cpus else cpus or str(self._pool())
@@ -649,7 +652,12 @@ class Agent:
     def _start_met(self, container: Container) -> None:
         """One that was created without us; it may be anywhere in its start."""
         has = container.resources
-        self.starting[container.id] = Start(has.cpus, has.mems, begun=True)
+        self.starting[container.id] = Start(has.cpus, has.mems)
+        self._begun[container.id] = None
+
+    def _end_start(self, container_id: str) -> None:
+        self.starting.pop(container_id, None)
+        self._begun.pop(container_id, None)
 
     @property
     def _mark_key(self) -> str:
@@ -721,7 +729,7 @@ class Agent:
             self._in_cgroup.discard(update.container_id)
 
     def _forget(self, container_id: str) -> None:
-        for known in (self._traces, self._pending, self.starting):
+        for known in (self._traces, self._pending, self.starting, self._begun):
             known.pop(container_id, None)
         self._in_cgroup.discard(container_id)
         place, kept = self.places.pop(container_id, None), self.state.allocations.get(container_id)

@@ -247,6 +247,7 @@ class Agent:
                 self._forget(container_id)
         self.places[container.id] = CgroupPlace(container.cgroups_path, container.pid)
         self._admitted(decision)
+        self._check_if_foreign(decision.allocation)
         self._ended.pop(container.id, None)
         mems = decision.adjustment.mems or container.resources.mems
         self.starting[container.id] = Start(decision.adjustment.cpus, mems)
@@ -300,6 +301,8 @@ class Agent:
             self._swap(outcome.state, outcome.change)
             allocation = self.state.allocations[container.id]
             self._resized(allocation, outcome.trace, before)
+            self._check_if_foreign(before)
+            self._check_if_foreign(allocation)
         kept = outcome.own.cpus if outcome.own is not None else ""
         if requested.cpus and before is not None and self.kubelet is not None:
             after = self.state.allocations[container.id]
@@ -371,12 +374,13 @@ class Agent:
     def remove_pod(self, uid: str, sandbox: str) -> None:
         """A sandbox is gone, and with it containers that were never reported stopped."""
         self._keep_refusals(lambda one: one.pod_id != sandbox)
-        released = admit.forget_pod(self.machine, self.state, uid, sandbox)
+        before, released = self.state, admit.forget_pod(self.machine, self.state, uid, sandbox)
         if released.state is self.state:
             return
         self._swap(released.state, released.change)
         for container_id in released.change.containers:
             self._forget(container_id)
+            self._check_if_foreign(before.allocations.get(container_id))
         self._remember(released.updates)
 
     def synchronize(
@@ -435,6 +439,7 @@ class Agent:
         if gap:
             self._metrics.gap_containers.inc()
         self._admitted(decision, gap=gap)
+        self._check_if_foreign(decision.allocation)
         self._remember(met.updates)
         self._mark(container.id)
 
@@ -596,6 +601,7 @@ class Agent:
         released = admit.release(self.machine, self.state, container_id, self._now())
         self._swap(released.state, released.change)
         self._forget(container_id)
+        self._check_if_foreign(allocation)
         self._tasks.add(
             partial(self._tell.released, allocation, partial(self._cpus_in, self.state))
         )
@@ -613,12 +619,15 @@ class Agent:
             self.narrowed_at = self._now()
         if withheld != after.withheld_bits:
             self.pool_changes += 1
-        touched = (s.allocations.get(i) for s in (before, after) for i in change.containers)
-        if withheld != after.withheld_bits or any(a and a.kind is Kind.FOREIGN for a in touched):
             self._tasks.add(self._check_foreign)
         if self._begun:
             self._settle_all()
         self.notify()
+
+    def _check_if_foreign(self, allocation: Allocation | None) -> None:
+        """A foreign pin came, changed or went: does it overlap with exclusive CPUs?"""
+        if allocation is not None and allocation.kind is Kind.FOREIGN:
+            self._tasks.add(self._check_foreign)
 
     def _check_foreign(self) -> None:
         self._foreign.check(self.state)
@@ -690,6 +699,7 @@ class Agent:
         self._metrics.gap_containers.inc()
         if isinstance(met.decision, Admitted):
             self._admitted(met.decision, gap=True)
+            self._check_if_foreign(met.decision.allocation)
         elif not (self.refusals and self.refusals[-1].repeats(met.decision)):
             self._refused(met.decision, running=True)
         self._verify([u.container_id for u in met.updates])

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextvars import Context, copy_context
 from functools import partial
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from msgspec.structs import replace
@@ -20,7 +20,7 @@ from nri_numa.agent.loop import Clock
 from nri_numa.agent.reconcile import Differences
 from nri_numa.engine import admit
 from nri_numa.engine.adopt import ASSIGNED, assigned
-from nri_numa.engine.decision import Admitted, Machine, Reading, Refused, Resized, Resynced, Trace
+from nri_numa.engine.decision import Admitted, Machine, Refused, Resized, Resynced, Trace
 from nri_numa.engine.explain.explanation import Grounds, grounds
 from nri_numa.engine.others import overlapping
 from nri_numa.engine.resize import resize
@@ -52,6 +52,11 @@ from nri_numa.observe.notices import Notices
 from nri_numa.observe.traces import KeptTrace, keep, unpack
 from nri_numa.store.checkpoint import CheckpointStore
 
+if TYPE_CHECKING:
+    from nri_numa.agent.beside_kubelet import BesideKubelet
+    from nri_numa.agent.reconcile import Reconciler
+    from nri_numa.agent.reload import Rereading
+
 SYNCHRONIZE_SECONDS: Final = 1.0
 """Time for decisions in a Synchronize; the runtime waits two seconds for all of it unless it says
 less (``plugin_request_timeout``), and then drops the plugin."""
@@ -63,57 +68,13 @@ LOGGED_AT_ONCE: Final = 10
 """Doubted annotations of one synchronisation that get a line each."""
 NAMED: Final = 5
 """Containers that one line names; a node may have hundreds."""
+_REFUSALS: Final = 256
+"""Refusals that are kept."""
 _ENDED: Final = 256
 """Ended containers whose ids are kept; the news of their start can only be moments late."""
 _NOWHERE: Final = CgroupPlace()
 
 log = logs.get_logger("foreign")
-
-
-class MemorySource(Protocol):
-    """What the kernel has left of memory, from memory, at once."""
-
-    @property
-    def memory(self) -> Reading | None:
-        """None while it cannot be read."""
-        ...
-
-
-class Verification(Protocol):
-    """Reads cgroups back; see `nri_numa.agent.reconcile`."""
-
-    def schedule_verification(self, ids: Collection[str], applying: int = 0) -> None:
-        """Look at these containers when the runtime has applied so many updates."""
-        ...
-
-
-class KubeletBeside(Protocol):
-    """The kubelet's own managers; see `nri_numa.agent.beside_kubelet`."""
-
-    def refresh_kubelet_grants(self) -> None:
-        """Take over what the kubelet granted a moment ago."""
-        ...
-
-    def cpuset_rewritten(
-        self, before: Allocation, after: Allocation, asked: str, kept: str
-    ) -> None:
-        """A cpuset was sent for a container; it keeps another one, or (empty) has what was sent."""
-        ...
-
-
-class _Alone:
-    """No reconciler, and no kubelet."""
-
-    def schedule_verification(self, ids: Collection[str], applying: int = 0) -> None:
-        pass
-
-    def refresh_kubelet_grants(self) -> None:
-        pass
-
-    def cpuset_rewritten(
-        self, before: Allocation, after: Allocation, asked: str, kept: str
-    ) -> None:
-        pass
 
 
 class RefusedContainer(msgspec.Struct, frozen=True, kw_only=True):
@@ -203,7 +164,6 @@ class Agent:
     Args:
         cgroups: writes cgroups of containers that are being started, and marks.
         observe: decide and report, but change nothing.
-        history: how many refusals are kept.
 
     Attributes:
         machine: topology and settings in force.
@@ -224,15 +184,13 @@ class Agent:
         metrics: Metrics,
         store: CheckpointStore,
         clock: Clock,
-        readings: MemorySource,
+        readings: Rereading,
         cgroups: CgroupWriter,
         observe: bool = False,
-        history: int = 256,
     ) -> None:
         self.machine = machine
         self.state = NodeState()
         self._refusals: dict[tuple[str, str, str, str], RefusedContainer] = {}
-        self._history = history
         self.refused = 0
         self.notices = Notices(clock.time)
         self.synchronized = False
@@ -243,8 +201,8 @@ class Agent:
         self._begun: dict[str, None] = {}  # those of them whose cgroup exists
         self.narrowed_at: float | None = None
         self.pool_changes = 0
-        self.reconciler: Verification = _Alone()
-        self.kubelet: KubeletBeside = _Alone()
+        self.reconciler: Reconciler | None = None
+        self.kubelet: BesideKubelet | None = None
         self.differences = Differences(metrics, clock, self)
         self._metrics = metrics
         self._now = clock.time
@@ -272,7 +230,8 @@ class Agent:
 
     def create_container(self, pod: PodSandbox, container: Container) -> Admitted | Refused | None:
         """Decide about a container before it exists; None leaves it as it is."""
-        self.kubelet.refresh_kubelet_grants()
+        if self.kubelet is not None:
+            self.kubelet.refresh_kubelet_grants()
         decision = admit.admit(
             self.machine, self.state, pod, container, self._readings.memory, self._now()
         )
@@ -322,7 +281,8 @@ class Agent:
         self, pod: PodSandbox, container: Container, requested: Resources
     ) -> Resized | Refused:
         """Decide about new resources of a live container."""
-        self.kubelet.refresh_kubelet_grants()
+        if self.kubelet is not None:
+            self.kubelet.refresh_kubelet_grants()
         before = self.state.allocations.get(container.id)
         outcome = resize(
             self.machine, self.state, pod, container, requested, self._readings.memory, self._now()
@@ -341,7 +301,7 @@ class Agent:
             self._check_if_foreign(before)
             self._check_if_foreign(allocation)
         kept = outcome.own.cpus if outcome.own is not None else ""
-        if requested.cpus and before is not None:
+        if requested.cpus and before is not None and self.kubelet is not None:
             after = self.state.allocations[container.id]
             rewritten = self.kubelet.cpuset_rewritten
             self._tasks.add(partial(rewritten, before, after, requested.cpus, kept))
@@ -747,13 +707,16 @@ class Agent:
 
     def _verify(self, container_ids: Collection[str], applying: int = 0) -> None:
         """Have these cgroups read back, once the reply left and so many updates were applied."""
-        self._tasks.add(lambda: self.reconciler.schedule_verification(container_ids, applying))
+        if self.reconciler is not None:
+            verify = self.reconciler.schedule_verification
+            self._tasks.add(partial(verify, container_ids, applying))
 
     def _own_with_pending(
         self, container_id: str, own: ContainerUpdate | None
     ) -> ContainerUpdate | None:
         """An update that waits for this very container goes out with the answer, or is outdated."""
-        waiting = self._take_pending(container_id)
+        waiting = self._pending.pop(container_id, None)
+        self._in_cgroup.discard(container_id)
         allocation = self.state.allocations.get(container_id)
         if waiting is None or allocation is None or allocation.kind is Kind.FOREIGN:
             return own
@@ -765,10 +728,6 @@ class Agent:
         for update in () if self.observe else updates:
             self._pending[update.container_id] = update
             self._in_cgroup.discard(update.container_id)
-
-    def _take_pending(self, container_id: str) -> ContainerUpdate | None:
-        self._in_cgroup.discard(container_id)
-        return self._pending.pop(container_id, None)
 
     def _forget(self, container_id: str) -> None:
         for known in (self._traces, self._pending, self.starting, self._begun):
@@ -831,7 +790,7 @@ class Agent:
         )
         before = self._refusals.pop(one.key, None)
         self._refusals[one.key] = replace(one, count=before.count + 1) if before else one
-        if len(self._refusals) > self._history:
+        if len(self._refusals) > _REFUSALS:
             del self._refusals[next(iter(self._refusals))]
         self._tell.refused(decision, observed=self.observe)
         notice = partial(self._tell.notice_refused, observed=self.observe, running=running)

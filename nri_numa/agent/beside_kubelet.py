@@ -11,16 +11,15 @@ import asyncio
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-import msgspec
 from msgspec.structs import replace
 
 from nri_numa import config as configuration
 from nri_numa.agent.agent import Agent
 from nri_numa.agent.capacity import CapacityFactors
 from nri_numa.agent.loop import Clock
-from nri_numa.agent.reload import Configured, put_in_force
+from nri_numa.agent.reload import put_in_force
 from nri_numa.config import AgentConfig
 from nri_numa.engine.cpus.index import index
 from nri_numa.engine.others import pinned_to
@@ -34,35 +33,11 @@ from nri_numa.model.workload import KubeletGrants
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import Metrics
 
+if TYPE_CHECKING:
+    from nri_numa.agent.daemon import Daemon
+    from nri_numa.web.responses import KubeletContest
+
 log = get_logger("kubelet")
-
-TICK: Final = 1.0
-"""Seconds between two looks that no request asks for; a look is two ``stat`` calls."""
-
-
-class Contest(msgspec.Struct, frozen=True, kw_only=True):
-    """A container whose cpuset the kubelet and we both write.
-
-    Attributes:
-        asked: kernel list of CPUs that the kubelet wants.
-        kept: kernel list of those it has; empty when it has what the kubelet wants.
-        yields_to: ``kubelet`` or ``nri-numa``: who is let have its way, by configuration.
-        seen_in: ``UpdateContainer`` or ``cgroup``.
-        since: Unix time of the first time.
-        times: how often it was seen.
-    """
-
-    container_id: str
-    namespace: str
-    pod: str
-    pod_uid: str
-    container: str
-    asked: str
-    kept: str
-    yields_to: str
-    seen_in: str
-    since: float
-    times: int = 1
 
 
 class BesideKubelet:
@@ -88,7 +63,7 @@ class BesideKubelet:
         self._clock = clock
         self._said: frozenset[str] = frozenset()
         self.configuration = configuration
-        self.contests: Mapping[str, Contest] = MappingProxyType({})
+        self.contests: Mapping[str, KubeletContest] = MappingProxyType({})
         agent.kubelet = self
 
     @property
@@ -96,13 +71,11 @@ class BesideKubelet:
         """What is wrong with the kubelet's state files, as sentences."""
         return self._files.problems
 
-    async def run(self) -> None:
-        """Look every second, until cancelled."""
-        while True:
-            self.refresh_kubelet_grants()
-            self._check_cgroups()
-            self._forget_removed()
-            await self._clock.sleep(TICK)
+    def look(self) -> None:
+        """Look without a request; called every second, and costs two ``stat`` calls."""
+        self.refresh_kubelet_grants()
+        self._check_cgroups()
+        self._forget_removed()
 
     def refresh_kubelet_grants(self) -> None:
         """Take over what the kubelet granted since the last look."""
@@ -170,12 +143,14 @@ class BesideKubelet:
     def _contest(
         self, allocation: Allocation, asked: str, kept: str, yields_to: str, seen_in: str
     ) -> None:
+        from nri_numa.web.responses import KubeletContest
+
         known = self.contests.get(allocation.container_id)
         if known is not None and known.yields_to == yields_to:
             self._keep(replace(known, times=known.times + 1, asked=asked, kept=kept))
             return
         self._keep(
-            Contest(
+            KubeletContest(
                 container_id=allocation.container_id,
                 namespace=allocation.namespace,
                 pod=allocation.pod,
@@ -186,6 +161,7 @@ class BesideKubelet:
                 yields_to=yields_to,
                 seen_in=seen_in,
                 since=self._clock.time(),
+                times=1,
             )
         )
         self._metrics.kubelet_contests.labels(yields_to).inc()
@@ -200,7 +176,7 @@ class BesideKubelet:
             remedy="docs/kubelet.md",
         )
 
-    def _keep(self, contest: Contest) -> None:
+    def _keep(self, contest: KubeletContest) -> None:
         self.contests = MappingProxyType({**self.contests, contest.container_id: contest})
         self._agent.notify()
 
@@ -276,11 +252,11 @@ class KubeletSettings:
                 level("the kubelet's configuration", says=sentence, file=self.found.path)
         self._said = frozenset(lines)
 
-    async def run(self, agent: Agent, configured: Configured) -> None:
+    async def run(self, agent: Agent, daemon: Daemon) -> None:
         """Look every few seconds, and put in force what changed, until cancelled."""
         while True:
             await asyncio.sleep(EVERY)
-            await self.refresh(agent, configured.config)
+            await self.refresh(agent, daemon.config)
 
     async def refresh(self, agent: Agent, config: AgentConfig) -> None:
         """Read it in a thread; where something changed, containers get what follows."""

@@ -11,18 +11,15 @@ Measured: of what hypervisors take from CPUs (docs/adr/0056-measured-where-it-ru
 from __future__ import annotations
 
 import asyncio
-import errno
-import os
-import stat
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
-from typing import Final
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec.structs import replace
 
 from nri_numa.agent.agent import Agent
 from nri_numa.agent.loop import Clock
-from nri_numa.agent.reload import Configured, SettingsSource, put_in_force
+from nri_numa.agent.reload import put_in_force
 from nri_numa.config import AgentConfig
 from nri_numa.config.sections import MeasuredCapacity, MeasuredMode
 from nri_numa.config.values import parse_duration
@@ -45,6 +42,11 @@ from nri_numa.model.offline_capacity import (
 from nri_numa.model.settings import Settings
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import Metrics, StealGauges
+from nri_numa.store.files import read_file
+
+if TYPE_CHECKING:
+    from nri_numa.agent.beside_kubelet import KubeletSettings
+    from nri_numa.agent.daemon import Daemon
 
 # --- From outside ---
 
@@ -69,13 +71,13 @@ class CapacityWatch(ABC):
     def refresh(self, topology: Topology) -> bool:
         """Whether settings are different now; called in a thread."""
 
-    async def run(self, agent: Agent, configured: Configured, source: SettingsSource) -> None:
+    async def run(self, agent: Agent, daemon: Daemon, source: KubeletSettings) -> None:
         """Look, and put in force what changed, until cancelled."""
         while True:
-            await self.apply(agent, configured.config, source)
+            await self.apply(agent, daemon.config, source)
             await asyncio.sleep(self.interval)
 
-    async def apply(self, agent: Agent, config: AgentConfig, source: SettingsSource) -> None:
+    async def apply(self, agent: Agent, config: AgentConfig, source: KubeletSettings) -> None:
         """Look once; where settings could not be put in force, they are the next time."""
         if await asyncio.to_thread(self.refresh, agent.machine.topology):
             self._in_force = False
@@ -95,15 +97,6 @@ class OutsideCapacity(CapacityWatch):
         self._drained: frozenset[int] = frozenset()
         self._said: frozenset[str] = frozenset()
 
-    def over(self, settings: Settings, topology: Topology) -> Settings:
-        """These settings, with what counts from outside; any thread may ask."""
-        factors = {i: f for i, f in self.factors.items() if i in topology.numa_nodes}
-        if not factors:
-            return settings
-        ours = settings.capacity_factor
-        lowered = {i: ours.get(i, 1.0) * f for i, f in factors.items()}
-        return replace(settings, capacity_factor={**ours, **lowered})
-
     def refresh(self, topology: Topology) -> bool:
         """Read the file, and forget what is no longer true; whether anything is different.
 
@@ -112,14 +105,13 @@ class OutsideCapacity(CapacityWatch):
         """
         problems: set[str] = set()
         try:
-            text = read(self._path)
+            problems = self._take(read_file(self._path, LONGEST, ours=False).decode())
         except FileNotFoundError:
-            text = None
+            pass
+        except UnicodeDecodeError:
+            problems = {"cannot be read: is no UTF-8"}
         except OSError as error:
-            text = None
-            problems.add(f"cannot be read: {error.strerror or error}")
-        if text is not None:
-            problems |= self._take(text)
+            problems = {f"cannot be read: {error.strerror or error}"}
         now, capacity = self._now(), self._capacity
         if capacity.zones and capacity.until > now + LONGEST_VALIDITY:
             problems.add("until is more than 7 days away: it does not count")
@@ -174,30 +166,6 @@ class OutsideCapacity(CapacityWatch):
         self._said = problems
 
 
-def read(path: str) -> str:
-    """The text of a small regular file in a directory of a user who is not trusted.
-
-    Raises:
-        FileNotFoundError: there is none.
-        OSError: it is something else than such a file.
-    """
-    # Neither a link that leads elsewhere nor a pipe without a writer may hold or mislead us.
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
-    descriptor = os.open(path, flags)
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "is no regular file", path)
-        data = os.read(descriptor, LONGEST + 1)
-    finally:
-        os.close(descriptor)
-    if len(data) > LONGEST:
-        raise OSError(errno.EFBIG, f"is larger than {LONGEST} bytes", path)
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        raise OSError(errno.EINVAL, "is no UTF-8", path) from None
-
-
 # --- Measured ---
 
 STEP: Final = 0.1
@@ -221,23 +189,6 @@ class StealWatch(CapacityWatch):
         )
         self._last: tuple[float, Topology, CPUTimes] | None = None
         self._problem = ""
-
-    def over(
-        self, settings: Settings, topology: Topology, elsewhere: Collection[int] = ()
-    ) -> Settings:
-        """These settings, with what was measured where that is acted upon; any thread may ask.
-
-        Of NUMA nodes in ``elsewhere`` a factor comes from outside, which counts instead.
-        """
-        if not self._acts:
-            return settings
-        ours = settings.capacity_factor
-        lower = {
-            i: factor
-            for i, factor in self.factors.items()
-            if i in topology.numa_nodes and i not in elsewhere and factor < ours.get(i, 1.0)
-        }
-        return replace(settings, capacity_factor={**ours, **lower}) if lower else settings
 
     def acting(self) -> Mapping[int, float]:
         """By NUMA node, what was measured and is acted upon; any thread may ask."""
@@ -290,13 +241,22 @@ class StealWatch(CapacityWatch):
         return False
 
 
-class CapacityFactors:
+class CapacityFactors(NamedTuple):
     """All factors, laid over the configuration's."""
 
-    def __init__(self, outside: OutsideCapacity, measured: StealWatch) -> None:
-        self._outside, self._measured = outside, measured
+    outside: OutsideCapacity
+    measured: StealWatch
 
     def over(self, settings: Settings, topology: Topology) -> Settings:
-        """As measured, but where a factor comes from outside, that one."""
-        measured = self._measured.over(settings, topology, elsewhere=self._outside.factors)
-        return self._outside.over(measured, topology)
+        """As measured where that is lower, but where a factor comes from outside, times that one.
+
+        Any thread may ask.
+        """
+        outside, measured = self.outside.factors, self.measured.acting()
+        factors = dict(settings.capacity_factor)
+        for i in topology.numa_nodes:
+            ours = factors.get(i, 1.0)
+            factor = ours * outside[i] if i in outside else min(ours, measured.get(i, ours))
+            if factor != ours:
+                factors[i] = factor
+        return replace(settings, capacity_factor=factors)

@@ -318,13 +318,38 @@ def judge(machine: Machine, claim: Claim) -> None:
     Raises:
         BadClaim: with the first that was found.
     """
+    there = machine.topology.memory_nodes
     for number, one in enumerate(claim.results):
         who = f"claim {claim.full_name}, request {one.request}"
-        _amounts(machine, who, one)
+        node = machine.topology.numa_nodes.get(one.numa_node)
+        if node is None or not node.cpus:
+            raise BadClaim(
+                f"{who}: NUMA node {one.numa_node} is not there or has no CPUs, expected one "
+                f"of {machine.topology.cpu_nodes}"
+            )
+        usable = len(machine.node_cpus[one.numa_node] - machine.settings.reserved_cpus)
+        memory = one.capacity.get(MEMORY, 0)
+        for what, asked, has in ((CPU, one.cpus, usable), (MEMORY, memory, node.memory_bytes)):
+            if asked > has:
+                raise BadClaim(
+                    f"{who}: takes {asked} of {what}, and NUMA node {one.numa_node} has {has}"
+                )
         requested = _requested(machine, claim, number)
         if isinstance(requested, Refusal):
             raise BadClaim(f"{who}: {requested.message}")
-        _memory(machine, who, one, requested)
+        # The engine compares the list of ``numamem`` with the machine when it places.
+        listed = requested.listed_mems
+        said = f"{who}: parameter numamem is {requested.numamem!r}, and"
+        if listed and (missing := listed - there):
+            raise BadClaim(
+                f"{said} {numa_text(missing, 'has', 'have')} no memory for containers; expected "
+                f"NUMA nodes among {there}"
+            )
+        if listed and memory and one.numa_node not in listed:
+            raise BadClaim(
+                f"{said} the claim takes memory of NUMA node {one.numa_node}; expected that one "
+                "in it, or no memory in the claim"
+            )
 
 
 def with_parameters(
@@ -339,24 +364,6 @@ def with_parameters(
     }
     # What the pod itself says of this container is nearer to it.
     return replace(pod, annotations={**said, **pod.annotations}) if said else pod
-
-
-def _amounts(machine: Machine, who: str, one: Result) -> None:
-    node = machine.topology.numa_nodes.get(one.numa_node)
-    if node is None or not node.cpus:
-        raise BadClaim(
-            f"{who}: NUMA node {one.numa_node} is not there or has no CPUs, expected one "
-            f"of {machine.topology.cpu_nodes}"
-        )
-    usable = len(machine.node_cpus[one.numa_node] - machine.settings.reserved_cpus)
-    for what, asked, has in (
-        (CPU, one.cpus, usable),
-        (MEMORY, one.capacity.get(MEMORY, 0), node.memory_bytes),
-    ):
-        if asked > has:
-            raise BadClaim(
-                f"{who}: takes {asked} of {what}, and NUMA node {one.numa_node} has {has}"
-            )
 
 
 def _requested(machine: Machine, claim: Claim, number: int) -> Requested | Refusal:
@@ -375,22 +382,3 @@ def _requested(machine: Machine, claim: Claim, number: int) -> Requested | Refus
     resolve = Resolver(machine.settings, machine.list_limit)
     asked = resolve(with_parameters(machine, pod, container, [one]), container)
     return with_slots(machine.settings, pod, container, asked)
-
-
-def _memory(machine: Machine, who: str, one: Result, requested: Requested) -> None:
-    """The list of ``numamem``, which the engine compares with the machine when it places."""
-    listed = requested.listed_mems
-    if not listed:
-        return
-    there = machine.topology.memory_nodes
-    if missing := listed - there:
-        raise BadClaim(
-            f"{who}: parameter numamem is {requested.numamem!r}, and "
-            f"{numa_text(missing, 'has', 'have')} no memory for containers; expected NUMA nodes "
-            f"among {there}"
-        )
-    if one.capacity.get(MEMORY) and one.numa_node not in listed:
-        raise BadClaim(
-            f"{who}: parameter numamem is {requested.numamem!r}, and the claim takes memory of "
-            f"NUMA node {one.numa_node}; expected that one in it, or no memory in the claim"
-        )

@@ -28,7 +28,6 @@ from nri_numa.agent.handler import AgentHandler, PendingPods
 from nri_numa.agent.links import (
     NodeDevices,
     RuntimeConnection,
-    cri_link,
     locked_socket,
     memory_policies,
     over_cri,
@@ -41,7 +40,6 @@ from nri_numa.agent.reload import (
     no_kernel_events,
     prepare,
     prepare_aside,
-    reread_after_refusals,
     with_tables,
 )
 from nri_numa.agent.runtime_lock import RuntimeLock
@@ -55,7 +53,7 @@ from nri_numa.kubelet.state_files import StateFiles
 from nri_numa.machine import hotplug
 from nri_numa.machine.cgroups import CgroupReader, CgroupWriter, Scopes
 from nri_numa.machine.sysfs import discover
-from nri_numa.nri.link import LinkSettings, NRILink, Preinstalled, preinstalled_from_environment
+from nri_numa.nri.link import LinkSettings, NRILink, preinstalled_from_environment
 from nri_numa.nri.wire.versions import AGENT_EVENTS, synchronizes_launched_plugins
 from nri_numa.observe import logs
 from nri_numa.observe.metrics import Metrics
@@ -180,7 +178,8 @@ class Daemon:
         self._claims = claim_book(config, name, agent)
         if self._claims is not None:
             self._claims.load()
-        self._pending_pods = self._pods_to_come() if config.publish.node_resource_topology else None
+        publishes = config.publish.node_resource_topology
+        self._pending_pods = PendingPods(agent, clock) if publishes else None
 
         launched = preinstalled_from_environment(os.environ)
         self._launched = launched is not None
@@ -199,11 +198,20 @@ class Daemon:
         self.link: RuntimeLink
         if by_cri:
             from nri_numa.agent.late import LateStarts
+            from nri_numa.cri.link import CRILink
 
             self._late = LateStarts(agent, metrics, writer, clock)
-            self.link = cri_link(config, self.handler, self._late)
+            socket_path = config.runtime.cri_socket
+            self.link = CRILink(self.handler, self._late, socket_path=socket_path)
         else:
-            self.link = self._nri_link(config, launched)
+            link_settings = LinkSettings(
+                name=launched.name if launched else config.runtime.plugin_name,
+                index=launched.index if launched else two_digits(config.runtime.plugin_index),
+                socket_path=config.runtime.nri_socket,
+                descriptor=launched.descriptor if launched else None,
+                events=AGENT_EVENTS,
+            )
+            self.link = NRILink(self.handler, link_settings)
         self.runtime = RuntimeConnection(agent, metrics, self.handler, self.link, over_cri=by_cri)
         self._lock = RuntimeLock(locked_socket(config, launched=self._launched))
         self._lock.share()
@@ -242,24 +250,6 @@ class Daemon:
             remembered=len(state.allocations),
         )
         self._started = started
-
-    def _nri_link(self, config: AgentConfig, launched: Preinstalled | None) -> NRILink:
-        return NRILink(
-            self.handler,
-            LinkSettings(
-                name=launched.name if launched else config.runtime.plugin_name,
-                index=launched.index if launched else two_digits(config.runtime.plugin_index),
-                socket_path=config.runtime.nri_socket,
-                descriptor=launched.descriptor if launched else None,
-                events=AGENT_EVENTS,
-            ),
-        )
-
-    def _pods_to_come(self) -> PendingPods:
-        def later(seconds: float, function: Callable[[], object]) -> None:
-            asyncio.get_running_loop().call_later(seconds, function)
-
-        return PendingPods(self.agent.notify, self.clock.monotonic, later)
 
     # --- running ----------------------------------------------------------------------------------
 
@@ -315,10 +305,8 @@ class Daemon:
             "every second": self._every_second(),
             "reconcile": self.reconciler.run_rounds(self),
             "verify": self.reconciler.run_verification(),
-            "kubelet": self._beside.run(),
             "kubelet's configuration": self._kubelet.run(agent, self),
             "hotplug": hotplug.watch(partial(reread.read_machine, agent), no_kernel_events),
-            "read again": reread_after_refusals(agent, reread),
         }
         if self.serving is not None:
             loops["http"] = self.serving.run()
@@ -347,13 +335,17 @@ class Daemon:
     async def _every_second(self) -> None:
         """What is done beside requests: each part is short, or happens in a thread."""
         agent, gaps = self.agent, deque[float](maxlen=GAPS)
-        number = look_in = 0
+        number = look_in = refused = 0
         while True:
             await self.clock.sleep(TICK)
             number += 1
-            if number % MEMORY_EVERY == 0:
+            if number % MEMORY_EVERY == 0 or agent.refused != refused:
+                # One that was refused is not helped, but the kubelet tries again, and then what was
+                # freed or added in the meantime counts.
+                refused = agent.refused
                 await self._rereading.read_all(agent)
                 agent.release_kept()
+            self._beside.look()
             self.store.maintain()
             self._lock.share()
             if number % EXPLANATIONS_EVERY == 0:

@@ -135,7 +135,6 @@ class ExplanationFile:
         """Replace the file; runs in a thread. Says what went wrong."""
         data = encoded(snapshot, self._identity)
         try:
-            # Not synced: a file that the kernel did not write in time is not used.
             os.close(replace_file(self.path, data))
         except OSError as error:
             return f"{self.path}: cannot be written: {error.strerror or error}"

@@ -20,9 +20,8 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import field
 from enum import StrEnum
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -49,6 +48,8 @@ from nri_numa.store import checkpoint
 from nri_numa.store.checkpoint import CheckpointStore
 from nri_numa.store.files import known_key
 from nri_numa.store.journal import Document, state_from
+
+_Ids = TypeVar("_Ids", CPUSet, NUMASet)
 
 ASIDE: Final = "checkpoint.released"
 """Name under which the checkpoint is kept once everything it knew was given back."""
@@ -127,7 +128,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     containers: tuple[GivenBack, ...]
     checkpoint: str = ""
-    problems: tuple[str, ...] = field(default=())
+    problems: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -200,7 +201,7 @@ def _one(
         kind, lifted = _annotated(machine, pool, container, placed)
     if kind is Kind.FOREIGN:
         return entry
-    cpus, mems = _cpus(resources.cpus), _mems(resources.mems)
+    cpus, mems = _parsed(CPUSet, resources.cpus), _parsed(NUMASet, resources.mems)
     quota, note = None, ""
     if lifted is not None and (resources.cpu_quota or 0) <= 0:
         milli = request_milli(resources, []) if pod.qos is QoSClass.GUARANTEED else 0
@@ -236,7 +237,7 @@ def _annotated(
     """
     marker = container.annotations.get(f"{machine.settings.prefix}/{ASSIGNED}")
     if marker is None:
-        cpus = _cpus(container.resources.cpus)
+        cpus = _parsed(CPUSet, container.resources.cpus)
         fewer = placed is not None and placed.soft and cpus is not None and cpus <= placed.cpus
         if placed is not None and placed.cpus and (fewer or placed.cpus == cpus):
             lifted = placed.owned and container.resources.cpu_quota == NO_QUOTA
@@ -251,16 +252,9 @@ def _annotated(
     return kind, 0 if owned and container.resources.cpu_quota == NO_QUOTA else None
 
 
-def _cpus(text: str) -> CPUSet | None:
+def _parsed(kind: type[_Ids], text: str) -> _Ids | None:
     try:
-        return CPUSet.parse(text)
-    except ListFormatError:
-        return None
-
-
-def _mems(text: str) -> NUMASet | None:
-    try:
-        return NUMASet.parse(text)
+        return kind.parse(text)
     except ListFormatError:
         return None
 

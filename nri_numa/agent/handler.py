@@ -6,16 +6,16 @@ answer the operator chose for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from nri_numa.agent.agent import Agent
+from nri_numa.agent.loop import Clock
 from nri_numa.agent.unmatched import UnmatchedAnnotations
 from nri_numa.engine.decision import Refused
 from nri_numa.model.workload import (
     NO_ADJUSTMENT,
-    NO_DEVICES,
     Container,
     ContainerAdjustment,
     ContainerUpdate,
@@ -30,6 +30,7 @@ from nri_numa.runtime import LinkState, RequestRefused, RuntimeInfo
 
 if TYPE_CHECKING:
     from nri_numa.agent.claims import ClaimBook
+    from nri_numa.agent.daemon import Daemon
     from nri_numa.devices.watch import DeviceWatch
 
 log = get_logger("nri")
@@ -43,18 +44,6 @@ node's numbers from the scheduler for ever."""
 
 SOON: Final = 0.5
 """Seconds in which the first container follows where its image is there."""
-
-
-class LinkObserver(Protocol):
-    """What follows the link's state."""
-
-    def configured(self, info: RuntimeInfo) -> None:
-        """The runtime introduced itself."""
-        ...
-
-    def link_changed(self, state: LinkState, detail: str) -> None:
-        """The link changed its state."""
-        ...
 
 
 class AgentHandler:
@@ -76,7 +65,7 @@ class AgentHandler:
         self,
         agent: Agent,
         metrics: Metrics,
-        observer: LinkObserver | None = None,
+        observer: Daemon | None = None,
         *,
         reject_on_error: bool = False,
         annotations: UnmatchedAnnotations | None = None,
@@ -221,8 +210,7 @@ class AgentHandler:
         """Pod and container with what is known of the container's devices and claims."""
         if self._devices is not None:
             known = self._devices.known(pod.id, container.name, container.mentions)
-            if known is not NO_DEVICES:
-                container = known.on(container)
+            container = known.on(container)
         if self._claims is not None:
             pod, container = self._claims.seen(pod, container)
         return pod, container
@@ -290,32 +278,22 @@ class PendingPods:
     whose image is being pulled is charged nowhere: if it were not named either, its CPUs would be
     promised twice. Its sandbox runs before images are pulled, so from then on it is named
     (docs/adr/0047-one-document-for-schedulers.md).
-
-    Args:
-        publish: called when a pod has no container after `SOON`.
-        clock: seconds that only grow.
-        later: calls a function after so many seconds.
     """
 
-    def __init__(
-        self,
-        publish: Callable[[], object],
-        clock: Callable[[], float],
-        later: Callable[[float, Callable[[], object]], object],
-    ) -> None:
-        self._publish, self._clock, self._later = publish, clock, later
+    def __init__(self, agent: Agent, clock: Clock) -> None:
+        self._agent, self._clock = agent, clock
         # By sandbox: since when, namespace, name.
         self._pods: dict[str, tuple[float, str, str]] = {}
 
     def add(self, pod: PodSandbox) -> None:
         """A sandbox runs."""
         if pod.qos is QoSClass.GUARANTEED:
-            self._pods[pod.id] = self._clock(), pod.namespace, pod.name
-            self._later(SOON, partial(self._check, pod.id))
+            self._pods[pod.id] = self._clock.monotonic(), pod.namespace, pod.name
+            self._clock.call_later(SOON, partial(self._check, pod.id))
 
     def _check(self, sandbox: str) -> None:
         if sandbox in self._pods:
-            self._publish()
+            self._agent.notify()
 
     def discard(self, sandbox: str) -> None:
         """A container of it was decided about, or it is stopped."""
@@ -328,6 +306,6 @@ class PendingPods:
 
     def names(self) -> list[tuple[str, str]]:
         """Namespace and name of each; may be called in another thread."""
-        oldest = self._clock() - PATIENCE
+        oldest = self._clock.monotonic() - PATIENCE
         # A copy in one step: the runtime's requests change it meanwhile.
         return [(space, name) for at, space, name in tuple(self._pods.values()) if at > oldest]

@@ -25,8 +25,6 @@ from nri_numa.observe.metrics import Metrics
 from nri_numa.runtime import LinkState, PushResult, RuntimeInfo, RuntimeLink
 
 if TYPE_CHECKING:
-    from nri_numa.agent.late import LateStarts
-    from nri_numa.cri.link import CRILink
     from nri_numa.devices.counts import Counted, DeviceCounts
     from nri_numa.devices.watch import DeviceWatch
     from nri_numa.machine.pci import PCIDevice
@@ -133,17 +131,6 @@ class RuntimeConnection:
             self.unanswered = ""
             log.info("the runtime answers again")
             self._agent.notify()
-
-
-def cri_link(config: AgentConfig, handler: AgentHandler, late: LateStarts) -> CRILink:
-    """The link over CRI; grpc is imported here and not before."""
-    from nri_numa.cri.link import CRILink
-
-    return CRILink(
-        handler,
-        late,
-        socket_path=config.runtime.cri_socket,
-    )
 
 
 # --- Memory policies that this node's runtime and kernel can set ---

@@ -38,18 +38,12 @@ these rounds."""
 class CPUShare:
     """A bucket of CPU time, full at the start.
 
+    What would take longer to pay back than `LONGEST` is forgiven.
+
     Attributes:
-        share: of one CPU, in the long run; more than 0.
-        hurried: the same while there is a reason to hurry.
-        burst: seconds of CPU time that can be saved up.
-        longest: seconds of one pause; what would take longer to pay back is forgiven.
-        hurry: whether there is a reason now.
+        hurry: whether there is a reason to now.
     """
 
-    share: float = SHARE
-    hurried: float = HURRIED
-    burst: float = BURST
-    longest: float = LONGEST
     hurry: bool = False
     _last: tuple[float, float] | None = None
     _saved: float = 0.0
@@ -60,13 +54,13 @@ class CPUShare:
         ``used`` is CPU time of the thread so far.
         """
         if self._last is None:
-            self._last, self._saved = (now, used), self.burst
-        share = self.hurried if self.hurry else self.share
+            self._last, self._saved = (now, used), BURST
+        share = HURRIED if self.hurry else SHARE
         earned = share * (now - self._last[0])
         spent = used - self._last[1]
         self._last = now, used
-        self._saved = min(self.burst, self._saved + earned) - spent
-        self._saved = max(self._saved, -share * self.longest)
+        self._saved = min(BURST, self._saved + earned) - spent
+        self._saved = max(self._saved, -share * LONGEST)
         return max(0.0, -self._saved / share)
 
 
@@ -87,6 +81,10 @@ class Clock:
     def call_soon(self, function: Callable[[], object]) -> None:
         """Call this when the loop has nothing more urgent."""
         asyncio.get_running_loop().call_soon(function)
+
+    def call_later(self, seconds: float, function: Callable[[], object]) -> None:
+        """Call this after so many seconds."""
+        asyncio.get_running_loop().call_later(seconds, function)
 
     async def sleep(self, seconds: float) -> None:
         """Wait."""
@@ -140,13 +138,14 @@ def watched_loop(
     return asyncio.SelectorEventLoop(watch), watch
 
 
-class Courtesy:
-    """Lets one thread stand back while the loop of another is at work.
+class CourteousSelector(selectors.DefaultSelector):
+    """Finds out what there is to do, and begins with it when the loop of another thread waits.
 
-    After ``longest`` seconds a piece of work is done all the same: a probe may look whether a loop
-    that is busy for long is still alive.
+    After `STUCK` seconds a piece of work is done all the same: a probe may look whether a loop that
+    is busy for long is still alive.
     """
 
+    STUCK: Final = 0.1
     PAUSE: Final = 0.001
     UNTIDY: Final = 1000
     NOT_OURS: Final = 10_000
@@ -156,17 +155,25 @@ class Courtesy:
     def __init__(
         self,
         watch: GapWatch,
-        longest: float = 0.1,
-        *,
         share: CPUShare | None = None,
+        *,
         clock: Callable[[], float] = time.monotonic,
         used: Callable[[], float] = time.thread_time,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
+        super().__init__()
         self._watch = watch
-        self._longest = longest
         self._share = share or CPUShare()
         self._clock, self._used, self._sleep = clock, used, sleep
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        """As in the base class."""
+        # Before it looks: what comes during the pause is served in the next round already.
+        self.rest()
+        ready = super().select(timeout)
+        self.give_way()
+        self.tidy_up()
+        return ready
 
     def rest(self) -> None:
         """Return when this thread may have CPU time again."""
@@ -174,11 +181,11 @@ class Courtesy:
             self._sleep(pause)
 
     def give_way(self) -> None:
-        """Return when the other loop waits, or after ``longest``."""
+        """Return when the other loop waits, or is stuck."""
         end: float | None = None
         while self._watch.busy:
             now = self._clock()
-            end = now + self._longest if end is None else end
+            end = now + self.STUCK if end is None else end
             if now >= end:
                 return
             self._sleep(self.PAUSE)
@@ -192,23 +199,6 @@ class Courtesy:
         """
         if self.UNTIDY <= gc.get_count()[0] < self.NOT_OURS and not self._watch.busy:
             gc.collect(0)
-
-
-class CourteousSelector(selectors.DefaultSelector):
-    """Finds out what there is to do, and begins with it when the other loop waits."""
-
-    def __init__(self, courtesy: Courtesy) -> None:
-        super().__init__()
-        self._courtesy = courtesy
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """As in the base class."""
-        # Before it looks: what comes during the pause is served in the next round already.
-        self._courtesy.rest()
-        ready = super().select(timeout)
-        self._courtesy.give_way()
-        self._courtesy.tidy_up()
-        return ready
 
 
 # --- Memory that is not used any more goes back to the kernel ---

@@ -28,10 +28,10 @@ import asyncio
 import errno
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from msgspec.structs import replace
@@ -55,10 +55,12 @@ from nri_numa.model.workload import ContainerUpdate
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import Metrics
 from nri_numa.observe.notices import What
+from nri_numa.runtime import PushResult
 
 if TYPE_CHECKING:
     from nri_numa.agent.agent import Agent
-    from nri_numa.agent.reload import Configured
+    from nri_numa.agent.daemon import Daemon
+    from nri_numa.agent.links import RuntimeConnection
 
 log = get_logger("reconcile")
 
@@ -93,50 +95,6 @@ RACES: Final = 3
 """Pushes of one round for containers that meanwhile were meant to have something else."""
 PENDING_SECONDS: Final = 2.0
 """How long an update waits for a reply before it is sent by itself."""
-
-
-class Sent(Protocol):
-    """What became of updates; see `nri_numa.runtime.PushResult`."""
-
-    @property
-    def ok(self) -> bool:
-        """The runtime took them."""
-        ...
-
-    @property
-    def detail(self) -> str:
-        """Why not."""
-        ...
-
-
-class Runtime(Protocol):
-    """The runtime as seen from here; see `nri_numa.agent.links`."""
-
-    @property
-    def active(self) -> bool:
-        """The link is in use."""
-        ...
-
-    @property
-    def takes_updates(self) -> bool:
-        """It can be called at any moment."""
-        ...
-
-    @property
-    def answered(self) -> int:
-        """Requests answered so far; always 0 where updates are no part of answers."""
-        ...
-
-    async def push(self, updates: Sequence[ContainerUpdate]) -> Sent:
-        """Send updates that no request asked for."""
-        ...
-
-
-class Written(msgspec.Struct, frozen=True):
-    """All cgroups are written, or not."""
-
-    ok: bool = True
-    detail: str = ""
 
 
 class Round(msgspec.Struct, frozen=True, kw_only=True):
@@ -195,7 +153,7 @@ class Reconciler:
         self,
         agent: Agent,
         metrics: Metrics,
-        runtime: Runtime,
+        runtime: RuntimeConnection,
         *,
         writer: CgroupWriter,
         scopes: Scopes,
@@ -361,7 +319,7 @@ class Reconciler:
 
     # --- regularly --------------------------------------------------------------------------------
 
-    async def run_rounds(self, configured: Configured) -> None:
+    async def run_rounds(self, daemon: Daemon) -> None:
         """Look for drift until cancelled, and every second at containers whose cpuset was written.
 
         ``reconcile.interval`` 0 does neither until it is changed.
@@ -374,7 +332,7 @@ class Reconciler:
                 await self._clock.sleep(step)
                 self._agent.differences.count_on()
                 self.push_pending()
-                settings = configured.config.reconcile
+                settings = daemon.config.reconcile
                 interval = parse_duration(settings.interval)
                 if interval <= 0:
                     waited, step = 0.0, STEP
@@ -422,7 +380,7 @@ class Reconciler:
         agent = self._agent
         if not agent.synchronized:
             return Round()
-        differed = set(agent.differences) if only is None else set(only)
+        differed = set(agent.differences.known) if only is None else set(only)
         looked, pool_changes = self._clock.time(), agent.pool_changes
         # A cgroup that the OCI runtime is just making may have no list yet.
         ids = agent.places if only is None else only
@@ -657,7 +615,7 @@ class Reconciler:
                 return list(corrections[:start])
         return list(corrections)
 
-    async def send(self, updates: Sequence[ContainerUpdate]) -> Sent:
+    async def send(self, updates: Sequence[ContainerUpdate]) -> PushResult:
         """Send updates, at most one for each container, by the way that is safe.
 
         While the runtime cannot be reached cgroups are written: its own record is right then, and
@@ -681,11 +639,11 @@ class Reconciler:
             elif runtime.active:
                 agent.ride(update)
         if not left:
-            return Written()
+            return PushResult()
         if runtime.active:
             return await runtime.push(left)
         ids = ", ".join(u.container_id[:12] for u in left[:8])
-        return Written(ok=False, detail=f"not written, and no runtime to ask: {ids}")
+        return PushResult(f"not written, and no runtime to ask: {ids}")
 
     def _say_unmoved(self, corrections: Sequence[Correction]) -> None:
         """Say once that the runtime took an update and the cgroup is as before.
@@ -879,7 +837,7 @@ Known = Mapping[str, Difference]
 """By container id; never changes, so that it can be read from any thread."""
 
 
-class Differences(Mapping[str, Difference]):
+class Differences:
     """What containers really have, by id, wherever it is not what they are meant to have.
 
     `status`, `explain`, the API and the page show it beside the decision, and metrics count how
@@ -896,18 +854,6 @@ class Differences(Mapping[str, Difference]):
         self._agent = agent
         self._counted = clock.time()
         self.known: Known = MappingProxyType({})
-
-    def __getitem__(self, container_id: str) -> Difference:
-        """What this one has."""
-        return self.known[container_id]
-
-    def __iter__(self) -> Iterator[str]:
-        """Container ids."""
-        return iter(self.known)
-
-    def __len__(self) -> int:
-        """How many differ."""
-        return len(self.known)
 
     def update(
         self,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from msgspec.structs import replace
@@ -25,10 +25,10 @@ from nri_numa.errors import ConfigError, TopologyError
 from nri_numa.machine.hotplug import differences, reread
 from nri_numa.machine.sysfs import read_memory
 from nri_numa.model.machine import MemoryReading, Topology
-from nri_numa.model.settings import Settings
 from nri_numa.observe.logs import get_logger
 
 if TYPE_CHECKING:
+    from nri_numa.agent.beside_kubelet import KubeletSettings
     from nri_numa.agent.links import NodeDevices
     from nri_numa.devices.counts import Counted
 
@@ -36,23 +36,6 @@ if TYPE_CHECKING:
 _TURN: Final = 0.0005
 """Seconds after which the thread lets the loop go on. A request asks for its turn at each of its
 system calls, and with Python's 5 ms these added up to twice as long a wait."""
-
-
-class Configured(Protocol):
-    """The configuration in force; see `nri_numa.agent.daemon`."""
-
-    @property
-    def config(self) -> AgentConfig:
-        """Another object after each change."""
-        ...
-
-
-class SettingsSource(Protocol):
-    """Makes the engine's settings; see `nri_numa.agent.beside_kubelet.KubeletSettings`."""
-
-    def settings(self, config: AgentConfig, topology: Topology) -> Settings:
-        """In any thread."""
-        ...
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,7 +64,7 @@ def prepare(
     load: Callable[[], AgentConfig],
     base: AgentConfig,
     machine: Machine,
-    source: SettingsSource,
+    source: KubeletSettings,
 ) -> Prepared:
     """Read a configuration and make everything ready; touches nothing that others use.
 
@@ -108,7 +91,7 @@ async def prepare_aside(
     load: Callable[[], AgentConfig],
     base: AgentConfig,
     machine: Machine,
-    source: SettingsSource,
+    source: KubeletSettings,
 ) -> Prepared:
     """`prepare` in a thread that gives way to the loop."""
     usual = sys.getswitchinterval()
@@ -119,7 +102,7 @@ async def prepare_aside(
         sys.setswitchinterval(usual)
 
 
-async def put_in_force(agent: Agent, config: AgentConfig, source: SettingsSource) -> bool:
+async def put_in_force(agent: Agent, config: AgentConfig, source: KubeletSettings) -> bool:
     """Have the agent decide by settings that are made anew; False: try again.
 
     They are made in a thread, during which the machine may have changed for another reason.
@@ -143,60 +126,6 @@ def with_tables(machine: Machine) -> Machine:
 # --- The machine ---
 
 log = get_logger("daemon")
-
-LOOK_AGAIN = 1.0
-"""Seconds between two looks that refusals ask for."""
-
-
-async def changed(root: str, before: Machine) -> Machine | None:
-    """Read the machine again; None when it is as before, or cannot be read.
-
-    Reading is done in a thread, and so are the tables that every decision needs: the next
-    container must not wait for them.
-    """
-    try:
-        topology = await asyncio.to_thread(reread, root, before.topology)
-    except (TopologyError, OSError) as error:
-        log.warning("machine cannot be read any more", error=str(error))
-        return None
-    if topology is before.topology:
-        return None
-    return await asyncio.to_thread(with_tables, replace(before, topology=topology))
-
-
-def report_change(before: Topology, now: Topology) -> None:
-    """Log what is different."""
-    found = differences(before, now)
-    if before.online != now.online:
-        log.warning("CPUs changed", **{"gone": "", "new": "", **found})
-    else:
-        log.warning("machine changed", **found)
-
-
-async def reread_after_refusals(agent: Agent, machine: Rereading) -> None:
-    """Look again when something did not fit, for as long as the plugin runs.
-
-    The one that was refused is not helped: reading takes longer than a request may wait for.
-    The kubelet tries again, and then what was freed or added in the meantime counts.
-    """
-    refused = asyncio.Event()
-    known = agent.refused
-
-    def listener() -> None:
-        nonlocal known
-        if agent.refused != known:
-            known = agent.refused
-            refused.set()
-
-    end = agent.subscribe(listener)
-    try:
-        while True:
-            await refused.wait()
-            refused.clear()
-            await machine.read_all(agent)
-            await asyncio.sleep(LOOK_AGAIN)
-    finally:
-        end()
 
 
 def no_kernel_events(error: OSError, were_there: bool) -> None:
@@ -232,10 +161,23 @@ class Rereading:
     async def read_machine(self, agent: Agent) -> None:
         """Read what else may have changed, and let the agent have it."""
         before = agent.machine
-        machine = await changed(self._root, before)
-        if machine is not None and agent.machine is before:
-            report_change(before.topology, machine.topology)
-            agent.retopology(machine)
+        known = before.topology
+        try:
+            topology = await asyncio.to_thread(reread, self._root, known)
+        except (TopologyError, OSError) as error:
+            log.warning("machine cannot be read any more", error=str(error))
+            return
+        if topology is known:
+            return
+        machine = await asyncio.to_thread(with_tables, replace(before, topology=topology))
+        if agent.machine is not before:
+            return
+        found = differences(known, topology)
+        if known.online != topology.online:
+            log.warning("CPUs changed", **{"gone": "", "new": "", **found})
+        else:
+            log.warning("machine changed", **found)
+        agent.retopology(machine)
 
     async def read_all(self, agent: Agent) -> None:
         """Both."""

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from nri_numa.agent.agent import Agent, MemorySource
-from nri_numa.agent.loop import Clock, CourteousSelector, Courtesy, CPUShare, GapWatch
+from nri_numa.agent.agent import Agent
+from nri_numa.agent.loop import Clock, CourteousSelector, CPUShare, GapWatch
 from nri_numa.config import AgentConfig
 from nri_numa.errors import ConfigError
 from nri_numa.observe.logs import get_logger
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from nri_numa.agent.handler import PendingPods
     from nri_numa.agent.late import LateStarts
     from nri_numa.agent.links import NodeDevices, RuntimeConnection
+    from nri_numa.agent.reload import Rereading
     from nri_numa.agent.unmatched import UnmatchedAnnotations
 
 log = get_logger("http")
@@ -68,7 +69,7 @@ class Collaborators(msgspec.Struct, frozen=True, kw_only=True):
         pods: Guaranteed pods that have no container yet.
     """
 
-    readings: MemorySource
+    readings: Rereading
     unmatched: UnmatchedAnnotations | None = None
     kubelet: BesideKubelet | None = None
     devices: NodeDevices | None = None
@@ -113,11 +114,15 @@ class Serving:
             async with asyncio.timeout(WAIT):
                 await self._settled.wait()
         sys.setswitchinterval(SWITCH)
-        courtesy = Courtesy(self._watch, share=self._share)
-        loop = asyncio.SelectorEventLoop(CourteousSelector(courtesy))
+        loop = asyncio.SelectorEventLoop(CourteousSelector(self._watch, self._share))
         stop = asyncio.Event()
+
+        def live() -> None:
+            with asyncio.Runner(loop_factory=lambda: loop) as runner:
+                runner.run(self._until(stop))
+
         # A daemon: nothing that a client does can keep the process from ending.
-        thread = threading.Thread(target=self._live, args=(loop, stop), name="http", daemon=True)
+        thread = threading.Thread(target=live, name="http", daemon=True)
         thread.start()
         try:
             await asyncio.get_running_loop().create_future()
@@ -125,11 +130,6 @@ class Serving:
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(stop.set)
             await asyncio.to_thread(thread.join, STOP)
-
-    def _live(self, loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
-        """The thread."""
-        with asyncio.Runner(loop_factory=lambda: loop) as runner:
-            runner.run(self._until(stop))
 
     async def _until(self, stop: asyncio.Event) -> None:
         serving = asyncio.create_task(self._serve_for_ever())

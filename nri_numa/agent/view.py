@@ -659,10 +659,7 @@ def kubelet_document(agent: Agent, beside: BesideKubelet) -> shown.Kubelet:
         shared_cpus=str(grants.shared[0]) if grants.shared else "",
         granted_cpus=str(grants.granted),
         grants=tuple(_grants(agent)),
-        contests=tuple(
-            convert(one, shown.KubeletContest, from_attributes=True)
-            for _, one in sorted(beside.contests.items())
-        ),
+        contests=tuple(one for _, one in sorted(beside.contests.items())),
         problems=(*beside.problems, *configuration.found.problems),
         configuration=configuration.found.path,
         adopted=adopted.adopted if adopted else (),

@@ -1,19 +1,18 @@
 """Files of the Container Device Interface: which device files and interfaces a CDI name stands for.
 
-They are read in a thread, when their directories changed, and never while a container waits. What a
-runtime would refuse is read leniently: a name that the runtime does not know fails the container by
-itself.
+They are read in a thread, when their directories changed, and never while a container waits.
 
 Source: cncf-tags/container-device-interface, SPEC.md 1.1.0.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
+
+import msgspec
 
 from nri_numa.model.workload import MOST_DEVICES, DeviceNode
 
@@ -68,7 +67,7 @@ class CDIRegistry:
                     continue
                 try:
                     devices = dict(_read(path, size))
-                except (OSError, ValueError, RecursionError) as error:
+                except (OSError, msgspec.MsgspecError, ValueError, RecursionError) as error:
                     problems.append(f"{path}: not used: {error}")
                     continue
                 # The same name twice on one level is a conflict, and stands for nothing.
@@ -109,64 +108,62 @@ def _read(path: str, size: int) -> Iterator[tuple[str, CDIDevice]]:
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it is no CDI file.
+        ValueError, msgspec.MsgspecError: it is no CDI file.
     """
     if size > MAX_BYTES:
         raise ValueError(f"{size} bytes, expected at most {MAX_BYTES}")
-    with open(path, "rb") as file:
-        text = file.read(MAX_BYTES + 1).decode()
-    document = json.loads(text) if path.endswith(".json") else _yaml(text)
-    kind = document.get("kind") if isinstance(document, dict) else None
-    devices = document.get("devices") if isinstance(document, dict) else None
-    if not isinstance(kind, str) or not isinstance(devices, list):
-        raise ValueError("expected a mapping with kind (vendor/class) and a list of devices")
-    for device in devices:
-        name = device.get("name") if isinstance(device, dict) else None
-        whole = f"{kind}={name}"
-        if isinstance(name, str) and len(whole) <= _LONGEST_NAME:
-            yield whole, _device(device.get("containerEdits"))
+    with open(path, "rb") as opened:
+        text = opened.read(MAX_BYTES + 1).decode()
+    if path.endswith(".json"):
+        file = msgspec.json.decode(text, type=_File)
+    else:
+        from nri_numa import safe_yaml
+
+        file = msgspec.convert(safe_yaml.parse(text), _File)
+    for device in file.devices:
+        edits = device.container_edits
+        name = f"{file.kind}={device.name}"
+        if len(name) <= _LONGEST_NAME:
+            nodes = filter(None, map(_node, edits.device_nodes[:MOST_DEVICES]))
+            interfaces = (one.host_interface_name for one in edits.net_devices[:MOST_DEVICES])
+            yield name, CDIDevice(tuple(nodes), tuple(filter(None, interfaces)))
 
 
-def _yaml(text: str) -> Any:
-    from nri_numa import safe_yaml
-
-    try:
-        return safe_yaml.parse(text)
-    except safe_yaml.YAMLProblem as problem:
-        raise ValueError(str(problem)) from problem
-
-
-def _device(edits: Any) -> CDIDevice:
-    nodes: list[DeviceNode] = []
-    interfaces: list[str] = []
-    for item in _mappings(edits, "deviceNodes"):
-        node = _node(item)
-        if node is not None:
-            nodes.append(node)
-    for item in _mappings(edits, "netDevices"):
-        name = item.get("hostInterfaceName")
-        if isinstance(name, str):
-            interfaces.append(name)
-    return CDIDevice(tuple(nodes), tuple(interfaces))
+class _Node(msgspec.Struct, frozen=True, rename="camel"):
+    path: str
+    host_path: str = ""
+    type: str = ""
+    major: int | None = None
+    minor: int | None = None
 
 
-def _mappings(edits: Any, key: str) -> Iterator[dict[Any, Any]]:
-    items = edits.get(key) if isinstance(edits, dict) else None
-    if isinstance(items, list):
-        yield from (item for item in items[:MOST_DEVICES] if isinstance(item, dict))
+class _Interface(msgspec.Struct, frozen=True, rename="camel"):
+    host_interface_name: str = ""
 
 
-def _node(item: dict[Any, Any]) -> DeviceNode | None:
-    path, host = item.get("path"), item.get("hostPath")
-    host = host if isinstance(host, str) and host else path
-    type, major, minor = item.get("type"), item.get("major"), item.get("minor")
-    if not isinstance(host, str):
-        return None
-    if isinstance(type, str) and isinstance(major, int) and isinstance(minor, int):
-        return DeviceNode(type, major, minor)
+class _Edits(msgspec.Struct, frozen=True, rename="camel"):
+    device_nodes: tuple[_Node, ...] = ()
+    net_devices: tuple[_Interface, ...] = ()
+
+
+class _Device(msgspec.Struct, frozen=True, rename="camel"):
+    name: str
+    container_edits: _Edits = _Edits()
+
+
+class _File(msgspec.Struct, frozen=True):
+    """What concerns us of a file."""
+
+    kind: str
+    devices: tuple[_Device, ...]
+
+
+def _node(node: _Node) -> DeviceNode | None:
+    if node.type and node.major is not None and node.minor is not None:
+        return DeviceNode(node.type, node.major, node.minor)
     # Numbers that are left out are those of the host's file.
     try:
-        facts = os.stat(host)
+        facts = os.stat(node.host_path or node.path)
     except (OSError, ValueError):
         return None
     letter = "b" if stat.S_ISBLK(facts.st_mode) else "c" if stat.S_ISCHR(facts.st_mode) else ""

@@ -78,15 +78,8 @@ def _parents() -> tuple[Parent, ...]:
     route: Any = pyroute2.IPRoute()
     with route:
         for link in route.get_links():
-            bus, name = (
-                _attribute(link, "IFLA_PARENT_DEV_BUS_NAME"),
-                _attribute(link, "IFLA_PARENT_DEV_NAME"),
-            )
+            bus = link.get_attr("IFLA_PARENT_DEV_BUS_NAME")
+            name = link.get_attr("IFLA_PARENT_DEV_NAME")
             if bus and name and len(found) < MOST_DEVICES:
                 found.append(Parent(bus, name))
     return tuple(found)
-
-
-def _attribute(link: Any, attribute: str) -> str:
-    value = link.get_attr(attribute)
-    return value if isinstance(value, str) else ""

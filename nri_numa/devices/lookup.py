@@ -15,6 +15,7 @@ import msgspec
 
 from nri_numa.devices.cdi import CDIDevice, CDIRegistry
 from nri_numa.devices.sysfs import Found, SysfsDevices
+from nri_numa.machine.cgroups import text
 from nri_numa.machine.pci import GPU, PCI_ADDRESS
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.machine import numa_text
@@ -30,14 +31,6 @@ from nri_numa.model.workload import (
 
 if TYPE_CHECKING:
     from nri_numa.config.sections import Devices as Sources
-
-
-class GivenDevice(NamedTuple):
-    """A device of a resource, by the kubelet's books."""
-
-    resource: str
-    id: str
-    numa_nodes: frozenset[int]
 
 
 @dataclass(slots=True)
@@ -81,23 +74,12 @@ class Lookup:
             )
         for node in mentions.nodes:
             yield from self._of_node(node)
-        if mentions.variables:
-            named = named_by(mentions.variables, pci=sources.variables, nvidia=sources.nvidia)
-            missed.notes += named.notes
-            for address, variable in named.addresses:
-                at = self.sysfs.by_pci(address)
-                if not at:
-                    missed.notes.append(
-                        f"variable {variable} names {address}, which is not there: no hint"
-                    )
-                yield from at
-            for name in named.gpus:
-                gpu = self.gpus.of_name(name)
-                if gpu is None:
-                    missed.gpu = True
-                    missed.notes.append(f"GPU {name[:60]!r} is not known to the driver: no hint")
-                else:
-                    yield self._at(gpu)
+        for variable, value in sorted(mentions.variables.items()):
+            if sources.variables and variable.startswith(PCI_VARIABLE):
+                for part in value.split(",")[:MOST_DEVICES]:
+                    yield from self._of_address(variable, part, missed)
+            elif sources.nvidia and variable == NVIDIA_VARIABLE:
+                yield from self._of_gpus(value, missed)
         if sources.cdi:
             for name in mentions.cdi:
                 yield from self._of_cdi(name, missed)
@@ -109,6 +91,41 @@ class Lookup:
                 yield self._at(address)
         elif self._sources.nodes:
             yield from self.sysfs.by_number(node.type, node.major, node.minor)
+
+    def _of_address(self, variable: str, text: str, missed: Missed) -> Iterator[Found]:
+        """Of a variable of the SR-IOV network device plugin's; anybody may write one into a pod.
+
+        It costs no other pod anything: a container is placed where it says that its device is.
+        """
+        address = text.strip().lower()
+        if PCI_ADDRESS.fullmatch(address):
+            at = self.sysfs.by_pci(address)
+            yield from at
+            if not at:
+                missed.notes.append(
+                    f"variable {variable} names {address}, which is not there: no hint"
+                )
+        elif address:
+            missed.notes.append(
+                f"variable {_short(variable)} is {_short(text)!r}, which is no PCI address: no hint"
+            )
+
+    def _of_gpus(self, value: str, missed: Missed) -> Iterator[Found]:
+        """Of the variable of NVIDIA's device plugin: UUIDs or indices."""
+        word = value.strip().lower()
+        if word == ALL:
+            missed.notes.append(
+                f"variable {NVIDIA_VARIABLE} is 'all', as images set it themselves: no hint"
+            )
+        if word == ALL or word in NOTHING:
+            return
+        for name in [part.strip() for part in value.split(",") if part.strip()][:MOST_DEVICES]:
+            gpu = self.gpus.of_name(name)
+            if gpu is None:
+                missed.gpu = True
+                missed.notes.append(f"GPU {name[:60]!r} is not known to the driver: no hint")
+            else:
+                yield self._at(gpu)
 
     def _of_cdi(self, name: str, missed: Missed) -> Iterator[Found]:
         device = self.cdi.devices.get(name)
@@ -128,20 +145,16 @@ class Lookup:
         found = self.sysfs.by_pci(address)
         return found[0]._replace(kind=GPU) if found else Found(GPU, address)
 
-    def given(self, devices: Iterable[GivenDevice]) -> Iterator[Found]:
-        """Devices of the kubelet's, as those that sysfs knows where their ids tell which."""
+    def given(self, devices: Iterable[Found]) -> Iterator[Found]:
+        """Devices by the kubelet's books, as those that sysfs knows where their ids tell which."""
         for device in devices:
-            if device.resource == self._own_resource:
+            if device.kind == self._own_resource:
                 continue
             address = self.gpus.of_name(device.id) if device.id.lower().startswith("gpu-") else None
             if address is not None:
                 yield self._at(address)
                 continue
-            known = self.sysfs.by_pci(device.id)
-            if known:
-                yield from known
-            else:
-                yield Found(device.resource, device.id, device.numa_nodes)
+            yield from self.sysfs.by_pci(device.id) or (device,)
 
 
 # --- what becomes of the devices that were found --------------------------------------------------
@@ -200,53 +213,6 @@ def hints(found: Iterable[Found], places: NUMASet, notes: Iterable[str] = ()) ->
         ),
         tuple(said),
     )
-
-
-# --- environment variables by which device plugins tell a container what it got -------------------
-# Anybody may write such a variable into a pod. It costs no other pod anything: a container is
-# placed where it says that its device is.
-
-
-class Named(NamedTuple):
-    """What variables name.
-
-    Attributes:
-        addresses: PCI addresses with the variable's name.
-        gpus: UUIDs or indices.
-        notes: about values that are none.
-    """
-
-    addresses: tuple[tuple[str, str], ...] = ()
-    gpus: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-
-
-def named_by(variables: Mapping[str, str], *, pci: bool = True, nvidia: bool = True) -> Named:
-    """Read the variables by name; at most `MOST_DEVICES` of each kind count.
-
-    ``pci`` are those of the SR-IOV network device plugin, ``nvidia`` those of NVIDIA's.
-    """
-    addresses: list[tuple[str, str]] = []
-    gpus: list[str] = []
-    notes: list[str] = []
-    for name, value in sorted(variables.items()):
-        if pci and name.startswith(PCI_VARIABLE):
-            for part in value.split(",")[:MOST_DEVICES]:
-                address = part.strip().lower()
-                if PCI_ADDRESS.fullmatch(address):
-                    addresses.append((address, name))
-                elif address:
-                    notes.append(
-                        f"variable {_short(name)} is {_short(part)!r}, which is no PCI address: "
-                        "no hint"
-                    )
-        elif nvidia and name == NVIDIA_VARIABLE:
-            word = value.strip().lower()
-            if word == ALL:
-                notes.append(f"variable {name} is 'all', as images set it themselves: no hint")
-            elif word not in NOTHING:
-                gpus += [part.strip() for part in value.split(",") if part.strip()]
-    return Named(tuple(addresses[:MOST_DEVICES]), tuple(gpus[:MOST_DEVICES]), tuple(notes))
 
 
 def _short(text: str) -> str:
@@ -325,13 +291,12 @@ def read_gpus(root: str) -> GPUs:
 
 
 def _information(path: str) -> dict[str, str]:
-    try:
-        with open(path, "rb") as file:
-            text = file.read(8192).decode("utf-8", "replace")
-    except OSError:
-        return {}
     facts: dict[str, str] = {}
-    for line in text.splitlines():
+    try:
+        lines = text(path).splitlines()
+    except OSError:
+        return facts
+    for line in lines:
         key, colon, value = line.partition(":")
         if colon:
             facts[key.strip().lower()] = value.strip()

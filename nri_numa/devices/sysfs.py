@@ -3,10 +3,10 @@
 A device's directory is followed upwards to the first that names a NUMA node: a partition lies below
 its disk, a queue below its card, a card below the port that knows. -1 is *unknown*, so one goes on.
 
-What has been found is remembered; so is what is not there. A device costs a few small files of
-sysfs once, which the kernel answers from memory, and nothing afterwards. Whether all of it is still
-so is read by `SysfsDevices.refresh`, in a thread: until then a device that was removed leads to a
-hint that is out of date, and never to more than a hint.
+What has been found is remembered. A device costs a few small files of sysfs once, which the kernel
+answers from memory, and nothing afterwards. Whether all of it is still so is read by
+`SysfsDevices.refresh`, in a thread: until then a device that was removed leads to a hint that is
+out of date, and never to more than a hint.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+from nri_numa.machine.cgroups import text
 from nri_numa.machine.pci import DEVICE, NIC, NVME, PCI_ADDRESS, RDMA, kind_of_class
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.workload import MOST_DEVICES
@@ -43,8 +44,6 @@ _SUBSYSTEM: Final = re.compile(r"nvme-subsys[0-9]{1,6}", re.ASCII)
 
 _MOST_LINKS: Final = 512
 """Links that are remembered, and looked at again with every sandbox."""
-_MOST_ABSENT: Final = 256
-"""The same for links that are not there: anybody can make up addresses."""
 _DEEPEST: Final = 32
 """Directories above a device; bridges behind bridges are a dozen at most."""
 _MOST_STACKED: Final = 4
@@ -59,8 +58,6 @@ class SysfsDevices:
         self._sys = os.path.join(os.path.realpath(root), "sys")
         self._top = os.path.join(self._sys, "devices")
         self._links: dict[str, tuple[Found, ...]] = {}
-        # Apart, so that what is made up drives out nothing that is there.
-        self._absent: set[str] = set()
 
     def by_number(self, type: str, major: int, minor: int) -> tuple[Found, ...]:
         """The devices behind a device file; empty where it is none, or the kernel's own."""
@@ -88,36 +85,22 @@ class SysfsDevices:
             return ()
         return self._behind(os.path.join(self._sys, "class", "net", name))
 
-    def refresh(self) -> bool:
-        """Look whether everything that is remembered is still so; says whether not. Blocks."""
-        changed = False
-        for link, known in list(self._links.items()):
+    def refresh(self) -> None:
+        """Look whether everything that is remembered is still so. Blocks."""
+        for link in list(self._links):
             now = self._followed(link)
-            if now == known:
-                continue
-            changed = True
             if now is None:
                 self._links.pop(link, None)
             else:
                 self._links[link] = now
-        for link in list(self._absent):
-            if self._followed(link) is not None:
-                changed = True
-                self._absent.discard(link)
-        return changed
 
     def _behind(self, link: str) -> tuple[Found, ...]:
         known = self._links.get(link)
         if known is not None:
             return known
-        if link in self._absent:
-            return ()
         found = self._followed(link)
         if found is None:
-            if len(self._absent) >= _MOST_ABSENT:
-                self._absent.clear()
-            self._absent.add(link)
-            return ()
+            return ()  # not remembered: anybody can make up addresses
         if len(self._links) >= _MOST_LINKS:
             self._links.clear()
         self._links[link] = found
@@ -198,20 +181,14 @@ def _listed(directory: str) -> list[str]:
 
 
 def _numa_node(directory: str) -> frozenset[int]:
-    text = _read(f"{directory}/numa_node")
-    if text is None or not text.isascii() or not text.isdigit() or len(text) > 4:
+    number = _read(f"{directory}/numa_node") or ""
+    if not (number.isascii() and number.isdigit()) or len(number) > 4:
         return frozenset()
-    return frozenset((int(text),)) if int(text) < NUMASet.LIMIT else frozenset()
+    return frozenset((int(number),)) if int(number) < NUMASet.LIMIT else frozenset()
 
 
 def _read(path: str) -> str | None:
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        return text(path)
     except OSError:
         return None
-    try:
-        return os.read(fd, 64).decode("ascii", "replace").strip()
-    except OSError:
-        return None
-    finally:
-        os.close(fd)

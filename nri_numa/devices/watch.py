@@ -12,23 +12,20 @@ container may use is not decided here.
 
 from __future__ import annotations
 
-import threading
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from nri_numa.devices import interfaces
-from nri_numa.devices.lookup import GivenDevice, Lookup, Missed, hints, read_gpus
+from nri_numa.devices.lookup import Lookup, Missed, hints, read_gpus
 from nri_numa.devices.sysfs import Found
 from nri_numa.machine.pci import NIC
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.workload import (
     MOST_DEVICES,
-    NO_DEVICES,
-    NO_MENTIONS,
     KnownDevices,
     Mentions,
     PodSandbox,
@@ -41,14 +38,9 @@ if TYPE_CHECKING:
 log = get_logger("devices")
 
 MOST_PODS: Final = 4096
-_MOST_WAITING: Final = 4096
 _GPUS_AGAIN: Final = 60.0
 _FILES_AGAIN: Final = 1.0
 """Seconds between two looks because of a name that is not known."""
-_MOST_ANSWERS: Final = 256
-"""Different containers whose devices are remembered; replicas have the same."""
-_MOST_CHARACTERS: Final = 4096
-"""Of what a message mentions; more is not remembered, since anybody can write it."""
 
 _NOT_READ: Final = "its network interfaces were not looked at yet: no hint of them"
 _NOT_SAID: Final = "the kubelet has not said yet what it gave: no hint of that"
@@ -61,56 +53,28 @@ BUSY_PAUSE: Final = 0.1
 """Seconds after which a kubelet that was asked too often is asked once more."""
 
 
-# --- what was found out about one pod ahead of its containers -------------------------------------
-# Threads find it out, and the loop looks while a container waits. So whatever a thread tells is
-# replaced as a whole, and the loop compares objects instead of what is in them.
-
-
-Given = Mapping[str, tuple[GivenDevice, ...]]
-"""What the kubelet gave, by container."""
-
-
-class Findings(NamedTuple):
-    """What was found out.
-
-    Attributes:
-        cards: the devices of its network interfaces.
-        given: what the kubelet gave.
-        network_note, kubelet_note: why something is not known.
-    """
-
-    cards: tuple[Found, ...] = ()
-    given: Given = MappingProxyType({})
-    network_note: str = ""
-    kubelet_note: str = ""
-
-
-NO_FINDINGS: Final = Findings()
-"""Of nearly all pods: no device is known, and nothing is to be said. One look tells, since
-`findings` makes it this very object."""
-
-
-def findings(what: Findings) -> Findings:
-    """The same; `NO_FINDINGS` itself where it says nothing."""
-    return NO_FINDINGS if what == NO_FINDINGS else what
+Given = Mapping[str, tuple[Found, ...]]
+"""What the kubelet gave, by container; a device's kind is its resource."""
 
 
 @dataclass(slots=True)
 class PodDevices:
-    """What is kept of one pod.
+    """What was found out about one pod ahead of its containers; threads replace each half whole.
 
     Attributes:
         pod: its namespace and name.
-        findings: what was found out; replaced as a whole, by threads that take turns.
+        network: the devices of its network interfaces, and why they are not known.
+        kubelet: what the kubelet gave, and why that is not known.
     """
 
     pod: str
-    findings: Findings
+    network: tuple[tuple[Found, ...], str]
+    kubelet: tuple[Given, str]
 
 
 def given_devices(
     kubelet_root: str, namespace: str, pod: str, seconds: float = DEADLINE
-) -> Mapping[str, tuple[GivenDevice, ...]] | str:
+) -> Given | str:
     """The devices of a pod by container, or why they are not known. Blocks.
 
     Without a pod's name nothing is asked, but what takes time the first time is done.
@@ -126,10 +90,10 @@ def given_devices(
         answer = pod_resources.given_to(kubelet_root, namespace, pod, timeout_s=seconds)
     if isinstance(answer, str):
         return answer
-    found: dict[str, tuple[GivenDevice, ...]] = {}
+    found: dict[str, tuple[Found, ...]] = {}
     for one in answer:
         devices = [
-            GivenDevice(devices.resource, id, frozenset(devices.by_id[id]))
+            Found(devices.resource, id, frozenset(devices.by_id[id]))
             for devices in one.devices
             for id in devices.ids
         ]
@@ -164,12 +128,7 @@ class DeviceWatch:
         self._clock = clock
         self._deadline = deadline
         self._lookup = Lookup(sources, root=root, own_resource=own_resource)
-        # What came of mentions and books before. Replaced by another one whenever something that
-        # it depends on is read anew: what is still added to the former is lost.
-        self._answers: dict[tuple[object, ...], KnownDevices] = {}
         self._pods: dict[str, PodDevices] = {}
-        self._turn = threading.Lock()  # for threads that change findings
-        self._room = threading.BoundedSemaphore(_MOST_WAITING)
         # One thread each, so that a kubelet that hangs holds up no look at network cards.
         self._local = ThreadPoolExecutor(1, thread_name_prefix="devices")
         self._asking = ThreadPoolExecutor(1, thread_name_prefix="pod resources")
@@ -198,15 +157,13 @@ class DeviceWatch:
         """A pod is being made: find out ahead what its containers will have."""
         network = pod.network_namespace
         looks, asks = bool(self._sources.network and network), self._sources.pod_resources
-        so_far = findings(Findings(network_note=_NOT_READ * looks, kubelet_note=_NOT_SAID * asks))
-        entry = PodDevices(pod.full_name, so_far)
+        entry = PodDevices(pod.full_name, ((), _NOT_READ * looks), ({}, _NOT_SAID * asks))
         self._pods[pod.id] = entry
         while len(self._pods) > MOST_PODS:
             del self._pods[next(iter(self._pods))]
         if not self._refresh_waiting:
             self._refresh_waiting = True
-            if not self._do(self._local, self._refresh):
-                self._refresh_waiting = False
+            self._do(self._local, self._refresh)
         if looks:
             self._do(self._local, self._read_network, pod, entry)
         if asks:
@@ -226,83 +183,41 @@ class DeviceWatch:
 
     def known(self, pod_id: str, name: str, mentions: Mentions) -> KnownDevices:
         """What is known at this moment of the devices of the container ``name``."""
-        answers = self._answers  # before anything is looked at: see `__init__`
-        entry = self._pods.get(pod_id)
-        known = NO_FINDINGS if entry is None else entry.findings
-        if mentions is NO_MENTIONS and known is NO_FINDINGS:
-            return NO_DEVICES
-        places = self._places()
-        cards, given, network_note, kubelet_note = known
-        own: tuple[GivenDevice, ...] = ()
-        others: tuple[GivenDevice, ...] = ()
-        if given:
-            own = given.get(name, ())
-            others = tuple([g for its, all in given.items() if its != name for g in all])
-        said = mentions.nodes, tuple(mentions.variables.items()), mentions.cdi, mentions.unread
-        key = places.bits, cards, own, others, network_note, kubelet_note, said
-        found = answers.get(key)
-        if found is None:
-            missed = Missed()
-            found = self._resolved(known, own, others, mentions, places, missed)
-            # A name that is missed is to be looked for once more.
-            if not missed.gpu and not missed.cdi and _characters(mentions) <= _MOST_CHARACTERS:
-                if len(answers) >= _MOST_ANSWERS:
-                    answers.clear()
-                answers[key] = found
-        for note in found.notes:
-            pod = pod_id if entry is None else entry.pod
-            log.debug("device without hint", pod=pod, container=name, why=note)
-        return found
-
-    def _resolved(
-        self,
-        known: Findings,
-        own: tuple[GivenDevice, ...],
-        others: tuple[GivenDevice, ...],
-        mentions: Mentions,
-        places: NUMASet,
-        missed: Missed,
-    ) -> KnownDevices:
-        """The devices of a container, by all sources; a name that is missed is looked for."""
-        lookup = self._lookup
+        entry = self._pods.get(pod_id) or PodDevices(pod_id, ((), ""), ({}, ""))
+        (cards, network_note), (given, kubelet_note) = entry.network, entry.kubelet
+        lookup, missed = self._lookup, Missed()
         found = list(lookup.mentioned(mentions, missed))
+        # A name that is missed is looked for once more.
         if missed.cdi and self._clock() - self._files_read > _FILES_AGAIN:
             self._files_read = self._clock()
             self._do(self._local, self._read_files)
         if missed.gpu and self._clock() - self._gpus_read > _GPUS_AGAIN:
             self._gpus_read = self._clock()
             self._do(self._local, self._read_gpus)
-        found += known.cards
-        found += lookup.given(own)
-        notes = [*missed.notes, *filter(None, (known.network_note, known.kubelet_note))]
+        found += cards
+        found += lookup.given(given.get(name, ()))
+        notes = [*missed.notes, *filter(None, (network_note, kubelet_note))]
+        places = self._places()
         mine = hints(found, places, notes)
-        given = list(lookup.given(others))
-        together = hints([*found, *given], places).requests if given else ()
-        if not mine.requests and not mine.notes and not together:
-            return NO_DEVICES
+        others = [one for its, all in given.items() if its != name for one in all]
+        together = hints([*found, *lookup.given(others)], places).requests if others else ()
+        for note in mine.notes:
+            log.debug("device without hint", pod=entry.pod, container=name, why=note)
         return KnownDevices(mine.requests, together, mine.notes)
 
     # --- in threads -------------------------------------------------------------------------------
 
-    def _do(self, pool: ThreadPoolExecutor, function: Callable[..., object], *args: object) -> bool:
-        """Let a thread do something; says whether it will."""
-        if not self._room.acquire(blocking=False):
-            return False  # the pods that wait say so themselves: their notes stay
+    def _do(self, pool: ThreadPoolExecutor, function: Callable[..., object], *args: object) -> None:
+        """Let a thread do something."""
 
         def guarded() -> None:
             try:
                 function(*args)
             except Exception as error:
                 log.error("devices were not looked at", error=repr(error))
-            finally:
-                self._room.release()
 
-        try:
+        with contextlib.suppress(RuntimeError):  # the agent ends
             pool.submit(guarded)
-        except RuntimeError:  # the agent ends
-            self._room.release()
-            return False
-        return True
 
     def _read_all(self) -> None:
         if self._sources.nvidia:
@@ -314,57 +229,41 @@ class DeviceWatch:
 
     def _refresh(self) -> None:
         self._refresh_waiting = False  # whatever changes from here on is another look's
-        if self._lookup.sysfs.refresh():
-            self._answers = {}
+        self._lookup.sysfs.refresh()
         if self._sources.cdi:
             self._read_files()
 
     def _read_files(self) -> None:
         cdi = self._lookup.cdi
         if cdi.refresh():
-            self._answers = {}
             for problem in cdi.problems:
                 log.warning("CDI file", problem=problem)
 
     def _read_gpus(self) -> None:
         self._lookup.gpus = read_gpus(self._root)
-        self._answers = {}
 
     def _read_network(self, pod: PodSandbox, entry: PodDevices) -> None:
         if self._pods.get(pod.id) is not entry:
             return  # it is gone; those behind it are waiting
         parents = interfaces.parents_in(pod.network_namespace)
-        cards: tuple[Found, ...] = ()
-        note = ""
         if isinstance(parents, str):
-            note = f"its network interfaces cannot be looked at: {parents}"
-        else:
-            cards = tuple(
-                one._replace(kind=NIC)
-                for parent in parents
-                for one in self._lookup.sysfs.by_bus(parent.bus, parent.name)
-            )
-        with self._turn:
-            entry.findings = findings(entry.findings._replace(cards=cards, network_note=note))
+            entry.network = (), f"its network interfaces cannot be looked at: {parents}"
+            return
+        cards = tuple(
+            one._replace(kind=NIC)
+            for parent in parents
+            for one in self._lookup.sysfs.by_bus(parent.bus, parent.name)
+        )
+        entry.network = cards, ""
 
     def _ask(self, pod: PodSandbox, entry: PodDevices) -> None:
         if self._pods.get(pod.id) is not entry:
             return
         answer = given_devices(self._kubelet_root, pod.namespace, pod.name, self._deadline)
-        given: Given = {}
-        note = ""
         if isinstance(answer, str):
-            note = f"the kubelet does not say what it gave: {answer}"
+            entry.kubelet = {}, f"the kubelet does not say what it gave: {answer}"
         else:
-            given = answer
             for devices in answer.values():
                 list(self._lookup.given(devices))  # the next lookup finds them remembered
-        with self._turn:
-            entry.findings = findings(entry.findings._replace(given=given, kubelet_note=note))
+            entry.kubelet = answer, ""
         time.sleep(PAUSE)  # of this thread, which nothing waits for
-
-
-def _characters(mentions: Mentions) -> int:
-    """How much a message says."""
-    variables = mentions.variables
-    return sum(map(len, (*variables, *variables.values(), *mentions.cdi)))

@@ -109,17 +109,6 @@ def adopt(
         )
     if facts.cpu_policy == "static":
         settings = replace(settings, kubelet_reserved=theirs)
-    return _memory(settings, config, facts, topology, adopted, differences)
-
-
-def _memory(
-    settings: Settings,
-    config: AgentConfig,
-    facts: KubeletFacts,
-    topology: Topology,
-    adopted: list[str],
-    differences: list[str],
-) -> Adopted:
     by_node = {i: dict(t) for i, t in facts.reserved_memory.items() if i in topology.numa_nodes}
     gone = facts.reserved_memory.keys() - topology.numa_nodes.keys()
     if gone:

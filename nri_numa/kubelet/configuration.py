@@ -8,13 +8,13 @@ the flags of the command line.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Final
 
 import msgspec
 
 from nri_numa.kubelet import state_files
-from nri_numa.model.cpuset import CPUSet, ListFormatError
+from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.text import BadQuantity, milli_cpus, page_size, whole_bytes
 
 API_VERSION: Final = "kubelet.config.k8s.io/v1beta1"
@@ -34,6 +34,8 @@ _KEYS: Final = {
     "topology-manager-policy-options": "topologyManagerPolicyOptions",
 }
 """Flags that say what a key of the file says too, and beat it."""
+_TABLES: Final = ("systemReserved", "kubeReserved", "cpuManagerPolicyOptions",
+                  "topologyManagerPolicyOptions")  # fmt: skip
 
 
 class Flags(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,13 +44,13 @@ class Flags(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         config, config_dir: paths; empty when not given.
         root_dir: the kubelet's directory.
-        values: key of the configuration file to the text of its flag.
+        values: what flags say that are keys of the configuration file too, in the file's form.
     """
 
     config: str = ""
     config_dir: str = ""
     root_dir: str = _DEFAULT_ROOT
-    values: Mapping[str, str] = msgspec.field(default_factory=dict)
+    values: Mapping[str, Any] = msgspec.field(default_factory=dict)
 
 
 class KubeletFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,7 +64,6 @@ class KubeletFacts(msgspec.Struct, frozen=True, kw_only=True):
         reserved_bytes: bytes of memory of both.
         reserved_memory: ``reservedMemory``: by NUMA node, bytes by page size, 0 for ordinary
             memory.
-        problems: sentences about what cannot be read, each ``key: what, what was expected``.
     """
 
     cpu_policy: str = "none"
@@ -73,7 +74,6 @@ class KubeletFacts(msgspec.Struct, frozen=True, kw_only=True):
     reserved_milli: int = 0
     reserved_bytes: int = 0
     reserved_memory: Mapping[int, Mapping[int, int]] = msgspec.field(default_factory=dict)
-    problems: tuple[str, ...] = ()
 
 
 def command_line(words: Sequence[str]) -> Flags:
@@ -91,8 +91,20 @@ def command_line(words: Sequence[str]) -> Flags:
         config=found.get("config", ""),
         config_dir=found.get("config-dir", ""),
         root_dir=found.get("root-dir") or _DEFAULT_ROOT,
-        values={key: found[flag] for flag, key in _KEYS.items() if flag in found},
+        values={key: _of_flag(key, found[flag]) for flag, key in _KEYS.items() if flag in found},
     )
+
+
+def _of_flag(key: str, text: str) -> object:
+    if key == "reservedMemory":  # 0:memory=1Gi,hugepages-2Mi=512Mi;1:memory=2Gi
+        parts = [part.partition(":") for part in text.split(";") if part]
+        return [{"numaNode": node, "limits": _pairs(limits)} for node, _, limits in parts]
+    return _pairs(text) if key in _TABLES else text
+
+
+def _pairs(text: str) -> dict[str, str]:
+    pairs = (part.partition("=") for part in text.split(",") if part)
+    return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 def merged(documents: Iterable[tuple[str, object]]) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -128,78 +140,62 @@ def _patched(base: Any, patch: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def facts(document: Mapping[str, Any], flags: Mapping[str, str]) -> KubeletFacts:
-    """Read what concerns us; flags beat the document, and what cannot be read is a problem."""
-    problems: list[str] = []
-    text = {key: value for key, value in document.items() if isinstance(value, str)} | dict(flags)
+class _Reservation(msgspec.Struct, frozen=True, rename="camel"):
+    numa_node: Annotated[int, msgspec.Meta(ge=0, lt=NUMASet.LIMIT)] = 0
+    limits: dict[str, Any] | None = None
 
-    def amounts(key: str) -> Mapping[str, Any]:
-        if key in flags:
-            return _pairs(flags[key])
-        value = document.get(key) or {}
-        if isinstance(value, dict):
-            return value
-        problems.append(f"{key}: is {_kind(value)}, expected names and values")
-        return {}
 
-    reserved = None
-    if text.get("reservedSystemCPUs"):
-        try:
-            reserved = CPUSet.parse(text["reservedSystemCPUs"])
-        except ListFormatError as error:
-            problems.append(f"reservedSystemCPUs: {_short(text['reservedSystemCPUs'])}: {error}")
-    milli = memory = 0
-    for key in ("systemReserved", "kubeReserved"):
-        of = amounts(key)
-        for resource, value in of.items():
-            try:
-                if resource == "cpu":
-                    milli += milli_cpus(value)
-                elif resource == "memory":
-                    memory += whole_bytes(value)
-            except BadQuantity as error:
-                problems.append(f"{key}.{resource}: is {_short(value)}, expected {error}")
+class _Configuration(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    cpu_manager_policy: str = ""
+    cpu_manager_policy_options: dict[str, Any] | None = None
+    memory_manager_policy: str = ""
+    topology_manager_policy: str = ""
+    reserved_cpus: CPUSet | None = msgspec.field(default=None, name="reservedSystemCPUs")
+    system_reserved: dict[str, Any] | None = None
+    kube_reserved: dict[str, Any] | None = None
+    reserved_memory: tuple[_Reservation, ...] | None = None
+
+
+def facts(document: Mapping[str, Any], flags: Mapping[str, Any]) -> KubeletFacts:
+    """Read what concerns us; flags beat the document.
+
+    Raises:
+        ValueError, msgspec.ValidationError: a kubelet would not start with that.
+    """
+    found = msgspec.convert(
+        {**document, **flags},
+        _Configuration,
+        strict=False,
+        dec_hook=lambda _, text: CPUSet.parse(msgspec.convert(text, str)),
+    )
+    milli = reserved_bytes = 0
+    for of in (found.system_reserved or {}, found.kube_reserved or {}):
+        milli += _amount("reserved CPUs", milli_cpus, of.get("cpu", 0))
+        reserved_bytes += _amount("reserved memory", whole_bytes, of.get("memory", 0))
+    memory: dict[int, dict[int, int]] = {}
+    for one in found.reserved_memory or ():
+        by_size = memory.setdefault(one.numa_node, {})
+        for kind, value in (one.limits or {}).items():
+            key = f"reservedMemory.{kind}"
+            size = 0 if kind == "memory" else _amount(key, page_size, kind)
+            by_size[size] = by_size.get(size, 0) + _amount(key, whole_bytes, value)
     return KubeletFacts(
-        cpu_policy=text.get("cpuManagerPolicy") or "none",
-        memory_policy=text.get("memoryManagerPolicy") or "None",
-        topology_policy=text.get("topologyManagerPolicy") or "none",
-        cpu_options={k: str(v) for k, v in amounts("cpuManagerPolicyOptions").items()},
-        reserved_cpus=reserved,
+        cpu_policy=found.cpu_manager_policy or "none",
+        memory_policy=found.memory_manager_policy or "None",
+        topology_policy=found.topology_manager_policy or "none",
+        cpu_options={k: str(v) for k, v in (found.cpu_manager_policy_options or {}).items()},
+        reserved_cpus=found.reserved_cpus or None,
         reserved_milli=milli,
-        reserved_bytes=memory,
-        reserved_memory=_reserved_memory(document, flags, problems),
-        problems=tuple(problems),
+        reserved_bytes=reserved_bytes,
+        reserved_memory=memory,
     )
 
 
-def _reserved_memory(
-    document: Mapping[str, Any], flags: Mapping[str, str], problems: list[str]
-) -> Mapping[int, Mapping[int, int]]:
-    key = "reservedMemory"
-    entries: Any = document.get(key) or []
-    if key in flags:  # 0:memory=1Gi,hugepages-2Mi=512Mi;1:memory=2Gi
-        parts = [part.partition(":") for part in flags[key].split(";") if part]
-        entries = [{"numaNode": node, "limits": _pairs(limits)} for node, _, limits in parts]
-    found: dict[int, dict[int, int]] = {}
-    for entry in entries if isinstance(entries, list) else [entries]:
-        node = entry.get("numaNode", 0) if isinstance(entry, dict) else None
-        limits = entry.get("limits") or {} if isinstance(entry, dict) else None
-        if not _is_small(str(node)) or not isinstance(limits, dict):
-            problems.append(f"{key}: {_short(entry)}, expected numaNode and limits")
-            continue
-        table = found.setdefault(int(str(node)), {})
-        for kind, value in limits.items():
-            try:
-                size = 0 if kind == "memory" else page_size(str(kind))
-                table[size] = table.get(size, 0) + whole_bytes(value)
-            except BadQuantity as error:
-                problems.append(f"{key}: {kind} is {_short(value)}, expected {error}")
-    return found
-
-
-def _pairs(text: str) -> dict[str, str]:
-    pairs = (part.partition("=") for part in text.split(",") if part)
-    return {name.strip(): value.strip() for name, _, value in pairs}
+def _amount(key: str, read_amount: Callable[[Any], int], value: object) -> int:
+    try:
+        return read_amount(value)
+    except BadQuantity as error:
+        raise BadQuantity(f"{key}: is {_short(value)}, expected {error}") from error
 
 
 def _kind(value: object) -> str:
@@ -208,11 +204,6 @@ def _kind(value: object) -> str:
 
 def _short(value: object) -> str:
     return "missing" if value is None else repr(value)[:60]
-
-
-def _is_small(text: str) -> bool:
-    # `isdigit` alone takes digits that `int` does not.
-    return text.isascii() and text.isdigit() and len(text) <= 4
 
 
 # --- Finds and reads the kubelet's configuration: its command line, its file, its drop-ins --------
@@ -265,9 +256,11 @@ def read(config: str, config_dir: str, kubelet_root: str, proc: str = "/proc") -
                 return Found()
     else:
         path, directory = config, config_dir
+    from nri_numa import safe_yaml
+
     documents: list[tuple[str, object]] = []
     problems: list[str] = []
-    signature: list[object] = [path, directory, tuple(sorted(flags.values.items()))]
+    signature: list[object] = [path, directory, flags.values]
     drop_ins: list[str] = []
     if directory:
         try:
@@ -286,15 +279,21 @@ def read(config: str, config_dir: str, kubelet_root: str, proc: str = "/proc") -
             continue
         signature.append((name, seen))
         try:
-            documents.append((name, _parsed(text)))
+            documents.append((name, safe_yaml.parse(text)))
         except ValueError as error:
             problems.append(f"{name}: {error}")
     whole, left_out = merged(documents)
-    known = facts(whole, flags.values)
+    problems += left_out
+    known = None
+    if whole or flags.values:
+        try:
+            known = facts(whole, flags.values)
+        except (msgspec.ValidationError, ValueError) as error:
+            problems.append(f"{path or 'command line'}: {str(error)[:200]}")
     return Found(
         path=path or "command line",
-        facts=known if whole or flags.values else None,
-        problems=(*problems, *left_out, *known.problems),
+        facts=known,
+        problems=tuple(problems),
         signature=(*signature, *problems),
         running=running is not None,
     )
@@ -335,14 +334,3 @@ def _drop_ins(directory: str, skip: int) -> Iterator[str]:
 
     for base, _, names in os.walk(directory, onerror=fail):
         yield from (os.path.join(base, name)[skip:] for name in names if name.endswith(".conf"))
-
-
-def _parsed(text: str) -> object:
-    """The document of a file in YAML or JSON.
-
-    Raises:
-        ValueError: with what was expected.
-    """
-    from nri_numa import safe_yaml
-
-    return safe_yaml.parse(text)

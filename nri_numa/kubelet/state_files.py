@@ -11,15 +11,15 @@ not verified: the kubelet replaces the files by rename, and nothing else writes 
 
 from __future__ import annotations
 
-import json
 import os
 import stat
-from collections.abc import Iterator, Mapping
-from typing import Any, Final, TypeVar
+from collections.abc import Mapping
+from typing import Annotated, Final, Literal, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
-from nri_numa.model.cpuset import CPUSet, ListFormatError, NUMASet
+from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.model.machine import cpus_text, numa_text
 from nri_numa.model.workload import NO_GRANTS, SHARED_SETS, Holder, KubeletGrants
 from nri_numa.text import BadQuantity, page_size
@@ -64,12 +64,6 @@ NAMES: Final = {"cpu": "cpu_manager_state", "memory": "memory_manager_state"}
 STATIC: Final = {"cpu": "static", "memory": "Static"}
 """By manager, the policy under which it sets cpusets."""
 
-_KNOWN: Final = {"cpu": ("none", "static"), "memory": ("None", "Static", "BestEffort")}
-
-
-_Key = TypeVar("_Key")
-_Ids = TypeVar("_Ids", CPUSet, NUMASet)
-
 
 class StateFiles:
     """What the kubelet granted, as the files in its root directory say now.
@@ -87,8 +81,7 @@ class StateFiles:
         self.grants: KubeletGrants = NO_GRANTS
         self.problems: tuple[str, ...] = ()
         self._seen: dict[str, Signature | None] = {}
-        self._cpu: CPUState | None = None
-        self._memory: MemoryState | None = None
+        self._said: dict[str, KubeletGrants] = {}
         self._machine: tuple[CPUSet, NUMASet] | None = None
         self._unread: dict[str, str] = {}
 
@@ -108,7 +101,8 @@ class StateFiles:
             return False
         self._machine = cpus, numa_nodes
         before = self.grants, self.problems
-        made, odd = grants(self._cpu, self._memory, cpus, numa_nodes, self.grants)
+        cpu, memory = (self._said.get(manager, NO_GRANTS) for manager in NAMES)
+        made, odd = grants(cpu, memory, cpus, numa_nodes, self.grants)
         if made != self.grants:
             self.grants = made
         self.problems = (*self._unread.values(), *odd)
@@ -122,24 +116,19 @@ class StateFiles:
             if signature(os.stat(path)) == before:
                 return False
             data, self._seen[manager] = read(path)
-            self._keep(manager, data)
+            self._said[manager] = cpu_state(data) if manager == "cpu" else memory_state(data)
         except FileNotFoundError:
             self._seen[manager] = None
-            self._keep(manager, None)
+            self._said[manager] = NO_GRANTS
+            self._unread.pop(manager, None)
             return before is not None
         except OSError as error:
             self._seen.pop(manager, None)  # it may be readable as it is, later
             return self._unreadable(manager, f"cannot be read: {error.strerror or error}")
-        except UnknownState as error:
-            return self._unreadable(manager, str(error))
-        return True
-
-    def _keep(self, manager: str, data: bytes | None) -> None:
-        if manager == "cpu":
-            self._cpu = None if data is None else cpu_state(data)
-        else:
-            self._memory = None if data is None else memory_state(data)
+        except NOT_UNDERSTOOD as error:
+            return self._unreadable(manager, str(error)[:200])
         self._unread.pop(manager, None)
+        return True
 
     def _unreadable(self, manager: str, what: str) -> bool:
         sentence = f"{self.path(manager)}: {what}; what it said before still holds"
@@ -151,262 +140,165 @@ class StateFiles:
 
 # --- what they say, in every version of theirs ----------------------------------------------------
 
+NOT_UNDERSTOOD: Final = (msgspec.MsgspecError, ValueError, RecursionError)
+"""Raised where a state file is none; the message says what was expected."""
 
-class UnknownState(ValueError):
-    """A state file that says nothing we understand; the message says what was expected."""
-
-
-class CPUState(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``cpu_manager_state`` says.
-
-    Attributes:
-        version: of the document, 1 to 4.
-        shared: CPUs of all without a grant; empty when no cpusets are set.
-        entries: granted CPUs by holder.
-        pods: CPUs granted to whole pods, by UID.
-    """
-
-    version: int
-    policy: str
-    shared: CPUSet
-    entries: Mapping[Holder, CPUSet]
-    pods: Mapping[str, CPUSet] = msgspec.field(default_factory=dict)
+# Names go into log lines and documents.
+_Name = Annotated[str, msgspec.Meta(pattern=r"\A[ -~]*\Z")]
+_Amount = Annotated[int, msgspec.Meta(ge=0)]
 
 
-class MemoryState(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``memory_manager_state`` says.
+class _Wrapped(msgspec.Struct, frozen=True, rename="camel"):
+    """Version 4 has the document as a text."""
 
-    Attributes:
-        version: of the document, 1 to 3.
-        entries: NUMA nodes of granted memory by holder.
-        pods: NUMA nodes granted to whole pods, by UID.
-        memory: granted bytes by NUMA node.
-        hugepages: granted bytes by NUMA node and page size.
-    """
-
-    version: int
-    policy: str
-    entries: Mapping[Holder, NUMASet]
-    pods: Mapping[str, NUMASet]
-    memory: Mapping[int, int]
-    hugepages: Mapping[int, Mapping[int, int]]
+    data: str | None = None
+    data_checksum: int | None = None
 
 
-def cpu_state(data: bytes) -> CPUState:
-    """Read ``cpu_manager_state``.
+class _PodCPUs(msgspec.Struct, frozen=True, rename="camel"):
+    cpu_set: CPUSet = NO_CPUS
 
-    Raises:
-        UnknownState: with what was found and what was expected.
-    """
-    document, wrapped = _document(data)
-    policy = _policy("cpu", document)
-    shared = _cpus("defaultCpuSet", document.get("defaultcpuset", ""))
-    entries: dict[Holder, CPUSet] = {}
-    version = 2
-    for name, below in _mapping("entries", document.get("entries")):
-        if isinstance(below, str):
-            version = 1  # of one container, by its id
-            entries["", name] = _cpus(f"entries.{name}", below)
-            continue
-        for container, cpus in _mapping(f"entries.{name}", below):
-            entries[name, container] = _cpus(f"entries.{name}.{container}", cpus)
-    pods = {}
-    for uid, below in _mapping("podEntries", document.get("podentries")):
-        inner = _folded(f"podEntries.{uid}", below)
-        pods[uid] = _cpus(f"podEntries.{uid}.cpuSet", inner.get("cpuset", ""))
-    if "podentries" in document:
-        version = 3
-    return CPUState(
-        version=4 if wrapped else version,
-        policy=policy,
-        shared=shared,
-        entries={who: cpus for who, cpus in entries.items() if cpus},
-        pods={uid: cpus for uid, cpus in pods.items() if cpus},
+
+class _CPUState(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Version 1 has CPUs by container id, version 3 those of whole pods too."""
+
+    policy_name: Literal["none", "static"]
+    default_cpu_set: CPUSet = NO_CPUS
+    entries: dict[_Name, str | dict[_Name, CPUSet]] | None = None
+    pod_entries: dict[_Name, _PodCPUs] | None = None
+
+
+class _Block(msgspec.Struct, frozen=True, rename="camel"):
+    numa_affinity: tuple[_Amount, ...] | None = None
+
+
+class _PodMemory(msgspec.Struct, frozen=True, rename="camel"):
+    memory_blocks: tuple[_Block, ...] | None = None
+
+
+class _MemoryTable(msgspec.Struct, frozen=True):
+    reserved: _Amount = 0
+
+
+class _NUMANode(msgspec.Struct, frozen=True, rename="camel"):
+    memory_map: dict[_Name, _MemoryTable] | None = None
+
+
+class _MemoryState(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Version 2 has the memory of whole pods too."""
+
+    policy_name: Literal["None", "Static", "BestEffort"]
+    machine_state: dict[_Amount, _NUMANode] | None = None
+    entries: dict[_Name, dict[_Name, tuple[_Block, ...] | None]] | None = None
+    pod_entries: dict[_Name, _PodMemory] | None = None
+
+
+_State = TypeVar("_State", _CPUState, _MemoryState)
+_Key = TypeVar("_Key")
+_Ids = TypeVar("_Ids", CPUSet, NUMASet)
+
+
+def _document(data: bytes, kind: type[_State]) -> _State:
+    outer = msgspec.json.decode(data, type=_Wrapped)
+    if (outer.data is None) is not (outer.data_checksum is None):
+        # The kubelet refuses such a file, and does not fall back to the outer keys.
+        raise ValueError("has data or dataChecksum alone, expected both")
+    return msgspec.json.decode(
+        data if outer.data is None else outer.data,
+        type=kind,
+        dec_hook=lambda _, value: CPUSet.parse(msgspec.convert(value, str)),
     )
 
 
-def memory_state(data: bytes) -> MemoryState:
-    """Read ``memory_manager_state``.
+def cpu_state(data: bytes) -> KubeletGrants:
+    """What ``cpu_manager_state`` grants; raises `NOT_UNDERSTOOD`."""
+    state = _document(data, _CPUState)
+    if state.policy_name != STATIC["cpu"]:
+        return KubeletGrants(cpu_policy=state.policy_name)
+    cpus: dict[Holder, CPUSet] = {}
+    for name, below in (state.entries or {}).items():
+        if isinstance(below, str):
+            cpus["", name] = CPUSet.parse(below)
+        else:
+            cpus |= {(name, container): its for container, its in below.items()}
+    return KubeletGrants(
+        cpu_policy=state.policy_name,
+        shared=(state.default_cpu_set,),
+        cpus=cpus,
+        pods={uid: pod.cpu_set for uid, pod in (state.pod_entries or {}).items()},
+    )
 
-    Raises:
-        UnknownState: with what was found and what was expected.
-    """
-    document, wrapped = _document(data)
-    policy = _policy("memory", document)
-    entries: dict[Holder, NUMASet] = {}
-    for uid, below in _mapping("entries", document.get("entries")):
-        for container, blocks in _mapping(f"entries.{uid}", below):
-            entries[uid, container] = _affinity(f"entries.{uid}.{container}", blocks)
-    pods = {}
-    for uid, below in _mapping("podEntries", document.get("podentries")):
-        inner = _folded(f"podEntries.{uid}", below)
-        path = f"podEntries.{uid}.memoryBlocks"
-        pods[uid] = _affinity(path, inner.get("memoryblocks"))
+
+def memory_state(data: bytes) -> KubeletGrants:
+    """What ``memory_manager_state`` grants; raises `NOT_UNDERSTOOD`."""
+    state = _document(data, _MemoryState)
+    if state.policy_name != STATIC["memory"]:
+        return KubeletGrants(memory_policy=state.policy_name)
     memory: dict[int, int] = {}
     hugepages: dict[int, dict[int, int]] = {}
-    for name, below in _mapping("machineState", document.get("machinestate")):
-        numa_node = _number(f"machineState.{name}", name)
-        table = _folded(f"machineState.{name}", below).get("memorymap")
-        for kind, amounts in _mapping(f"machineState.{name}.memoryMap", table):
-            path = f"machineState.{name}.memoryMap.{kind}"
-            reserved = _number(path, _folded(path, amounts).get("reserved", 0))
+    for numa_node, has in (state.machine_state or {}).items():
+        for kind, table in (has.memory_map or {}).items():
             if kind == "memory":
-                memory[numa_node] = reserved
+                memory[numa_node] = table.reserved
                 continue
             try:
-                hugepages.setdefault(numa_node, {})[page_size(kind)] = reserved
+                hugepages.setdefault(numa_node, {})[page_size(kind)] = table.reserved
             except BadQuantity:
                 continue  # a type of memory that nothing of ours asks for
-    version = 2 if "podentries" in document else 1
-    return MemoryState(
-        version=3 if wrapped else version,
-        policy=policy,
-        entries={who: mems for who, mems in entries.items() if mems},
-        pods={uid: mems for uid, mems in pods.items() if mems},
+    return KubeletGrants(
+        memory_policy=state.policy_name,
+        mems={
+            (uid, container): _affinity(blocks)
+            for uid, below in (state.entries or {}).items()
+            for container, blocks in below.items()
+        },
+        pod_mems={
+            uid: _affinity(pod.memory_blocks) for uid, pod in (state.pod_entries or {}).items()
+        },
         memory={i: amount for i, amount in memory.items() if amount},
         hugepages={i: {s: n for s, n in by.items() if n} for i, by in hugepages.items()},
     )
 
 
+def _affinity(blocks: tuple[_Block, ...] | None) -> NUMASet:
+    """NUMA nodes of all blocks of one holder; the kubelet makes a cpuset of them."""
+    return NUMASet(i for block in blocks or () for i in block.numa_affinity or ())
+
+
 def grants(
-    cpu: CPUState | None,
-    memory: MemoryState | None,
+    cpu: KubeletGrants,
+    memory: KubeletGrants,
     cpus: CPUSet,
     numa_nodes: NUMASet,
     before: KubeletGrants,
 ) -> tuple[KubeletGrants, tuple[str, ...]]:
-    """Put both documents together, as far as they are about this machine, its CPUs and NUMA nodes.
+    """Put what both managers grant together, as far as it is about this machine.
 
     ``before`` has the shared sets of before. Returns what is granted, and sentences about what this
     machine does not have.
     """
     problems: list[str] = []
-    static = cpu is not None and cpu.policy == STATIC["cpu"]
-    if cpu is not None:
-        named = CPUSet.from_bits(
-            cpu.shared.bits | _union((*cpu.entries.values(), *cpu.pods.values()))
-        )
-        if named - cpus:
-            gone = cpus_text(named - cpus)
-            problems.append(f"cpu_manager_state names {gone}, which this machine does not have")
-    if memory is not None:
-        nodes = NUMASet.from_bits(_union((*memory.entries.values(), *memory.pods.values())))
-        if nodes - numa_nodes:
-            gone = numa_text(nodes - numa_nodes)
-            problems.append(f"memory_manager_state names {gone}, which this machine does not have")
-    shared: tuple[CPUSet, ...] = ()
-    if cpu is not None and static:
-        now = cpu.shared & cpus
-        shared = (now, *(one for one in before.shared if one != now))[:SHARED_SETS] if now else ()
-    pinning = memory is not None and memory.policy == STATIC["memory"]
-    made = KubeletGrants(
-        cpu_policy=cpu.policy if cpu is not None else "",
-        memory_policy=memory.policy if memory is not None else "",
+    now = cpu.shared[0] if cpu.shared else NO_CPUS
+    if gone := (cpu.granted | now) - cpus:
+        text = cpus_text(gone)
+        problems.append(f"cpu_manager_state names {text}, which this machine does not have")
+    nodes = NUMASet(i for mems in (*memory.mems.values(), *memory.pod_mems.values()) for i in mems)
+    if nodes - numa_nodes:
+        text = numa_text(nodes - numa_nodes)
+        problems.append(f"memory_manager_state names {text}, which this machine does not have")
+    now &= cpus
+    shared = (now, *(one for one in before.shared if one != now))[:SHARED_SETS] if now else ()
+    made = replace(
+        memory,
+        cpu_policy=cpu.cpu_policy,
         shared=shared,
-        cpus=_here(cpu.entries, cpus) if cpu is not None and static else {},
-        pods=_here(cpu.pods, cpus) if cpu is not None and static else {},
-        mems=_here(memory.entries, numa_nodes) if memory is not None and pinning else {},
-        pod_mems=_here(memory.pods, numa_nodes) if memory is not None and pinning else {},
-        memory=memory.memory if memory is not None and pinning else {},
-        hugepages=memory.hugepages if memory is not None and pinning else {},
+        cpus=_here(cpu.cpus, cpus),
+        pods=_here(cpu.pods, cpus),
+        mems=_here(memory.mems, numa_nodes),
+        pod_mems=_here(memory.pod_mems, numa_nodes),
     )
     return made, tuple(problems)
 
 
-def _union(sets: tuple[CPUSet, ...] | tuple[NUMASet, ...]) -> int:
-    bits = 0
-    for one in sets:
-        bits |= one.bits
-    return bits
-
-
 def _here(sets: Mapping[_Key, _Ids], there: _Ids) -> dict[_Key, _Ids]:
     return {key: ids & there for key, ids in sets.items() if ids & there}
-
-
-# --- reading JSON as Go does: keys without regard to case ---------------------------------------
-
-
-def _document(data: bytes) -> tuple[Mapping[str, Any], bool]:
-    """The keys that count, in lower case, and whether they were wrapped in ``data``."""
-    outer = _folded("the file", _json("the file", data))
-    if "data" not in outer and "datachecksum" not in outer:
-        return outer, False
-    inner = outer.get("data")
-    if not isinstance(inner, str) or "datachecksum" not in outer:
-        # The kubelet refuses such a file, and does not fall back to the outer keys.
-        raise UnknownState("has data or dataChecksum alone, expected both")
-    return _folded("data", _json("data", inner)), True
-
-
-def _json(path: str, text: bytes | str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        found = "empty" if not text.strip() else f"no JSON ({type(error).__name__}: {error})"
-        raise UnknownState(f"{path} is {found}, expected a JSON object") from error
-
-
-def _folded(path: str, value: Any) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        raise UnknownState(f"{path} is {_kind(value)}, expected an object")
-    return {key.lower(): below for key, below in value.items()}
-
-
-def _mapping(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Entries of an object whose keys are names; missing and null are empty."""
-    if value is None:
-        return
-    if not isinstance(value, dict):
-        raise UnknownState(f"{path} is {_kind(value)}, expected an object")
-    for name, below in value.items():
-        if not name.isprintable():
-            found = repr(name)[:60]
-            raise UnknownState(f"{path} names {found}, expected a UID, a name or a number")
-        yield name, below
-
-
-def _policy(manager: str, document: Mapping[str, Any]) -> str:
-    policy = document.get("policyname")
-    if policy not in _KNOWN[manager]:
-        found = repr(policy)[:40] if "policyname" in document else "missing"
-        raise UnknownState(f"policyName is {found}, expected {' or '.join(_KNOWN[manager])}")
-    return str(policy)
-
-
-def _cpus(path: str, value: Any) -> CPUSet:
-    if not isinstance(value, str):
-        raise UnknownState(f"{path} is {_kind(value)}, expected a list of CPUs as a text")
-    try:
-        return CPUSet.parse(value)
-    except ListFormatError as error:
-        raise UnknownState(f"{path[:120]} is {value[:40]!r}: {error}") from error
-
-
-def _affinity(path: str, blocks: Any) -> NUMASet:
-    """NUMA nodes of all blocks of one holder; the kubelet makes a cpuset of them."""
-    if blocks is None:
-        return NUMASet()
-    if not isinstance(blocks, list):
-        raise UnknownState(f"{path} is {_kind(blocks)}, expected a list of blocks")
-    ids: list[int] = []
-    for block in blocks:
-        affinity = _folded(path, block).get("numaaffinity") or []
-        if not isinstance(affinity, list):
-            raise UnknownState(f"{path}.numaAffinity is {_kind(affinity)}, expected a list")
-        ids += [_number(f"{path}.numaAffinity", one) for one in affinity]
-    try:
-        return NUMASet(ids)
-    except ValueError as error:
-        raise UnknownState(f"{path[:120]}.numaAffinity: {error}") from error
-
-
-def _number(path: str, value: Any) -> int:
-    text = str(value) if not isinstance(value, bool) else ""
-    if not (text.isascii() and text.isdigit()) or len(text) > 20:
-        raise UnknownState(f"{path[:120]} is {repr(value)[:40]}, expected a number, 0 or more")
-    return int(text)
-
-
-def _kind(value: Any) -> str:
-    return "null" if value is None else f"a {type(value).__name__}"

@@ -384,10 +384,6 @@ class KnownDevices(msgspec.Struct, frozen=True):
         )
 
 
-NO_DEVICES: Final = KnownDevices()
-"""Nothing is known, and nothing is to be said of that."""
-
-
 class Slots(msgspec.Struct, frozen=True, kw_only=True):
     """Exclusive CPUs that the scheduler counted; see `nri_numa.engine.request.demand`.
 

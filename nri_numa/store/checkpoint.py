@@ -29,18 +29,15 @@ from nri_numa.errors import (
 from nri_numa.model.workload import StateChange
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import Metrics
-from nri_numa.store.files import directory_problem, file_problem
+from nri_numa.store.files import directory_problem, file_problem, read_file, replace_file
 from nri_numa.store.journal import (
     FORMAT,
-    VERSION,
     Document,
     Line,
     Loaded,
-    Parsed,
     changed_documents,
     encode,
     frame,
-    loaded_from,
     parse,
 )
 
@@ -66,53 +63,27 @@ def read(path: str) -> Loaded:
         CheckpointError: it cannot be read.
     """
     try:
-        data = _read_bytes(path, ours=False)
+        found = parse(read_file(path, _MAX_BYTES, ours=False))
     except OSError as error:
         raise _explained(path, "read", error) from error
-    parsed = parse(data)
-    unusable = _unusable(path, parsed)
+    unusable = _unusable(path, found)
     if unusable is not None:
         raise unusable
-    problems = list(parsed.damage)
-    if parsed.torn:
-        problems.append(f"the last {parsed.torn} bytes are an unfinished record")
-    return loaded_from(parsed, problems)
+    if found.torn:
+        found.problems.append(f"the last {found.torn} bytes are an unfinished record")
+    return found
 
 
-def _unusable(path: str, parsed: Parsed) -> CheckpointError | None:
-    if parsed.newer:
+def _unusable(path: str, found: Loaded) -> CheckpointError | None:
+    if found.newer:
         return CheckpointTooNew(
             path,
-            f"is in format {parsed.newer}, expected at most {FORMAT}: "
+            f"is in format {found.newer}, expected at most {FORMAT}: "
             "a newer version of nri-numa wrote it",
         )
-    if parsed.head is None:
+    if not found.head:
         return CheckpointCorrupt(path, "is no checkpoint, expected a first line with who wrote it")
     return None
-
-
-def _read_bytes(path: str, *, ours: bool) -> bytes:
-    """Read a file that may be a checkpoint, and of any other file no more than its beginning."""
-    # Without waiting for a FIFO's writer.
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    try:
-        status = os.fstat(fd)
-        problem = file_problem(status, ours=ours)
-        if problem:
-            raise OSError(errno.EINVAL, f"it {problem}")
-        if status.st_size > _MAX_BYTES:
-            text = f"{status.st_size} bytes are more than any checkpoint has"
-            raise OSError(errno.EFBIG, f"{text}, expected at most {_MAX_BYTES}")
-        beginning = os.read(fd, 64)
-        if not VERSION.match(beginning):
-            return beginning
-        os.lseek(fd, 0, os.SEEK_SET)
-        chunks: list[bytes] = []
-        while chunk := os.read(fd, status.st_size + 1):
-            chunks.append(chunk)
-        return b"".join(chunks)
-    finally:
-        os.close(fd)
 
 
 _MEMORY: Final = "running on with the state in memory only, every record tries again"
@@ -140,9 +111,9 @@ def _explained(path: str, action: str, error: OSError) -> CheckpointError:
 class CheckpointStore:
     """The journal in one directory, which is made. Used from one thread.
 
-    It remembers what it could not write: whatever is missing on disk goes out with the next record
-    that can be written. A node without a checkpoint places containers as well as before; what is
-    lost is the intent after a crash, and that is what the metric and the log line are for.
+    It remembers what it could not write: the next record that can be written writes everything. A
+    node without a checkpoint places containers as well as before; what is lost is the intent after
+    a crash, and that is what the metric and the log line are for.
 
     The identity says who writes: every value but ``version`` (machine, boot) must be the same for a
     checkpoint to be used again.
@@ -168,7 +139,6 @@ class CheckpointStore:
         self.metrics = metrics
         self.written_at: float | None = None
         self._entries: dict[str, msgspec.Raw] = {}
-        self._unsaved: dict[str, msgspec.Raw | None] = {}
         self._lock_fd = -1
         self._fd = -1
         self._size = 0
@@ -193,15 +163,6 @@ class CheckpointStore:
         """Why not everything is on disk; empty when it is."""
         return "" if self.error is None else str(self.error)
 
-    @property
-    def size(self) -> int:
-        """Bytes of the journal."""
-        return self._size
-
-    def __len__(self) -> int:
-        """Count the containers remembered."""
-        return len(self._entries)
-
     def load(self) -> Loaded:
         """Take the directory, read what is there, and start a clean journal.
 
@@ -219,58 +180,50 @@ class CheckpointStore:
             raise
         except CheckpointError as error:
             problems.append(f"{error}; {_MEMORY}")
-        parsed = self._read(problems)
-        so_far = len(problems)
-        loaded = loaded_from(parsed, problems)
-        # Whatever is left out below must not be lost with the old file.
-        self._keep_aside |= len(problems) > so_far
-        self._entries = {key: msgspec.Raw(parsed.entries[key]) for key in loaded.entries}
+        loaded = self._read()
+        problems += loaded.problems
+        self._entries = {key: loaded.raw[key] for key in loaded.entries}
         if self._lock_fd >= 0:
             try:
                 problems += self._rewrite()
             except CheckpointError as error:
                 problems.append(f"{error}; {_MEMORY}")
+        loaded.problems = problems
         return loaded
 
-    def _read(self, problems: list[str]) -> Parsed:
-        """Read the journal and decide what of it may be used."""
+    def _read(self) -> Loaded:
+        """Read the journal and decide what of it may be used; it is kept aside where not all is."""
         if not self.trusted:
             self._keep_aside = True
-            return Parsed()
+            return Loaded()
+        unusable: CheckpointError | None
         try:
-            parsed = parse(_read_bytes(self.path, ours=True))
+            found = parse(read_file(self.path, _MAX_BYTES))
+            unusable = _unusable(self.path, found)
         except (FileNotFoundError, NotADirectoryError):
-            return Parsed()
+            return Loaded()
         except OSError as error:
-            problems.append(f"{_explained(self.path, 'read', error)}; it is not used")
-            self._keep_aside = True
-            return Parsed()
-        unusable = _unusable(self.path, parsed)
-        if unusable is None:
-            foreign = [
-                f"its {key} is {_short((parsed.head or {}).get(key))}, expected {_short(value)}"
-                for key, value in self._identity.items()
-                if key != "version" and (parsed.head or {}).get(key) != value
-            ]
-            if foreign:
-                unusable = CheckpointError(
-                    self.path, "is of another machine or boot: " + ", ".join(foreign)
-                )
+            found, unusable = Loaded(), _explained(self.path, "read", error)
+        foreign = [
+            f"its {key} is {_short(found.head.get(key))}, expected {_short(value)}"
+            for key, value in self._identity.items()
+            if key != "version" and found.head.get(key) != value
+        ]
+        if unusable is None and foreign:
+            why = "is of another machine or boot: " + ", ".join(foreign)
+            unusable = CheckpointError(self.path, why)
         if unusable is not None:
-            problems.append(f"{unusable}; it is not used")
             self._keep_aside = True
-            return Parsed()
-        if parsed.damage:
-            problems.append(
-                f"{self.path}: {'; '.join(parsed.damage[:5])}"
-                f"{' and more' if len(parsed.damage) > 5 else ''}; the intact lines are used"
-            )
+            return Loaded(problems=[f"{unusable}; it is not used"])
+        if found.problems:
             self._keep_aside = True
-        if parsed.torn:
-            problems.append(
-                f"{self.path}: the last {parsed.torn} bytes are an unfinished record, now cut off"
+            said = "; ".join(found.problems[:5]) + " and more" * (len(found.problems) > 5)
+            found.problems = [f"{self.path}: {said}; the intact lines are used"]
+        if found.torn:
+            found.problems.append(
+                f"{self.path}: the last {found.torn} bytes are an unfinished record, now cut off"
             )
-        return parsed
+        return found
 
     def write(self, before: NodeState, after: NodeState, change: StateChange) -> None:
         """Write what one step changed, before it is answered; said once when it cannot be."""
@@ -320,14 +273,11 @@ class CheckpointStore:
                 self._entries.pop(key, None)
             else:
                 self._entries[key] = raw
-        # In the order of the last change, as without a failure in between.
-        self._unsaved = {**self._unsaved, **encoded} if self._unsaved else encoded
-        if self._fd >= 0 and self._vanished():
-            self._forget_file()
+        self._forget_vanished()
         if self._fd < 0:
             self._rewrite()
-        elif self._unsaved:
-            self._append()
+        elif encoded:
+            self._append(encoded)
 
     def compact_if_needed(self) -> bool:
         """Shrink the journal when it has outgrown what it says; whether a new one was written.
@@ -337,8 +287,7 @@ class CheckpointStore:
         Raises:
             CheckpointError: it could not be written; the old one stays in use.
         """
-        if self._fd >= 0 and self._vanished(by_name=True):
-            self._forget_file()
+        self._forget_vanished()
         # Four times: with less, a node whose containers only ever change would compact all day.
         grown = self._size > max(_MIN_COMPACT, 4 * self._compacted_size)
         if self.healthy and not grown:
@@ -403,28 +352,26 @@ class CheckpointStore:
         self.error = CheckpointError(path, f"{problem}; {remedy}")
         return self.error
 
-    def _vanished(self, *, by_name: bool = False) -> bool:
-        """Say whether what we write to is still the file that the next start will read."""
+    def _forget_vanished(self) -> None:
+        """Let the file go that is no longer the one which the next start will read."""
         try:
-            mine = os.fstat(self._fd)
-            if not by_name:
-                return mine.st_nlink == 0
-            there = os.lstat(self.path)
+            if self._fd < 0 or os.path.samestat(os.fstat(self._fd), os.lstat(self.path)):
+                return
         except OSError:
-            return True
-        return (mine.st_dev, mine.st_ino) != (there.st_dev, there.st_ino)
+            pass
+        self._forget_file()
 
     def _forget_file(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
-    def _append(self) -> None:
+    def _append(self, encoded: Mapping[str, msgspec.Raw | None]) -> None:
         line = frame(
             self._sequence + 1,
             Line(
-                set={key: raw for key, raw in self._unsaved.items() if raw is not None},
-                delete=tuple([key for key, raw in self._unsaved.items() if raw is None]),
+                set={key: raw for key, raw in encoded.items() if raw is not None},
+                delete=tuple([key for key, raw in encoded.items() if raw is None]),
             ),
         )
         try:
@@ -432,23 +379,11 @@ class CheckpointStore:
             if written != len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
-            self._take_back()
+            self._forget_file()  # half a line may be in it: the next record writes a new one
             self.error = _explained(self.path, "write", error)
             raise self.error from error
         self._size += len(line)
-        self._saved(self._sequence + 1)
-
-    def _take_back(self) -> None:
-        """Cut off a half-written line, so that the next one starts on a line of its own."""
-        try:
-            os.ftruncate(self._fd, self._size)
-        except OSError:
-            self._forget_file()  # the next record writes a new file
-
-    def _saved(self, sequence: int) -> None:
-        self._sequence = sequence
-        self._unsaved = {}
-        self.error = None
+        self._sequence += 1
 
     def _rewrite(self) -> list[str]:
         """Write everything to a new file and put it in place of the old one.
@@ -461,32 +396,19 @@ class CheckpointStore:
         # One line for each container: damage costs that container alone.
         lines += [Line(set={key: raw}) for key, raw in self._entries.items()]
         data = b"".join(frame(number, line) for number, line in enumerate(lines, 1))
-        temporary = self.path + ".tmp"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-        fd = -1
         said: list[str] = []
         try:
-            # A new file, whatever stood there: one that was killed half written, or a FIFO.
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)
-            fd = os.open(temporary, flags, 0o600)
-            left = memoryview(data)
-            while left:
-                left = left[os.write(fd, left) :]
-            os.fsync(fd)
             if self._keep_aside:
                 said = self._set_aside()
-            os.rename(temporary, self.path)
+            fd = replace_file(self.path, data)
         except OSError as error:
-            if fd >= 0:
-                os.close(fd)
             self.error = _explained(self.path, "write", error)
             raise self.error from error
         self._forget_file()
         self._fd = fd
         self._size = self._compacted_size = len(data)
-        self._saved(len(lines))
-        self._sync_directory()
+        self._sequence = len(lines)
+        self.error = None
         return said
 
     def _set_aside(self) -> list[str]:
@@ -504,15 +426,6 @@ class CheckpointStore:
             os.rename(self.path, aside)  # a directory, or a file system without hard links
         self._keep_aside = False
         return [f"the old checkpoint is kept as {aside}"]
-
-    def _sync_directory(self) -> None:
-        # Where this fails the file is in place; only its survival of a power cut is not certain.
-        with contextlib.suppress(OSError):
-            fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
 
 
 def _short(value: str | None) -> str:

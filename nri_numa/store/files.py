@@ -64,30 +64,30 @@ def _sort(mode: int) -> str:
     return next((name for is_it, name in _SORTS if is_it(mode)), "a regular file")
 
 
-def read_file(path: str, most: int, *, secret: bool = False) -> bytes:
-    """A file of ours of at most so many bytes; never waits for a FIFO's writer.
+def read_file(path: str, most: int, *, ours: bool = True, secret: bool = False) -> bytes:
+    """A file of at most so many bytes, see `file_problem`; never waits for a FIFO's writer.
 
     Raises:
         OSError: it cannot be read, or it is another file than that.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
-        if problem := file_problem(os.fstat(fd), secret=secret):
-            raise OSError(errno.EPERM, problem, path)
+        status = os.fstat(fd)
+        if problem := file_problem(status, ours=ours, secret=secret):
+            raise OSError(errno.EINVAL, problem, path)
+        if status.st_size > most:
+            raise OSError(errno.EFBIG, f"is larger than {most} bytes", path)
         with open(fd, "rb", closefd=False) as file:
-            data = file.read(most + 1)
+            return file.read(most)
     finally:
         os.close(fd)
-    if len(data) > most:
-        raise OSError(errno.EFBIG, f"is larger than {most} bytes", path)
-    return data
 
 
 def replace_file(path: str, data: bytes, *, sync: bool = False, mode: int = 0o600) -> int:
     """Put a file in place of another, or of none; its descriptor, for more at its end.
 
-    A failure or a kill leaves the old one or the new one. Without syncing, so does the end of the
-    machine, or part of a file.
+    A failure or a kill leaves the old one or the new one; with ``sync`` so does the end of the
+    machine, which no container outlives.
     """
     temporary = f"{path}.tmp"
     with contextlib.suppress(FileNotFoundError):
@@ -141,7 +141,7 @@ def signing_key(directory: str, *, trusted: bool, writable: bool) -> tuple[bytes
     key = os.urandom(_BYTES)
     if trusted and writable:
         try:
-            os.close(replace_file(path, key.hex().encode() + b"\n", sync=True))
+            os.close(replace_file(path, key.hex().encode() + b"\n"))
         except OSError as error:
             problems.append(
                 f"{path}: cannot write: {error.strerror}; the key is lost when this process ends"

@@ -38,22 +38,27 @@ POD: Final = "p/"
 Document = dict[str, Any]
 
 
-class Loaded(msgspec.Struct, frozen=True, kw_only=True):
-    """What a checkpoint says.
+class Loaded(msgspec.Struct, kw_only=True):
+    """Everything intact in a journal, and what was not.
 
     Attributes:
-        entries: document by key.
-        problems: what was wrong and what was done about it, one sentence each.
-        head: who wrote it; empty when nothing could be used.
-        written_at: Unix time of the last compaction, 0 when nothing could be used.
+        head: who wrote it; empty when the first line does not say.
+        written_at: Unix time of the last compaction.
         records: number of intact lines.
+        raw, entries: document by key, as it was written and as it is read.
+        problems: what was wrong, and where it was read for use, what was done about it.
+        torn: bytes of an unfinished last line.
+        newer: the format, when a newer version wrote it.
     """
 
-    entries: dict[str, Document] = msgspec.field(default_factory=dict)
-    problems: list[str] = msgspec.field(default_factory=list)
-    head: dict[str, str] = msgspec.field(default_factory=dict)
+    head: dict[str, str] = {}
     written_at: float = 0.0
     records: int = 0
+    raw: dict[str, msgspec.Raw] = {}
+    entries: dict[str, Document] = {}
+    problems: list[str] = []
+    torn: int = 0
+    newer: int = 0
 
 
 class Line(msgspec.Struct, frozen=True, omit_defaults=True, rename={"delete": "del"}):
@@ -81,19 +86,7 @@ def frame(sequence: int, line: Line) -> bytes:
     return b"%b%08x %b\n" % (front, crc32(payload, crc32(front)), payload)
 
 
-class Parsed(msgspec.Struct):
-    """Everything intact in a journal, and what was not."""
-
-    head: dict[str, str] | None = None
-    at: float = 0.0
-    entries: dict[str, bytes] = msgspec.field(default_factory=dict)
-    records: int = 0
-    torn: int = 0
-    damage: list[str] = msgspec.field(default_factory=list)
-    newer: int = 0
-
-
-def parse(data: bytes) -> Parsed:
+def parse(data: bytes) -> Loaded:
     """Read a journal; never raises, whatever the bytes.
 
     An unfinished last line is *torn*: the writer was killed. Any other line that is not intact is
@@ -101,23 +94,23 @@ def parse(data: bytes) -> Parsed:
     Nothing counts without the first line, and nothing after very much damage. Line by line, so
     that rubbish takes no more memory than its bytes.
     """
-    parsed = Parsed()
+    found = Loaded()
     expected, number, end = 1, 0, -1
     while end < len(data):
         start, number = end + 1, number + 1
-        found = data.find(b"\n", start)
-        last = found < 0
-        end = len(data) if last else found
+        line_end = data.find(b"\n", start)
+        last = line_end < 0
+        end = len(data) if last else line_end
         line = data[start:end]
         if last and not line:
             break
-        if number == 2 and parsed.head is None:
+        if number == 2 and not found.head:
             break
-        if len(parsed.damage) >= _MAX_DAMAGE:
-            parsed.damage.append(f"everything from line {number} on is not read")
+        if len(found.problems) >= _MAX_DAMAGE:
+            found.problems.append(f"everything from line {number} on is not read")
             break
         if number == 1 and (version := VERSION.match(line)) and int(version[1]) > FORMAT:
-            parsed.newer = int(version[1])
+            found.newer = int(version[1])
             break
         match = _FRAME.match(line)
         payload = b"" if match is None else line[match.end() :]
@@ -127,48 +120,31 @@ def parse(data: bytes) -> Parsed:
             or crc32(payload, crc32(line[: match.start(4)])) != int(match[4], 16)
         ):
             if last:
-                parsed.torn = len(line)
+                found.torn = len(line)
             else:
-                parsed.damage.append(f"line {number} is damaged")
+                found.problems.append(f"line {number} is damaged")
             continue
         try:
             record = _decode_line(payload)
         except _NOT_JSON as error:
-            parsed.damage.append(f"line {number} is intact but is no record: {error}")
+            found.problems.append(f"line {number} is intact but is no record: {error}")
             continue
         sequence = int(match[2])
-        if sequence != expected and parsed.records and not parsed.damage:
-            parsed.damage.append(f"line {number} has number {sequence} instead of {expected}")
+        if sequence != expected and found.records and not found.problems:
+            found.problems.append(f"line {number} has number {sequence} instead of {expected}")
         expected = sequence + 1
-        _apply(record, parsed)
-    return parsed
-
-
-def _apply(record: Line, parsed: Parsed) -> None:
-    parsed.records += 1
-    if record.head is not None:
-        parsed.head, parsed.at = record.head, record.at
-    for container_id, document in record.set.items():
-        parsed.entries[container_id] = bytes(document)
-    for container_id in record.delete:
-        parsed.entries.pop(container_id, None)
-
-
-def loaded_from(parsed: Parsed, problems: list[str]) -> Loaded:
-    """Read the documents of the intact lines; those that cannot be read are named and left out."""
-    entries: dict[str, Document] = {}
-    for container_id, raw in parsed.entries.items():
+        found.records += 1
+        if record.head is not None:
+            found.head, found.written_at = record.head, record.at
+        found.raw |= record.set
+        for key in record.delete:
+            found.raw.pop(key, None)
+    for key, raw in found.raw.items():
         try:
-            entries[container_id] = _decode_document(raw)
+            found.entries[key] = _decode_document(raw)
         except _NOT_JSON as error:
-            problems.append(f"the entry of container {container_id} is left out: {error}")
-    return Loaded(
-        entries=entries,
-        problems=problems,
-        head=parsed.head or {},
-        written_at=parsed.at,
-        records=parsed.records,
-    )
+            found.problems.append(f"the entry of container {key} is left out: {error}")
+    return found
 
 
 # --- Documents of containers and pods ---

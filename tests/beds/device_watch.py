@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from nri_numa.agent.agent import Agent
 from nri_numa.config.sections import Devices
-from nri_numa.devices.lookup import GivenDevice
 from nri_numa.devices.watch import DeviceWatch
-
-Given = Mapping[str, tuple[GivenDevice, ...]] | str
-"""What the kubelet gave to a pod, by container; or why it does not say."""
 
 
 class Watch(DeviceWatch):
@@ -28,9 +24,8 @@ class Watch(DeviceWatch):
         )
         self.jobs: deque[Callable[[], object]] = deque()
 
-    def _do(self, pool: object, function: Callable[..., object], *args: object) -> bool:
+    def _do(self, pool: object, function: Callable[..., object], *args: object) -> None:
         self.jobs.append(partial(function, *args))
-        return True
 
     def settle(self) -> None:
         while self.jobs:

@@ -26,8 +26,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-STEPS = ("open", "write", "fsync", "rename", "link", "ftruncate")
-"""Calls through which the checkpoint's module changes files."""
+STEPS = ("open", "write", "rename", "link", "ftruncate")
+"""Calls through which the checkpoint is changed."""
 
 
 def die() -> None:
@@ -129,13 +129,15 @@ def main() -> None:
         kill_at_call(*rest.split(":"))
     else:
         import nri_numa.store.checkpoint
+        import nri_numa.store.files
 
         if name == "kill":
             number, moment = rest.split(":")
             hook = kill_at(int(number), moment)
         else:
             hook = count_into(rest)
-        vars(nri_numa.store.checkpoint)["os"] = BrokenOS(hook)
+        for module in (nri_numa.store.checkpoint, nri_numa.store.files):
+            vars(module)["os"] = BrokenOS(hook)
     from nri_numa.cli import main as run
 
     sys.argv[0] = "nri-numa"

@@ -15,6 +15,7 @@ import tempfile
 from pathlib import Path
 
 import h11
+import msgspec
 
 from nri_numa import config as configuration
 from nri_numa import safe_yaml
@@ -22,7 +23,7 @@ from nri_numa.engine.request.annotations import resolve
 from nri_numa.engine.request.demand import SLOTS, read_slots, with_slots
 from nri_numa.errors import LocalProtocolError
 from nri_numa.kubelet.configuration import command_line, facts, merged
-from nri_numa.kubelet.state_files import UnknownState, cpu_state, grants, memory_state
+from nri_numa.kubelet.state_files import NOT_UNDERSTOOD, cpu_state, grants, memory_state
 from nri_numa.model.workload import NO_GRANTS, Refusal
 from nri_numa.nri.wire.ttrpc import MAX_BODY, MAX_FRAME_PAYLOAD, MessageReader, Trunk
 from nri_numa.observe.metrics import Metrics
@@ -110,23 +111,18 @@ class KubeletState(Fed):
 
     def feed(self, data: bytes) -> str:
         """As either of them, and put together."""
-        cpu = memory = None
-        said = []
-        try:
+        cpu = memory = NO_GRANTS
+        with contextlib.suppress(*NOT_UNDERSTOOD):
             cpu = cpu_state(data)
-        except UnknownState as error:
-            said.append(str(error))
-        try:
+        with contextlib.suppress(*NOT_UNDERSTOOD):
             memory = memory_state(data)
-        except UnknownState as error:
-            said.append(str(error))
         cpus, mems = MACHINE.online, MACHINE.numa_ids
         found, problems = grants(cpu, memory, cpus, mems, NO_GRANTS)
         for granted in (*found.cpus.values(), *found.pods.values(), *found.shared):
             assert granted <= cpus
-        said += problems
-        assert all(len(sentence) < 3000 for sentence in said)
-        return f"{cpu is not None} {memory is not None} {bool(found.cpus)} {bool(found.mems)}"
+        assert all(len(sentence) < 3000 for sentence in problems)
+        read = cpu is not NO_GRANTS, memory is not NO_GRANTS
+        return f"{read} {bool(found.cpus)} {bool(found.mems)}"
 
 
 class KubeletConfig(Fed):
@@ -146,9 +142,12 @@ class KubeletConfig(Fed):
                 unread += 1
         whole, left_out = merged(documents)
         flags = command_line(["kubelet", *parts[2].split("\0")])
-        known = facts(whole, flags.values)
-        assert all(len(problem) < 3000 for problem in (*left_out, *known.problems))
-        return f"{unread} {len(left_out)} {min(len(known.problems), 3)}"
+        assert all(len(problem) < 3000 for problem in left_out)
+        try:
+            facts(whole, flags.values)
+        except (ValueError, msgspec.ValidationError) as error:
+            return f"{unread} {len(left_out)} {type(error).__name__}"
+        return f"{unread} {len(left_out)}"
 
 
 class NoticesFile(Fed):

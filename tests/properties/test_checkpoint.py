@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from nri_numa.store import checkpoint as module
+from nri_numa.store import checkpoint, files
 from nri_numa.store.checkpoint import CheckpointStore, Loaded
 
 State = dict[str, dict[str, Any]]
@@ -62,11 +62,11 @@ def written(directory: str, history: list[Step]) -> tuple[bytes, list[tuple[int,
     store = open_store(directory)
     store.load()
     state: State = {}
-    held = [(store.size, state)]
+    held = [(store._size, state)]
     for step in history:
         store.record(step)
         state = after(state, step)
-        held.append((store.size, state))
+        held.append((store._size, state))
     store.close()
     return Path(directory, "checkpoint").read_bytes(), held
 
@@ -208,7 +208,9 @@ def test_killed_at_any_system_call_the_state_is_that_before_or_after(share: floa
     calls = 0
     while True:
         with state_directory() as directory, pytest.MonkeyPatch.context() as patch:
-            patch.setattr(module, "os", dying := DyingOS(calls, share))
+            dying = DyingOS(calls, share)
+            for module in (checkpoint, files):
+                patch.setattr(module, "os", dying)
             store = open_store(directory)
             state: State = {}
             following = state

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 
 import pytest
 
-from nri_numa.agent.loop import CourteousSelector, Courtesy, CPUShare, GapWatch, watched_loop
+from nri_numa.agent.loop import CourteousSelector, GapWatch, watched_loop
 
 
 def test_a_gap_is_seen_whenever_it_happens_and_told_once() -> None:
@@ -50,8 +50,9 @@ def test_it_knows_whether_it_is_at_work_and_for_how_long() -> None:
 def test_another_thread_stands_back_while_the_loop_is_at_work() -> None:
     """Nothing that it finds to do is begun meanwhile; afterwards it goes on."""
     watch = GapWatch()
-    courtesy = Courtesy(watch, longest=60.0)  # no machine is that slow
-    other = asyncio.SelectorEventLoop(CourteousSelector(courtesy))
+    selector = CourteousSelector(watch)
+    selector.STUCK = 60.0  # no machine is that slow
+    other = asyncio.SelectorEventLoop(selector)
     done = threading.Event()
     watch.busy = True
     thread = threading.Thread(target=other.run_forever)
@@ -82,18 +83,16 @@ class Clocks:
         self.now += seconds
         self.meanwhile()
 
-    def courtesy(self, watch: GapWatch | None = None) -> Courtesy:
-        return Courtesy(
+    def courtesy(self, watch: GapWatch | None = None) -> CourteousSelector:
+        return CourteousSelector(
             watch or GapWatch(),
-            longest=0.1,
-            share=CPUShare(share=0.2, burst=0.05, longest=0.02),
             clock=lambda: self.now,
             used=lambda: self.used,
             sleep=self.sleep,
         )
 
     def run(self, work: Coroutine[None, None, None]) -> None:
-        loop = asyncio.SelectorEventLoop(CourteousSelector(self.courtesy()))
+        loop = asyncio.SelectorEventLoop(self.courtesy())
         with asyncio.Runner(loop_factory=lambda: loop) as runner:
             runner.run(work)
 
@@ -153,7 +152,7 @@ def test_who_comes_while_it_stands_still_is_served_next() -> None:
     """A probe waits for one pause, not for two."""
     clocks = Clocks()
     ours, theirs = socket.socketpair()
-    with ours, theirs, CourteousSelector(clocks.courtesy()) as selector:
+    with ours, theirs, clocks.courtesy() as selector:
         selector.register(ours, selectors.EVENT_READ)
         assert selector.select(0) == []
         clocks.work(1.0)
@@ -184,7 +183,7 @@ def test_the_other_thread_leaves_no_garbage_to_the_one_that_goes_first() -> None
     watch = GapWatch()
     gc.disable()
     try:
-        selector = CourteousSelector(Courtesy(watch))
+        selector = CourteousSelector(watch)
         with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selector)) as runner:
             assert runner.run(work()) < 2000
     finally:
@@ -193,12 +192,12 @@ def test_the_other_thread_leaves_no_garbage_to_the_one_that_goes_first() -> None
 
 def test_the_garbage_of_a_large_request_is_left_alone() -> None:
     """Its objects are alive, and looking at all of them would hold it up."""
-    courtesy = Courtesy(GapWatch())
+    courtesy = CourteousSelector(GapWatch())
     gc.collect()
     gc.disable()
     try:
         before = gc.get_stats()[0]["collections"]
-        kept = [Circle() for _ in range(Courtesy.NOT_OURS + 1000)]
+        kept = [Circle() for _ in range(CourteousSelector.NOT_OURS + 1000)]
         courtesy.tidy_up()
         assert gc.get_stats()[0]["collections"] == before
         del kept

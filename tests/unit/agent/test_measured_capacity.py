@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
-from nri_numa.agent.capacity import StealWatch
+from nri_numa.agent.capacity import CapacityFactors, OutsideCapacity, StealWatch
 from nri_numa.config import AgentConfig
 from nri_numa.config.sections import MeasuredCapacity, MeasuredMode
 from nri_numa.engine.decision import Machine
@@ -35,12 +35,10 @@ class Bed:
         machine = Machine(topology=self.topology, settings=self.base)
         self.agent = agent_of(machine, metrics=self.metrics)
         self.now = 0.0
-        self.watch = StealWatch(
-            MeasuredCapacity(mode=mode, half_life="1s", **more),
-            str(root),
-            self.metrics,
-            StillClock(seconds=lambda: self.now),
-        )
+        clock = StillClock(seconds=lambda: self.now)
+        section = MeasuredCapacity(mode=mode, half_life="1s", **more)
+        self.watch = StealWatch(section, str(root), self.metrics, clock)
+        self.all = CapacityFactors(OutsideCapacity("", clock), self.watch)
         self.ticks = dict.fromkeys(range(16), 0)
 
     def pass_time(self, steal: Mapping[int, float]) -> None:
@@ -54,7 +52,7 @@ class Bed:
         asyncio.run(self.watch.apply(self.agent, AgentConfig(), self))
 
     def settings(self, config: AgentConfig, topology: Topology) -> Settings:
-        return self.watch.over(self.base, topology)
+        return self.all.over(self.base, topology)
 
     def factors(self) -> Mapping[int, float]:
         return self.agent.machine.settings.capacity_factor
@@ -130,10 +128,11 @@ def test_the_lower_of_measured_and_configured_counts_and_outside_instead_of_meas
     bed = Bed(tmp_path, MeasuredMode.ACT)
     bed.watch.factors = {0: 0.6, 1: 0.6, 7: 0.5}
     ours = replace(bed.base, capacity_factor={0: 0.5, 1: 0.9})
-    assert bed.watch.over(ours, bed.topology).capacity_factor == {0: 0.5, 1: 0.6}
-    assert bed.watch.over(ours, bed.topology, elsewhere={1}) is ours
-    bed.watch.factors = {}
-    assert bed.watch.over(ours, bed.topology) is ours
+    assert bed.all.over(ours, bed.topology).capacity_factor == {0: 0.5, 1: 0.6}
+    bed.all.outside.factors = {1: 0.5, 8: 0.5}
+    assert bed.all.over(ours, bed.topology).capacity_factor == {0: 0.5, 1: 0.45}
+    bed.watch.factors = bed.all.outside.factors = {}
+    assert bed.all.over(ours, bed.topology) == ours
 
 
 def test_what_is_not_known_keeps_what_was_and_is_said_once(

@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 
 from nri_numa import config as configuration
-from nri_numa.agent.capacity import OutsideCapacity
+from nri_numa.agent.capacity import CapacityFactors, OutsideCapacity, StealWatch
 from nri_numa.config import AgentConfig
+from nri_numa.config.sections import MeasuredCapacity
 from nri_numa.engine.decision import Machine
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import Settings
 from nri_numa.observe import logs
+from nri_numa.observe.metrics import Metrics
 from tests.beds.world import StillClock, agent_of
 from tests.machines import named as machines
 
@@ -35,6 +37,8 @@ class Bed:
         self.topology = machines.dual_smt()
         self.clock = StillClock(lambda: self.now)
         self.outside = OutsideCapacity(str(self.path), self.clock)
+        measured = StealWatch(MeasuredCapacity(), str(directory), Metrics("0"), self.clock)
+        self.all = CapacityFactors(self.outside, measured)
         self.base = settings or Settings()
         machine = Machine(topology=self.topology, settings=self.base)
         self.agent = agent_of(machine, clock=self.clock)
@@ -45,7 +49,7 @@ class Bed:
         self.path.write_text(json.dumps({"offline-capacity": text, "drained": drained}))
 
     def settings(self, config: AgentConfig, topology: Topology) -> Settings:
-        return self.outside.over(self.base, topology)
+        return self.all.over(self.base, topology)
 
     def look(self) -> dict[int, float]:
         asyncio.run(self.outside.apply(self.agent, configuration.AgentConfig(), self))
@@ -139,7 +143,7 @@ def test_somebody_elses_change_meanwhile_is_not_lost(tmp_path: Path) -> None:
     bed.says(drained="0")
 
     def settings(config: AgentConfig, topology: Topology) -> Settings:
-        made = bed.outside.over(bed.base, topology)
+        made = bed.all.over(bed.base, topology)
         if bed.agent.machine.settings == bed.base:
             other = Machine(topology=bed.topology, settings=Settings(oversale=2.0))
             bed.agent.retopology(other)

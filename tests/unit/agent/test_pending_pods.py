@@ -10,7 +10,7 @@ from nri_numa.agent.handler import PATIENCE, AgentHandler, PendingPods
 from nri_numa.agent.view import zones_document
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Container, Pods, PodSandbox, QoSClass, Resources
-from tests.beds.world import World
+from tests.beds.world import StillClock, World
 from tests.machines import named as machines
 
 
@@ -22,9 +22,9 @@ class Bed:
         self.told = 0
         self.world = World(machines.dual_smt(), Settings())
         self.waiting: list[Callable[[], object]] = []
-        self.pending = PendingPods(
-            self._tell, lambda: self.now, lambda seconds, tell: self.waiting.append(tell)
-        )
+        clock = StillClock(seconds=lambda: self.now)
+        clock.call_later = lambda seconds, tell: self.waiting.append(tell)
+        self.pending = PendingPods(self.world.agent, clock)
         self.handler = AgentHandler(self.world.agent, self.world.metrics, pending=self.pending)
 
     def _tell(self) -> None:
@@ -84,6 +84,7 @@ def test_others_are_told_of_who_has_no_container_for_a_while(bed: Bed) -> None:
     bed.handler.run_pod(slow)
     bed.handler.create_container(quick, container(quick))
     first, second = bed.waiting
+    bed.world.agent.subscribe(bed._tell)
     first()
     assert bed.told == 0
     second()

@@ -55,7 +55,7 @@ def look(directory: Path, reserved: str = "", **section: str) -> list[Finding]:
             {"cpu_manager_state": "[]", "config.yaml": "[]"},
             [
                 "expected a KubeletConfiguration",
-                "expected an object",
+                "Expected `object`",
                 "its configuration cannot be read",
             ],
         ),

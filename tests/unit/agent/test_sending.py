@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.agent import reconcile
 from nri_numa.agent.reconcile import Reconciler
 from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, CgroupWriter, Scopes, Written
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.workload import ContainerUpdate
+from nri_numa.runtime import PushResult
 from tests.beds.cgroup_tree import CgroupTree
 from tests.beds.world import StillClock, World, container, pod, resources
 from tests.machines import named as machines
@@ -47,9 +47,9 @@ class Bed:
             clock=StillClock(),
         )
 
-    async def push(self, updates: Sequence[ContainerUpdate]) -> reconcile.Written:
+    async def push(self, updates: Sequence[ContainerUpdate]) -> PushResult:
         self.calls.append([update.container_id for update in updates])
-        return reconcile.Written()
+        return PushResult()
 
     def send(self, *updates: ContainerUpdate) -> bool:
         return asyncio.run(self.reconciler.send(updates)).ok

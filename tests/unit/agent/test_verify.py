@@ -116,7 +116,7 @@ def test_a_write_that_the_kernel_holds_up_is_bounded_said_and_looked_at_when_it_
     bed.tree.settle("/pods/plain-app")
     bed.look()
     assert bed.has("plain-app") == bed.world.has("plain-app")[0] == "2-7"
-    assert not bed.world.agent.differences
+    assert not bed.world.agent.differences.known
 
 
 def test_a_late_container_that_is_pinned_is_noted_for_whoever_looks_at_its_pod(bed: Bed) -> None:
@@ -210,7 +210,7 @@ def test_where_cgroups_cannot_be_written_the_runtime_is_asked(bed: Bed) -> None:
     assert [[u.container_id for u in push] for push in bed.pushes] == [["plain-app"]]
     assert bed.has("plain-app") == "2-7"
     assert bed.count("late_repairs_total") == 1
-    assert len(bed.world.agent.differences) == 0
+    assert len(bed.world.agent.differences.known) == 0
     bed.world.stop("own-app")
     own(bed)
     bed.clock += 0.1
@@ -223,7 +223,7 @@ def test_what_cannot_be_put_right_is_shown(bed: Bed) -> None:
     own(bed)
     bed.clock += 0.1
     bed.look()
-    found = bed.world.agent.differences["plain-app"]
+    found = bed.world.agent.differences.known["plain-app"]
     assert (found.cpus, found.intruder) == ("0-7", True)
     assert bed.count("neighbours_on_owned_cpus") == 1
     assert bed.count("late_repairs_total") == 0
@@ -239,7 +239,7 @@ def test_a_push_that_changes_nothing_is_no_repair(bed: Bed, tree: CgroupTree) ->
     bed.clock += 0.1
     bed.look()
     assert bed.count("late_repairs_total") == 0
-    assert "plain-app" in bed.world.agent.differences
+    assert "plain-app" in bed.world.agent.differences.known
 
 
 def test_what_is_meant_changed_during_the_look(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -365,7 +365,7 @@ def test_an_intruder_that_turns_harmless_is_counted_until_then(bed: Bed) -> None
     bed.clock += 2
     bed.reconciler.schedule_verification(["plain-app"])
     bed.look()
-    assert not bed.world.agent.differences["plain-app"].intruder
+    assert not bed.world.agent.differences.known["plain-app"].intruder
     assert bed.count("neighbours_on_owned_cpus") == 0
     assert bed.count("neighbours_on_owned_cpus_seconds_total") > 0
-    assert list(bed.world.agent.differences) == ["plain-app"]
+    assert list(bed.world.agent.differences.known) == ["plain-app"]

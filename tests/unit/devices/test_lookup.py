@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from nri_numa.devices.lookup import MOST_NOTES, GPUs, hints, named_by, read_gpus
+from nri_numa.config.sections import Devices
+from nri_numa.devices.lookup import MOST_NOTES, GPUs, Lookup, Missed, hints, read_gpus
 from nri_numa.devices.sysfs import Found
 from nri_numa.model.cpuset import NUMASet
-from nri_numa.model.workload import MOST_DEVICES
+from nri_numa.model.workload import MOST_DEVICES, Mentions
 from tests.beds.device_tree import DeviceTree
 
 FIRST, SECOND = "0000:3b:00.0", "0000:d8:00.0"
@@ -85,24 +86,33 @@ def test_too_many_are_none_and_notes_are_few() -> None:
 # --- variables of device plugins, which anybody may write -----------------------------------------
 
 
-def test_what_is_no_address_is_said_and_gives_nothing() -> None:
-    found = named_by({"PCIDEVICE_X": "../../etc, ,0000:3b:02.9," + "x" * 200})
-    assert not found.addresses
-    assert len(found.notes) == 3
-    assert all(len(note) < 200 and "no PCI address" in note for note in found.notes)
+def notes(root: Path, sources: Devices | None = None, **variables: str) -> list[str]:
+    """What is said of variables on a machine that has none of the devices."""
+    missed = Missed()
+    lookup = Lookup(sources or Devices(), root=str(root), own_resource="")
+    assert not list(lookup.mentioned(Mentions(variables=variables), missed))
+    return missed.notes
 
 
-def test_uuids_and_indices_are_read_and_words_of_images_are_not() -> None:
-    def of(value: str) -> tuple[str, ...]:
-        return named_by({"NVIDIA_VISIBLE_DEVICES": value}).gpus
-
-    assert of("GPU-1,0, 1:2") == ("GPU-1", "0", "1:2")
-    assert of("void") == of("none") == of("") == of("all") == of("ALL") == ()
-    assert "images set it" in named_by({"NVIDIA_VISIBLE_DEVICES": "all"}).notes[0]
+def test_what_is_no_address_is_said_and_gives_nothing(tmp_path: Path) -> None:
+    found = notes(tmp_path, PCIDEVICE_X="../../etc, ,0000:3b:02.9," + "x" * 200)
+    assert len(found) == 3
+    assert all(len(note) < 200 and "no PCI address" in note for note in found)
 
 
-def test_a_source_that_is_off_is_not_read() -> None:
-    variables = {"PCIDEVICE_X": "0000:3b:02.1", "NVIDIA_VISIBLE_DEVICES": "0"}
-    assert named_by(variables, pci=False).addresses == ()
-    assert named_by(variables, nvidia=False).gpus == ()
-    assert named_by({"PATH": "/bin"}) == ((), (), ())
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("GPU-1,0, 1:2", ["GPU 'GPU-1' is", "GPU '0' is", "GPU '1:2' is"]),
+        ("void", []),
+        ("none", []),
+        ("", []),
+        ("all", ["images set it"]),
+        ("ALL", ["images set it"]),
+    ],
+)
+def test_uuids_and_indices_are_read_and_words_of_images_are_not(
+    tmp_path: Path, value: str, said: list[str]
+) -> None:
+    found = notes(tmp_path, NVIDIA_VISIBLE_DEVICES=value, PATH="/bin")
+    assert [words in note for words, note in zip(said, found, strict=True)] == [True] * len(said)

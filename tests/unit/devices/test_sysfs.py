@@ -119,14 +119,10 @@ def test_a_device_that_went_is_not_there_any_more(tree: DeviceTree) -> None:
     (tree.root / f"sys/bus/pci/devices/{GPU_AT}").unlink()
     shutil.rmtree(gpu)
     assert devices.by_pci(GPU_AT), "nothing is read for what is known"
-    assert devices.refresh()
+    devices.refresh()
     assert devices.by_pci(GPU_AT) == ()
-    assert not devices.refresh()
     # Another card in its place, on another NUMA node.
-    (tree.root / f"sys/bus/pci/devices/{GPU_AT}").unlink(missing_ok=True)
     tree.pci(GPU_AT, 0)
-    assert devices.by_pci(GPU_AT) == ()
-    assert devices.refresh()
     assert devices.by_pci(GPU_AT) == (Found("NIC", GPU_AT, frozenset({0})),)
 
 
@@ -137,7 +133,6 @@ def test_more_links_than_are_remembered_are_read_again(tree: DeviceTree) -> None
     devices = look(tree)
     for _ in range(2):
         assert all(devices.by_pci(address)[0].id == address for address in addresses)
-    assert not devices.refresh()
 
 
 def test_a_disk_that_a_volume_gets_is_seen_the_next_time(tree: DeviceTree) -> None:
@@ -148,5 +143,5 @@ def test_a_disk_that_a_volume_gets_is_seen_the_next_time(tree: DeviceTree) -> No
     assert devices.by_number("b", 253, 0) == ()
     disk = tree.child(tree.pci(DISK_AT, 1, "0x010601"), "host0", "block", "sda")
     (volume / "slaves/sda").symlink_to(disk)
-    assert devices.refresh()
+    devices.refresh()
     assert devices.by_number("b", 253, 0) == (Found("disk", "dm-0", frozenset({1})),)

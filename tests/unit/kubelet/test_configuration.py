@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from nri_numa import config as configuration
@@ -104,7 +105,6 @@ def test_facts_of_a_whole_document() -> None:
     assert str(found.reserved_cpus) == "0,4"
     assert (found.reserved_milli, found.reserved_bytes) == (1500, 3 * GIB // 2)
     assert found.reserved_memory == {0: {0: GIB, 2 << 20: 4 << 20}}
-    assert found.problems == ()
 
 
 def test_flags_beat_the_file() -> None:
@@ -126,21 +126,27 @@ def test_flags_beat_the_file() -> None:
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        ({"reservedSystemCPUs": "1-"}, "reservedSystemCPUs: '1-'"),
-        ({"systemReserved": "all"}, "systemReserved: is a str, expected names and values"),
-        ({"kubeReserved": {"cpu": "many"}}, "kubeReserved.cpu: is 'many', expected"),
-        ({"kubeReserved": {"memory": -1}}, "kubeReserved.memory: is -1, expected"),
-        ({"reservedMemory": "x"}, "reservedMemory: 'x', expected numaNode and limits"),
-        ({"reservedMemory": [{"numaNode": "y"}]}, "expected numaNode and limits"),
-        ({"reservedMemory": [{"numaNode": "²"}]}, "expected numaNode and limits"),
-        ({"reservedMemory": [{"numaNode": 0, "limits": {"disk": "1"}}]}, "disk is '1', expected"),
+        ({"reservedSystemCPUs": "1-"}, "'1-'"),
+        ({"systemReserved": "all"}, "Expected `object | null`, got `str` - at `$.systemReserved`"),
+        ({"kubeReserved": {"cpu": "many"}}, "reserved CPUs: is 'many', expected"),
+        ({"kubeReserved": {"memory": -1}}, "reserved memory: is -1, expected"),
+        ({"reservedMemory": "x"}, "Expected `array | null`, got `str` - at `$.reservedMemory`"),
+        ({"reservedMemory": [{"numaNode": "y"}]}, "numaNode`"),
+        ({"reservedMemory": [{"numaNode": "²"}]}, "numaNode`"),
+        ({"reservedMemory": [{"limits": {"disk": "1"}}]}, "disk: is 'disk', expected hugepages"),
     ],
 )
-def test_garbage_is_told_and_left_out(keys: dict[str, Any], words: str) -> None:
-    found = facts(document(**keys), {})
-    (problem,) = found.problems
-    assert words in problem
-    assert (found.reserved_cpus, found.reserved_milli, found.reserved_bytes) == (None, 0, 0)
+def test_what_no_kubelet_starts_with_is_told(keys: dict[str, Any], words: str) -> None:
+    with pytest.raises((ValueError, msgspec.ValidationError)) as caught:
+        facts(document(**keys), {})
+    assert words in str(caught.value)
+
+
+def test_what_no_kubelet_starts_with_says_nothing(tmp_path: Path) -> None:
+    write(tmp_path / "kubelet.yaml", reservedSystemCPUs="0", systemReserved="all")
+    found = read(str(tmp_path / "kubelet.yaml"), "", str(tmp_path))
+    assert found.facts is None
+    assert "kubelet.yaml: Expected" in found.problems[0]
 
 
 # --- beside ours ----------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from zlib import crc32
 import pytest
 
 from nri_numa.errors import CheckpointCorrupt, CheckpointError, CheckpointTooNew, StateDirectoryBusy
-from nri_numa.store import checkpoint as module
+from nri_numa.store import checkpoint, files
 from nri_numa.store.checkpoint import CheckpointStore, Loaded, read
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "checkpoints"
@@ -85,7 +85,6 @@ def test_what_was_recorded_is_there_after_a_restart(node: Node) -> None:
     store.record({"a": {"cpus": "0-1", "näme": "→"}, "b": {"cpus": ""}})
     store.record({"a": None, "c": {"deep": [{"x": None, "y": 1.5}]}})
     assert healthy(store)
-    assert len(store) == 2
     for _ in range(3):
         store, loaded = node.start()
         assert loaded.entries == {"b": {"cpus": ""}, "c": {"deep": [{"x": None, "y": 1.5}]}}
@@ -126,7 +125,6 @@ def test_one_request_is_one_line_and_one_write(node: Node) -> None:
     added = node.file.read_bytes().removeprefix(before)
     assert added.count(b"\n") == 1
     assert added.endswith(b'{"set":{"a":{"n":1}},"del":["b"]}\n')
-    assert store.size == len(before + added)
 
 
 def test_a_new_version_takes_over_the_old_ones_checkpoint(node: Node) -> None:
@@ -153,10 +151,9 @@ def test_the_journal_shrinks_when_it_has_outgrown_what_it_says(node: Node) -> No
     assert not store.compact_if_needed()
     for number in range(2000):
         store.record({"a": {"n": number, "filler": "x" * 50}})
-    grown = store.size
+    grown = node.file.stat().st_size
     assert store.compact_if_needed()
-    assert store.size < grown / 100
-    assert store.size == node.file.stat().st_size
+    assert node.file.stat().st_size < grown / 100
     assert not store.compact_if_needed()
     store.record({"b": {"n": 1}})
     _, loaded = node.start()
@@ -382,9 +379,9 @@ def test_a_file_too_large_to_be_ours_is_not_read(node: Node) -> None:
     node.directory.mkdir()
     with node.file.open("wb") as file:
         file.truncate(1 << 40)
-    with pytest.raises(CheckpointError, match="more than any checkpoint"):
+    with pytest.raises(CheckpointError, match="is larger than 67108864 bytes"):
         read(str(node.file))
-    assert "more than any checkpoint" in node.start()[1].problems[0]
+    assert "is larger than 67108864 bytes" in node.start()[1].problems[0]
 
 
 def test_sixty_four_mebibytes_are_read_and_not_a_byte_more(node: Node) -> None:
@@ -392,7 +389,7 @@ def test_sixty_four_mebibytes_are_read_and_not_a_byte_more(node: Node) -> None:
     node.directory.mkdir()
     with node.file.open("wb") as file:
         file.truncate((64 << 20) + 1)
-    with pytest.raises(CheckpointError, match="expected at most 67108864"):
+    with pytest.raises(CheckpointError, match="is larger than 67108864 bytes"):
         read(str(node.file))
     os.truncate(node.file, 64 << 20)
     with pytest.raises(CheckpointCorrupt, match="is no checkpoint"):
@@ -482,7 +479,8 @@ class BrokenOS:
 @pytest.fixture(name="broken")
 def _broken(monkeypatch: pytest.MonkeyPatch) -> BrokenOS:
     broken = BrokenOS()
-    monkeypatch.setattr(module, "os", broken)
+    for module in (checkpoint, files):
+        monkeypatch.setattr(module, "os", broken)
     return broken
 
 
@@ -573,7 +571,7 @@ def test_a_directory_that_may_be_read_but_not_written_still_tells_what_was_meant
     assert not healthy(store)
 
 
-@pytest.mark.parametrize("call", ["fsync", "rename", "link"])
+@pytest.mark.parametrize("call", ["rename", "link"])
 def test_a_file_system_that_lacks_a_call_leaves_the_old_or_the_new_file(
     node: Node, broken: BrokenOS, call: str
 ) -> None:
@@ -586,40 +584,18 @@ def test_a_file_system_that_lacks_a_call_leaves_the_old_or_the_new_file(
     assert node.start()[1].entries == {"c": {"n": 3}}
 
 
-def test_failing_to_sync_the_directory_or_to_name_the_owner_is_no_failure(
-    node: Node, broken: BrokenOS
-) -> None:
+def test_failing_to_name_the_owner_is_no_failure(node: Node, broken: BrokenOS) -> None:
     broken.failing = {"pwrite": errno.ENOSPC}
     store, loaded = node.start()
     assert loaded.problems == []
     assert healthy(store)
-    synced: list[int] = []
-
-    def fsync(fd: int) -> None:
-        synced.append(fd)
-        if len(synced) == 2:  # the directory, after the file
-            raise OSError(errno.EINVAL, "no")
-
-    broken.fsync = fsync  # type: ignore[attr-defined]
-    store, loaded = node.start()
-    assert len(synced) == 2
-    assert healthy(store)
-    real_open = os.open
-
-    def no_directories(path: str, flags: int, *mode: int) -> int:
-        if flags & os.O_DIRECTORY:
-            raise OSError(errno.EACCES, "no")
-        return real_open(path, flags, *mode)
-
-    broken.open = no_directories  # type: ignore[attr-defined]
-    assert node.start()[0].healthy
 
 
 def test_a_snapshot_that_fails_again_and_again_leaves_no_descriptors_open(
     node: Node, broken: BrokenOS
 ) -> None:
     store, _ = node.start()
-    broken.failing = {"fsync": errno.ENOSPC}
+    broken.failing = {"rename": errno.ENOSPC}
     node.file.unlink()
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(50):
@@ -658,7 +634,7 @@ second = store("journal")
 second.load()
 os.close(0)
 os.unlink(second.path)
-real, os.fsync = os.fsync, lambda fd: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full"))
+real, os.rename = os.rename, lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full"))
 try:
     second.compact_if_needed()
 except CheckpointError:
@@ -666,7 +642,7 @@ except CheckpointError:
 else:
     raise AssertionError("a full disk")
 assert free(), "what was not finished is closed"
-os.fsync = real
+os.rename = real
 assert second.compact_if_needed() and not free()
 assert second.healthy
 os.unlink(second.path)

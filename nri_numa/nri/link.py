@@ -420,18 +420,12 @@ class NRILink:
                 self._close(f"registration refused: {status}")
             case ev.Registered():
                 pass
-            case _:
-                if isinstance(event, ev.PodEvent):
-                    self._note_removals(event)
-                self._answer(
-                    event.stream, event.method, lambda: conversion.answer(self._handler, event)
-                )
-
-    def _note_removals(self, event: ev.PodEvent) -> None:
-        if event.event is Event.STOP_POD_SANDBOX:
-            self._stopped[event.pod.id] = time.monotonic()
-        elif event.event is Event.REMOVE_POD_SANDBOX:
-            self._stopped.pop(event.pod.id, None)
+            case ev.Requested(stream, kind, message):
+                if kind is Event.STOP_POD_SANDBOX:
+                    self._stopped[message.pod.id] = time.monotonic()
+                elif kind is Event.REMOVE_POD_SANDBOX:
+                    self._stopped.pop(message.pod.id, None)
+                self._answer(stream, event.method, lambda: conversion.answer(self._handler, event))
 
     def _answer(
         self, stream: int, name: str, handle: Callable[[], Message | None]

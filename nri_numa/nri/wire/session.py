@@ -37,7 +37,7 @@ from __future__ import annotations
 import enum
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 import msgspec
 from google.protobuf.message import DecodeError, Message
@@ -47,7 +47,7 @@ from nri_numa.nri.wire import events as ev
 from nri_numa.nri.wire import ttrpc
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.nri.wire.ttrpc import PLUGIN_CONNECTION, RUNTIME_CONNECTION
-from nri_numa.nri.wire.versions import NRI_VERSION, Event, identity_problem
+from nri_numa.nri.wire.versions import AGENT_EVENTS, NRI_VERSION, Event, identity_problem
 from nri_numa.runtime import RuntimeInfo
 
 PLUGIN_SERVICE: Final = "nri.pkg.api.v1alpha1.Plugin"
@@ -85,22 +85,16 @@ RUNTIME_METHODS: Final[
 }
 """Methods of the Runtime service and what they are asked with."""
 
-POD_EVENTS: Final[Mapping[str, Event]] = {
-    "RunPodSandbox": Event.RUN_POD_SANDBOX,
-    "StopPodSandbox": Event.STOP_POD_SANDBOX,
-    "RemovePodSandbox": Event.REMOVE_POD_SANDBOX,
+_EVENTS: Final[Mapping[str, Event]] = {
+    event.method: event for event in Event if event.bit & AGENT_EVENTS
 }
-"""Methods of NRI 0.12 that say something of a pod; before, StateChange says it."""
-
-CONTAINER_EVENTS: Final[Mapping[str, Event]] = {
-    "StartContainer": Event.START_CONTAINER,
-    "PostStartContainer": Event.POST_START_CONTAINER,
-    "RemoveContainer": Event.REMOVE_CONTAINER,
+"""Events by method; the others are never subscribed to."""
+_STATE_CHANGES: Final[Mapping[int, Event]] = {
+    event.value: event
+    for event in _EVENTS.values()
+    if event not in (Event.CREATE_CONTAINER, Event.UPDATE_CONTAINER, Event.STOP_CONTAINER)
 }
-"""Methods of NRI 0.12 that say something of a container; before, StateChange says it."""
-
-_EVENTS: Final = {**POD_EVENTS, **CONTAINER_EVENTS}
-_STATE_CHANGES: Final = {event.value: event for event in _EVENTS.values()}
+"""Events that have a method of their own from NRI 0.12 on; before, StateChange reports them."""
 
 
 class SessionLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -414,18 +408,6 @@ class PluginSession(Session[ev.PluginEvent]):
         match request:
             case None:
                 return None
-            case pb.CreateContainerRequest():
-                self._step(Step.EVENT)
-                return ev.CreateContainerRequested(stream, request)
-            case pb.UpdateContainerRequest():
-                self._step(Step.EVENT)
-                return ev.UpdateContainerRequested(stream, request)
-            case pb.StopContainerRequest():
-                self._step(Step.EVENT)
-                return ev.StopContainerRequested(stream, request)
-            case pb.StateChangeEvent():
-                self._step(Step.EVENT)
-                return self._event(stream, _STATE_CHANGES.get(request.event), request)
             case pb.SynchronizeRequest():
                 self._step(Step.SYNCHRONIZE)
                 return self._slice(stream, request, len(call.payload))
@@ -438,17 +420,15 @@ class PluginSession(Session[ev.PluginEvent]):
                 return ev.ShutdownRequested(stream)
             case _:
                 self._step(Step.EVENT)
-                return self._event(stream, _EVENTS.get(call.method), request)
-
-    def _event(self, stream: int, event: Event | None, request: Any) -> ev.PluginEvent | None:
-        """Something happened to what ``request`` has: a pod, and for some events a container."""
-        if event is None:
-            # Never subscribed to, or of a later release: no reason to fail the runtime.
-            self._server.reply(stream, b"")
-            return None
-        if event in POD_EVENTS.values():
-            return ev.PodEvent(stream, event, request.pod)
-        return ev.ContainerEvent(stream, event, request.pod, request.container)
+                if isinstance(request, pb.StateChangeEvent):
+                    event = _STATE_CHANGES.get(request.event)
+                else:
+                    event = _EVENTS.get(call.method)
+                if event is None:
+                    # Never subscribed to, or of a later release: no reason to fail the runtime.
+                    self._server.reply(stream, b"")
+                    return None
+                return ev.Requested(stream, event, request)
 
     def _slice(
         self, stream: int, request: pb.SynchronizeRequest, size: int

@@ -13,9 +13,7 @@ from nri_numa.nri.wire import ttrpc
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.nri.wire.pb import ttrpc_pb2
 from nri_numa.nri.wire.session import (
-    CONTAINER_EVENTS,
     PLUGIN_METHODS,
-    POD_EVENTS,
     TRANSITIONS,
     Phase,
     PluginSession,
@@ -23,7 +21,7 @@ from nri_numa.nri.wire.session import (
     SessionLimits,
     Step,
 )
-from nri_numa.nri.wire.versions import Event
+from nri_numa.nri.wire.versions import AGENT_EVENTS, Event
 from tests.beds.wire import SessionPair, drain, golden, request_frame
 
 
@@ -91,21 +89,21 @@ def test_a_captured_nri_0_12_conversation() -> None:
     session.reply(synchronize.stream)
     session.receive_data(golden("run-pod-sandbox"))
     (run,) = drain(session)
-    assert (run.event, run.pod.id) == (Event.RUN_POD_SANDBOX, "pod0")
+    assert (run.event, run.message.pod.id) == (Event.RUN_POD_SANDBOX, "pod0")
     session.refuse(run.stream, "method RunPodSandbox", ttrpc.Code.UNIMPLEMENTED)
     assert session.data_to_send().endswith(golden("run-pod-sandbox-unimplemented"))
     session.receive_data(golden("state-change-run-pod"))
     (again,) = drain(session)
-    assert (again.event, again.pod) == (run.event, run.pod)
+    assert (again.event, again.message.pod) == (run.event, run.message.pod)
 
 
 def test_a_captured_update_and_the_answers_that_pin() -> None:
     session = SessionPair().active().plugin
     session.receive_data(golden("update-container"))
     (asked,) = drain(session)
-    assert asked.request.container.id == "ctr0"
-    assert asked.request.linux_resources.cpu.cpus == "0-1"
-    assert asked.request.linux_resources.HasField("memory")  # present and empty
+    assert asked.message.container.id == "ctr0"
+    assert asked.message.linux_resources.cpu.cpus == "0-1"
+    assert asked.message.linux_resources.HasField("memory")  # present and empty
     update = pb.ContainerUpdate(container_id="ctr0")
     update.linux.resources.cpu.cpus, update.linux.resources.cpu.mems = "3", "0"
     session.reply(asked.stream, pb.UpdateContainerResponse(update=[update]))
@@ -289,65 +287,42 @@ POD = pb.PodSandbox(id="p1", name="web")
 CONTAINER = pb.Container(id="c1", name="app")
 
 
-@pytest.mark.parametrize(
-    ("method", "number"), [(method, event) for method, event in POD_EVENTS.items()]
-)
-def test_pod_events_are_the_same_in_both_styles(method: str, number: Event) -> None:
+REQUESTS = {Event.CREATE_CONTAINER, Event.UPDATE_CONTAINER, Event.STOP_CONTAINER}
+SUBSCRIBED = [event for event in Event if event.bit & AGENT_EVENTS]
+
+
+@pytest.mark.parametrize("event", [event for event in SUBSCRIBED if event not in REQUESTS])
+def test_events_are_the_same_in_both_styles(event: Event) -> None:
+    parts = {"pod": POD, "container": CONTAINER}
+    if event.method.endswith("PodSandbox"):
+        del parts["container"]
     new, old = SessionPair().active(), SessionPair().active()
-    new.runtime.request(method, PLUGIN_METHODS[method](pod=POD))
-    old.runtime.request("StateChange", pb.StateChangeEvent(event=number.name, pod=POD))
-    expected = ev.PodEvent(5, number, POD)
-    assert new.to_plugin() == old.to_plugin() == [expected]
-    assert expected.method == method
+    new.runtime.request(event.method, PLUGIN_METHODS[event.method](**parts))
+    old.runtime.request("StateChange", pb.StateChangeEvent(event=event.name, **parts))
+    for (seen,) in (new.to_plugin(), old.to_plugin()):
+        assert isinstance(seen, ev.Requested)
+        assert (seen.stream, seen.event, seen.method) == (5, event, event.method)
+        assert all(getattr(seen.message, name) == part for name, part in parts.items())
 
 
-@pytest.mark.parametrize(
-    ("method", "number"), [(method, event) for method, event in CONTAINER_EVENTS.items()]
-)
-def test_container_events_are_the_same_in_both_styles(method: str, number: Event) -> None:
-    new, old = SessionPair().active(), SessionPair().active()
-    message = PLUGIN_METHODS[method](pod=POD, container=CONTAINER)
-    new.runtime.request(method, message)
-    old.runtime.request(
-        "StateChange", pb.StateChangeEvent(event=number.name, pod=POD, container=CONTAINER)
-    )
-    expected = ev.ContainerEvent(5, number, POD, CONTAINER)
-    assert new.to_plugin() == old.to_plugin() == [expected]
-    assert expected.method == method
-
-
-def test_together_the_two_styles_and_the_requests_cover_every_method() -> None:
+def test_events_and_all_others_cover_every_method() -> None:
     others = {"Configure", "Synchronize", "Shutdown", "StateChange"} | UNUSED
-    requests = {
-        "CreateContainer",
-        "UpdateContainer",
-        "StopContainer",
-    }
-    assert set(PLUGIN_METHODS) == others | requests | set(POD_EVENTS) | set(CONTAINER_EVENTS)
+    assert set(PLUGIN_METHODS) == others | {event.method for event in SUBSCRIBED}
     names = {method.name for method in pb.DESCRIPTOR.services_by_name["Plugin"].methods}
     assert set(PLUGIN_METHODS) == names
 
 
-@pytest.mark.parametrize(
-    ("method", "request_message", "kind"),
-    [
-        ("CreateContainer", pb.CreateContainerRequest(pod=POD), ev.CreateContainerRequested),
-        ("UpdateContainer", pb.UpdateContainerRequest(pod=POD), ev.UpdateContainerRequested),
-        ("StopContainer", pb.StopContainerRequest(pod=POD), ev.StopContainerRequested),
-    ],
-)
-def test_requests_reach_the_plugin_whole_and_its_answer_returns(
-    method: str, request_message: Any, kind: type
-) -> None:
+@pytest.mark.parametrize("event", sorted(REQUESTS))
+def test_requests_reach_the_plugin_whole_and_its_answer_returns(event: Event) -> None:
     pair = SessionPair().active()
+    request = PLUGIN_METHODS[event.method](pod=POD)
 
-    def answer(event: Any) -> None:
-        assert isinstance(event, kind)
-        assert event.request == request_message  # type: ignore[attr-defined]
-        pair.plugin.reply(event.stream)  # type: ignore[attr-defined]
+    def answer(seen: Any) -> None:
+        assert seen == ev.Requested(5, event, request)
+        pair.plugin.reply(seen.stream)
 
-    answered = pair.ask(method, request_message, answer)
-    assert (answered.method, answered.payload, answered.status) == (method, b"", None)
+    answered = pair.ask(event.method, request, answer)
+    assert (answered.method, answered.payload, answered.status) == (event.method, b"", None)
 
 
 UNUSED = {
@@ -388,7 +363,7 @@ def test_fields_of_a_later_release_are_skipped() -> None:
     payload = pb.RunPodSandboxRequest(pod=POD).SerializeToString() + b"\xc2\x3e\x05later"
     pair.plugin.receive_data(request_frame(101, "RunPodSandbox", payload))
     (event,) = drain(pair.plugin)
-    assert event.pod == POD
+    assert event.message.pod == POD
 
 
 def test_frames_of_unknown_connections_are_dropped() -> None:
@@ -578,7 +553,7 @@ def test_after_the_peers_mistake_the_session_is_dead_for_good(wire: bytes) -> No
 def test_events_before_the_mistake_are_still_delivered() -> None:
     pair = SessionPair().active()
     pair.plugin.receive_data(request_frame(101, "CreateContainer") + b"\0\0\0\1\xff\xff\xff\xff")
-    assert isinstance(pair.plugin.next_event(), ev.CreateContainerRequested)
+    assert isinstance(pair.plugin.next_event(), ev.Requested)
     pair.plugin.reply(101)
     with pytest.raises(RemoteProtocolError):
         pair.plugin.next_event()
@@ -678,7 +653,7 @@ def test_large_requests_and_answers_arrive_whole(size: int) -> None:
     response.adjust.annotations["k"] = "y" * size
 
     def answer(event: Any) -> None:
-        assert event.request == request
+        assert event.message == request
         pair.plugin.reply(event.stream, response)
 
     answered = pair.ask("CreateContainer", request, answer)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import enum
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,14 +23,8 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from msgspec.structs import replace
 
-from nri_numa.cri.client import (
-    CallRefused,
-    ContainerEventType,
-    ContainerStatus,
-    CRIClient,
-    CRIContainerState,
-    UpdateFailed,
-)
+from nri_numa.cri.client import CallRefused, CRIClient, UpdateFailed, container_from
+from nri_numa.cri.pb import cri_pb2
 from nri_numa.errors import RuntimeUnavailable
 from nri_numa.model.workload import (
     Container,
@@ -58,7 +51,9 @@ from nri_numa.runtime import (
 
 log = get_logger("cri")
 
-LIVE: Final = frozenset((CRIContainerState.CREATED, CRIContainerState.RUNNING))
+CREATED: Final = cri_pb2.CONTAINER_CREATED
+RUNNING: Final = cri_pb2.CONTAINER_RUNNING
+LIVE: Final = frozenset((CREATED, RUNNING))
 """States of containers that have, or will have, CPUs."""
 NEIGHBOURS_AT_ONCE: Final = 4
 """Updates of neighbours under way; each is a process of the runtime's, on a node that works."""
@@ -93,9 +88,9 @@ async def everything(client: CRIClient) -> tuple[dict[str, PodSandbox], list[Con
             pods[pod_id] = pod
     containers: list[Container] = []
     for found in listed:
-        status = await client.container_status(found.id)
-        if status is not None and status.state in LIVE:
-            containers.append(replace(status.container, pod_id=found.pod_sandbox_id))
+        answer = await client.container_status(found.id)
+        if answer is not None and answer.status.state in LIVE:
+            containers.append(replace(container_from(answer), pod_id=found.pod_sandbox_id))
     return pods, containers
 
 
@@ -313,17 +308,6 @@ class Sizes:
 # --- one connection -------------------------------------------------------------------------------
 
 
-class _Phase(enum.Enum):
-    MET = "met"
-    RUNNING = "running"
-
-
-_PHASES: Final = {
-    CRIContainerState.CREATED: _Phase.MET,
-    CRIContainerState.RUNNING: _Phase.RUNNING,
-}
-
-
 class LifecycleCallbacks(Protocol):
     """What happens to containers over CRI and not over NRI; called on the loop."""
 
@@ -361,18 +345,17 @@ class Connection:
         handler: RuntimeHandler,
         callbacks: LifecycleCallbacks,
         *,
-        listing: float = 1.0,
-        now: Callable[[], float] = time.time,
+        listing: float,
     ) -> None:
         self._client = client
         self._handler = handler
         self._callbacks = callbacks
         self._listing = listing
-        self._now = now
         self._open = False
         self._outbox = Outbox(client)
         self._queries = asyncio.Semaphore(QUERIES_AT_ONCE)
-        self._phases: dict[str, _Phase] = {}
+        # Live containers, each as far as the handler has seen it.
+        self._states: dict[str, cri_pb2.ContainerState] = {}
         self._ended: set[str] = set()
         self._pods: dict[str, PodSandbox] = {}
         self._pod_of: dict[str, str] = {}
@@ -399,7 +382,7 @@ class Connection:
         self._listener = asyncio.create_task(self._listen(), name="cri events")
         pods, containers = await everything(self._client)
         for container in containers:
-            self._phases[container.id] = _Phase.MET if container.starting else _Phase.RUNNING
+            self._states[container.id] = CREATED if container.starting else RUNNING
             self._pod_of[container.id] = container.pod_id
             self._sizes.seen(container)
         self._pods = pods
@@ -442,7 +425,7 @@ class Connection:
     def send(self, update: ContainerUpdate) -> asyncio.Future[UpdateFailed | None]:
         """Send an update; what becomes of it."""
         container_id = update.container_id
-        if not update.cpu_quota or self._phases.get(container_id) is not _Phase.RUNNING:
+        if not update.cpu_quota or self._states.get(container_id) != RUNNING:
             return self._put(update)
         # What gave back a quota that was lifted may be a resize: what the container has now is
         # looked at before it is written over.
@@ -463,7 +446,7 @@ class Connection:
     def _put(
         self, update: ContainerUpdate, *, urgent: bool = False
     ) -> asyncio.Future[UpdateFailed | None]:
-        if self._phases.get(update.container_id) is _Phase.MET:
+        if self._states.get(update.container_id) == CREATED:
             earlier = self._own.get(update.container_id)
             self._own[update.container_id] = update.over(earlier) if earlier else update
         outcome = self._outbox.put(update, urgent=urgent)
@@ -474,7 +457,7 @@ class Connection:
         self, update: ContainerUpdate, outcome: asyncio.Future[UpdateFailed | None]
     ) -> None:
         taken = not outcome.cancelled() and outcome.result() is None
-        if taken and update.container_id in self._phases:
+        if taken and update.container_id in self._states:
             self._sizes.sent(update)
 
     # --- what happens -----------------------------------------------------------------------------
@@ -487,10 +470,10 @@ class Connection:
             try:
                 self._listens = True
                 async for event in self._client.container_events():
-                    whose = event.pod_sandbox_id
+                    whose = event.pod_sandbox_status.id
                     if event.container_id == whose or event.container_id in self._pods:
                         # The pod's own container: nothing to place, but did the pod go away?
-                        if event.type is ContainerEventType.DELETED:
+                        if event.container_event_type == cri_pb2.CONTAINER_DELETED_EVENT:
                             self._soon.set()
                         continue
                     if whose:
@@ -513,14 +496,14 @@ class Connection:
         """Find what no event reported."""
         containers = {c.id: c for c in await self._client.list_containers()}
         pods = set(await self._client.pod_sandbox_ids())
-        for container_id in self._phases.keys() - containers.keys():
+        for container_id in self._states.keys() - containers.keys():
             self.query(container_id)
         for container_id, found in containers.items():
             self._pod_of.setdefault(container_id, found.pod_sandbox_id)
-            phase = self._phases.get(container_id)
-            if _PHASES.get(found.state) is not phase:
+            state = found.state if found.state in LIVE else None
+            if self._states.get(container_id) != state:
                 self.query(container_id)
-        running = (i for i, phase in self._phases.items() if phase is _Phase.RUNNING)
+        running = (i for i, state in self._states.items() if state == RUNNING)
         for container_id in self._sizes.turn(running):
             self.query(container_id)
         self._ended &= containers.keys()
@@ -555,27 +538,26 @@ class Connection:
             self._querying.pop(container_id, None)
 
     async def _query_once(self, container_id: str) -> None:
-        status = await self._client.container_status(container_id)
-        if status is None or status.state not in LIVE:
-            self._end(container_id, known=status is not None)
+        answer = await self._client.container_status(container_id)
+        if answer is None or answer.status.state not in LIVE:
+            self._end(container_id, known=answer is not None)
             return
-        running = status.state is CRIContainerState.RUNNING
-        phase = self._phases.get(container_id)
-        if phase is _Phase.RUNNING:
-            self._size(status.container)
+        container, known = container_from(answer), self._states.get(container_id)
+        if known == RUNNING:
+            self._size(container)
             return
-        if phase is _Phase.MET and not running:
+        if known == CREATED and container.starting:
             return
-        pod = await self._pod(status)
+        pod = await self._pod(container)
         if pod is None:
             return  # removed with all of its containers, or not there yet: a listing finds it
-        container = replace(status.container, pod_id=pod.id)
+        container = replace(container, pod_id=pod.id)
         pod = _of_class(pod, container)
-        if phase is None:
-            self._phases[container_id] = _Phase.MET
+        if known is None:
+            self._states[container_id] = CREATED
             await self._meet(pod, container)
-        if running and container_id in self._phases:
-            await self._begin(pod, container, status.started_at)
+        if not container.starting and container_id in self._states:
+            await self._begin(pod, container, answer.status.started_at / 1e9)
 
     def _size(self, container: Container) -> None:
         """Have a resize decided about that is not reported."""
@@ -611,18 +593,18 @@ class Connection:
         container_id = container.id
         self._call("StartContainer", lambda: self._handler.start_container(pod, container))
         self._callbacks.begun(container_id, started, self._taken_at.pop(container_id, None))
-        self._phases[container_id] = _Phase.RUNNING
+        self._states[container_id] = RUNNING
         own = self._own.pop(container_id, None)
         if own is not None:
             self._not_applied(await self._put(own, urgent=True))
-        if container_id in self._phases:
+        if container_id in self._states:
             self._call(
                 "PostStartContainer", lambda: self._handler.post_start_container(pod, container)
             )
             self._callbacks.started(container_id, started)
 
-    async def _pod(self, status: ContainerStatus) -> PodSandbox | None:
-        pod_id = status.container.pod_id or self._pod_of.get(status.container.id, "")
+    async def _pod(self, container: Container) -> PodSandbox | None:
+        pod_id = container.pod_id or self._pod_of.get(container.id, "")
         if pod_id not in self._pods:
             pod = await self._client.pod_sandbox(pod_id) if pod_id else None
             if pod is None:
@@ -665,13 +647,13 @@ class Connection:
         if own is not None:
             failed = await own
             if failed is None:
-                self._taken_at[container.id] = self._now()
+                self._taken_at[container.id] = time.time()
             else:
                 self._not_applied(failed)
 
     def _end(self, container_id: str, *, known: bool) -> None:
         """A container ended, or is gone altogether."""
-        if self._phases.pop(container_id, None) is not None:
+        if self._states.pop(container_id, None) is not None:
             self._ended.add(container_id)
             self._taken_at.pop(container_id, None)
             self._own.pop(container_id, None)
@@ -737,14 +719,12 @@ class CRILink:
         socket_path: str,
         listing: float = 1.0,
         delays: Callable[[], Iterator[float]] = PAUSES,
-        now: Callable[[], float] = time.time,
     ) -> None:
         self._handler = handler
         self._socket_path = socket_path.removeprefix("unix://")
         self._listing = listing
         self._callbacks = callbacks
         self._delays = delays
-        self._now = now
         self.runtime: RuntimeInfo | None = None
         self.watch = AnswerWatch(time.monotonic)  # nothing waits: each call has its own limit
         self._state = LinkState.DISCONNECTED
@@ -794,7 +774,7 @@ class CRILink:
                 self._change(LinkState.REGISTERING, self._socket_path)
                 self._handler.configured(self.runtime)
                 connection = Connection(
-                    client, self._handler, self._callbacks, listing=self._listing, now=self._now
+                    client, self._handler, self._callbacks, listing=self._listing
                 )
                 try:
                     pods, containers = await connection.begin()

@@ -11,7 +11,6 @@ from nri_numa.machine.cgroups import (
     CgroupReader,
     CgroupWriter,
     Written,
-    find_hierarchy,
     in_the_way,
 )
 from nri_numa.model.cpuset import CPUSet
@@ -61,8 +60,8 @@ def test_the_hierarchy_with_the_cpusets_is_found(
         name, _, text = one.partition(":")
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text + "\n")
-    found = find_hierarchy(str(tmp_path))
-    assert (Path(found.path), found.unified) == ((tmp_path / path), unified)
+    found = CgroupReader(str(tmp_path))
+    assert (Path(found.hierarchy), found.unified) == ((tmp_path / path), unified)
 
 
 def test_nothing_mounted_at_all_is_no_hierarchy(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def text(path: str) -> str:
         os.close(fd)
 
 
-def _text(path: str) -> str:
+def text_or_empty(path: str) -> str:
     """Text of a small file; empty where it cannot be read."""
     try:
         return text(path)
@@ -94,7 +94,7 @@ def narrowed_by(hierarchy: str, directory: str, missing: CPUSet) -> str:
 
 
 def _partition(directory: str, name: str) -> str:
-    state = _text(f"{directory}/cpuset.cpus.partition")
+    state = text_or_empty(f"{directory}/cpuset.cpus.partition")
     return "" if state in ("member", "") else f"{name} is a partition: {state}"
 
 
@@ -214,7 +214,9 @@ class CgroupReader:
         self.unified, self.hierarchy = False, v1
         if os.path.exists(f"{root}/cgroup.controllers"):
             self.unified, self.hierarchy = True, root
-        elif not os.path.isdir(v1) and "cpuset" in _text(f"{root}/unified/cgroup.controllers"):
+        elif not os.path.isdir(v1) and "cpuset" in text_or_empty(
+            f"{root}/unified/cgroup.controllers"
+        ):
             self.unified, self.hierarchy = True, f"{root}/unified"
         # The files with what comes of the lists; version 1 mostly has none.
         self._effective: tuple[str, str] | None = None
@@ -339,7 +341,7 @@ class CgroupReader:
 
     def _path_of(self, pid: int) -> str:
         """Look up the cgroup of a process, see cgroups(7); empty when it is not known."""
-        for line in _text(f"{self._proc}/{pid}/cgroup").splitlines():
+        for line in text_or_empty(f"{self._proc}/{pid}/cgroup").splitlines():
             number, _, rest = line.partition(":")
             controllers, _, path = rest.partition(":")
             if self.unified:

@@ -17,7 +17,7 @@ from typing import Final
 
 import msgspec
 
-from nri_numa.machine.cgroups import CgroupPlace, CgroupReader
+from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, text
 from nri_numa.machine.tree import CPU_DIR, Tree
 from nri_numa.machine.usage import MISSING, Unknown, processes_of
 from nri_numa.model.machine import Topology
@@ -97,9 +97,9 @@ def tasks_waiting(
     return sum(grown) / seconds if grown and seconds > 0 else None
 
 
-def pressure_in(text: str) -> float | None:
+def pressure_in(pressure: str) -> float | None:
     """The part of the last minute, of the text of cpu.pressure; None in what is no such text."""
-    match = _SOME.search(text)
+    match = _SOME.search(pressure)
     return min(1.0, float(match[1]) / 100) if match else None
 
 
@@ -112,14 +112,12 @@ def _pressure(reader: CgroupReader, directory: str, root: str) -> float:
         path = f"{root}/unified/{os.path.relpath(directory, reader.hierarchy)}/{PRESSURE}"
         why_not = f"cgroup v1 has no {PRESSURE}"
     try:
-        with open(path, "rb") as file:
-            text = file.read(_READ_BYTES).decode("ascii", "replace")
+        found = pressure_in(text(path))
     except OSError as error:
         if error.errno in MISSING:
             raise Unknown(why_not) from error
         # With psi=0 on the kernel's command line the file is there and cannot be opened.
         raise Unknown(f"{PRESSURE} cannot be read: {error.strerror}") from error
-    found = pressure_in(text)
     if found is None:
         raise Unknown(f"{PRESSURE} tells no pressure of the last minute")
     return found
@@ -129,8 +127,6 @@ def _threads(
     directory: str, proc: str, until: float, clock: Callable[[], float]
 ) -> dict[int, float]:
     pids = processes_of(directory)
-    if 0 in pids:
-        raise Unknown("its processes are in a PID namespace not seen from here")
     if not pids:
         raise Unknown("it has no process")
     found: dict[int, float] = {}
@@ -327,5 +323,5 @@ def frequencies(tree: Tree, topology: Topology) -> dict[int, float]:
 
 def _hertz(tree: Tree, cpu: int) -> float:
     """Of one CPU; 0 where it is not known (no driver, ``<unknown>``, a CPU that just went away)."""
-    text = tree.read(f"{CPU_DIR}/cpu{cpu}/cpufreq/scaling_cur_freq") or ""
-    return int(text) * 1000.0 if text.isascii() and text.isdecimal() and len(text) < 12 else 0.0
+    khz = tree.read(f"{CPU_DIR}/cpu{cpu}/cpufreq/scaling_cur_freq") or ""
+    return int(khz) * 1000.0 if khz.isascii() and khz.isdecimal() and len(khz) < 12 else 0.0

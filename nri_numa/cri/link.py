@@ -38,13 +38,12 @@ from nri_numa.observe.logs import get_logger
 from nri_numa.runtime import (
     NOTHING_GIVEN,
     STABLE_SECONDS,
-    AnswerWatch,
     LinkState,
     Planner,
     PushResult,
     RequestRefused,
     RuntimeHandler,
-    RuntimeInfo,
+    RuntimeLink,
     backoff_delays,
     inferred_qos,
 )
@@ -705,7 +704,7 @@ class Connection:
 # --- the link -------------------------------------------------------------------------------------
 
 
-class CRILink:
+class CRILink(RuntimeLink):
     """Follows one runtime; see `nri_numa.runtime.RuntimeLink`.
 
     ``listing`` is the time in seconds between two listings where no events come.
@@ -720,21 +719,12 @@ class CRILink:
         listing: float = 1.0,
         delays: Callable[[], Iterator[float]] = PAUSES,
     ) -> None:
-        self._handler = handler
+        super().__init__(handler, time.monotonic)
         self._socket_path = socket_path.removeprefix("unix://")
         self._listing = listing
         self._callbacks = callbacks
         self._delays = delays
-        self.runtime: RuntimeInfo | None = None
-        self.watch = AnswerWatch(time.monotonic)  # nothing waits: each call has its own limit
-        self._state = LinkState.DISCONNECTED
-        self._reported: tuple[LinkState, str] | None = None
         self._connection: Connection | None = None
-
-    @property
-    def state(self) -> LinkState:
-        """Where the link stands."""
-        return self._state
 
     async def run(self) -> None:
         """Keep the link up until cancelled."""
@@ -756,8 +746,8 @@ class CRILink:
         if not updates:
             return PushResult()
         connection = self._connection
-        if connection is None or self._state is not LinkState.ACTIVE:
-            return PushResult(f"the link is {self._state.value}")
+        if connection is None or self.state is not LinkState.ACTIVE:
+            return PushResult(f"the link is {self.state.value}")
         failed = await asyncio.gather(*map(connection.send, updates))
         broken = [one.message for one in failed if one is not None and not one.unknown]
         return PushResult("; ".join(broken[:3]))
@@ -789,10 +779,3 @@ class CRILink:
         except RuntimeUnavailable as error:
             return str(error)
         return "the connection ended"
-
-    def _change(self, state: LinkState, detail: str) -> None:
-        if (state, detail) == self._reported:
-            return  # the same failure again: said once
-        self._reported = (state, detail)
-        self._state = state
-        self._handler.link_changed(state, detail)

@@ -31,7 +31,7 @@ from nri_numa.engine.request.annotations import KEYS, resolve
 from nri_numa.engine.state import NodeState
 from nri_numa.errors import ConfigError, RemoteProtocolError
 from nri_numa.machine.cgroups import relative_path
-from nri_numa.machine.hotplug import concerns_cpus, parse_uevent
+from nri_numa.machine.hotplug import concerns_cpus
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.model.workload import (
     Container,
@@ -498,7 +498,7 @@ class Small(Target):
     def feed(self, data: bytes) -> str:
         """An event, and a path behind the last line feed."""
         event, _, given = data.rpartition(b"\n")
-        concerns = concerns_cpus(parse_uevent(event))
+        concerns = concerns_cpus(event)
         path = relative_path(given.decode(errors="replace"))
         assert not path.startswith("/")
         assert ".." not in path.split("/")

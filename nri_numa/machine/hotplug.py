@@ -121,19 +121,15 @@ def reread(root: Path | str, topology: Topology) -> Topology:
     """
     tree = open_tree(root)
     limits = read_limits(tree, topology.isolated)
-    cpus, mems = limits.cpus, limits.mems
-    allowed = topology.online if cpus is None else topology.online & cpus
     with_memory = NUMASet(i for i, n in topology.numa_nodes.items() if n.memory_bytes)
-    withheld = NUMASet() if mems is None else with_memory - mems
     amounts = {
         i: (node.memory_bytes, dict(node.hugepages)) for i, node in topology.numa_nodes.items()
     }
     if (
         read_online(root) == topology.online
         and _numa_nodes(tree, topology) == topology.numa_ids
-        # As in discovery: a limit that leaves nothing is none.
-        and (allowed or topology.online) == topology.allowed
-        and (NUMASet() if withheld == with_memory else withheld) == topology.withheld_memory
+        and limits.allowed(topology.online) == topology.allowed
+        and limits.withheld(with_memory) == topology.withheld_memory
         and read_amounts(tree, topology) == amounts
     ):
         return topology

@@ -168,19 +168,15 @@ class _Discovery:
         }
         memory_nodes = NUMASet(i for i, claim in claims.items() if claim.memory_bytes)
         limits = read_limits(self._tree, isolated)
-        allowed = online if limits.cpus is None else online & limits.cpus
-        if not allowed:
+        allowed, withheld = limits.allowed(online), limits.withheld(memory_nodes)
+        if limits.cpus is not None and not online & limits.cpus:
             named = cpus_text(str(limits.cpus))
             self._warn(f"{limits.source} allows {named}, none of them online; ignored")
-            allowed = online
         elif allowed != online:
             self._warn(f"{limits.source} allows only {cpus_text(allowed)} of {online}")
         found = partitions(self._tree, online - allowed)
         self._warnings.extend(map(sentence, found))
-        withheld = NUMASet() if limits.mems is None else memory_nodes - limits.mems
-        if withheld == memory_nodes:
-            withheld = NUMASet()  # a contradiction: we run, so we have memory somewhere
-        elif withheld:
+        if withheld:
             self._warn(f"{limits.source} does not allow memory of {numa_text(withheld)}")
         return Topology(
             cpus=cpus,

@@ -52,6 +52,15 @@ class UsableIds(msgspec.Struct, frozen=True, kw_only=True):
     mems: NUMASet | None
     source: str
 
+    def allowed(self, online: CPUSet) -> CPUSet:
+        """CPUs that containers can have; a limit that leaves none of those online is none."""
+        return online if self.cpus is None else online & self.cpus or online
+
+    def withheld(self, with_memory: NUMASet) -> NUMASet:
+        """NUMA nodes whose memory they cannot have; never all: we run, so we have some."""
+        left = with_memory if self.mems is None else with_memory & self.mems
+        return with_memory - left if left else NUMASet()
+
 
 def read_limits(tree: Tree, isolated: CPUSet) -> UsableIds:
     """Find the narrowest set that concerns all containers."""

@@ -44,7 +44,7 @@ from nri_numa.nri import conversion
 from nri_numa.nri.transport import Ending, SessionTransport
 from nri_numa.nri.wire import events as ev
 from nri_numa.nri.wire.pb import nri_pb2 as pb
-from nri_numa.nri.wire.session import PluginSession, SessionLimits
+from nri_numa.nri.wire.session import PluginSession
 from nri_numa.nri.wire.versions import (
     AGENT_EVENTS,
     Event,
@@ -150,15 +150,13 @@ def preinstalled_from_environment(environ: MutableMapping[str, str]) -> Preinsta
 # --- a second registration ------------------------------------------------------------------------
 
 
-async def push_one_shot(
-    plan: Planner, *, socket_path: str, name: str, index: str, limits: SessionLimits | None = None
-) -> str:
+async def push_one_shot(plan: Planner, *, socket_path: str, name: str, index: str) -> str:
     """Push the updates that ``plan`` returns through a second registration.
 
     Returns why it failed; empty when the runtime took the answer.
     """
     loop = asyncio.get_running_loop()
-    session = PluginSession(limits=limits)
+    session = PluginSession()
     answered: asyncio.Future[str] = loop.create_future()
 
     def on_event(event: ev.PluginEvent) -> None:
@@ -225,7 +223,6 @@ class LinkSettings(msgspec.Struct, frozen=True, kw_only=True):
     push_interval: float = 1.0
     push_timeout: float = 10.0
     quiet_seconds: float = QUIET_SECONDS
-    limits: SessionLimits = SessionLimits()
 
 
 class NRILink(RuntimeLink):
@@ -313,7 +310,7 @@ class NRILink(RuntimeLink):
     async def _serve(self, sock: socket.socket | None) -> Ending:
         """Serve one connection until it ends."""
         loop = asyncio.get_running_loop()
-        session = PluginSession(limits=self._settings.limits)
+        session = PluginSession()
         connection: SessionTransport[ev.PluginEvent] = SessionTransport(session, self._on_event)
         try:
             if sock is None:
@@ -588,7 +585,6 @@ class NRILink(RuntimeLink):
                 socket_path=settings.socket_path,
                 name=f"{settings.name}-{purpose}",
                 index=settings.index,
-                limits=settings.limits,
             )
         )
         self.watch.called(PUSH)

@@ -10,7 +10,7 @@ from nri_numa.nri.wire import ttrpc
 from nri_numa.nri.wire.events import Answered, ConfigureRequested, PluginEvent, RuntimeEvent
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.nri.wire.pb import ttrpc_pb2
-from nri_numa.nri.wire.session import PluginSession, RuntimeSession, SessionLimits
+from nri_numa.nri.wire.session import PluginSession, RuntimeSession
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "wire"
 
@@ -51,8 +51,8 @@ class SessionPair:
     the way the bytes are cut.
     """
 
-    def __init__(self, limits: SessionLimits | None = None) -> None:
-        self.plugin = PluginSession(limits=limits)
+    def __init__(self) -> None:
+        self.plugin = PluginSession()
         self.runtime = RuntimeSession()
 
     def to_plugin(self) -> list[PluginEvent]:

@@ -43,7 +43,7 @@ from nri_numa.model.workload import (
 )
 from nri_numa.nri.wire import events as ev
 from nri_numa.nri.wire.pb import nri_pb2 as pb
-from nri_numa.nri.wire.session import PluginSession, RuntimeSession, SessionLimits
+from nri_numa.nri.wire.session import PluginSession, RuntimeSession
 from nri_numa.nri.wire.versions import Event
 from nri_numa.observe import logs
 from nri_numa.runtime import RequestRefused
@@ -139,9 +139,6 @@ class Target(ABC):
         return
 
 
-LIMITS = SessionLimits(synchronize_objects=10_000, synchronize_bytes=8 << 20)
-
-
 class Protocol(Target):
     """Bytes of the peer to both roles: events or RemoteProtocolError."""
 
@@ -157,7 +154,8 @@ class Protocol(Target):
 
     def played(self, packets: list[list[bytes]]) -> str:
         """What came of the packets of each role."""
-        plugin = PluginSession(limits=LIMITS)
+        plugin = PluginSession()
+        plugin.max_objects, plugin.max_bytes = 10_000, 8 << 20
         plugin.register("fuzz", "10")
         return "/".join(map(self.play, (plugin, RuntimeSession()), packets))
 

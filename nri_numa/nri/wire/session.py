@@ -29,7 +29,7 @@ session alive.
 
 Memory. Besides the bytes just fed a session holds at most one unfinished message for each of the
 two connections (4 MiB; 16 MiB for requests to a plugin), 64 open calls each way, and the slices of
-one Synchronize (`SessionLimits`).
+one Synchronize (`PluginSession.max_objects` and `max_bytes`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Final, Generic, TypeVar
 
-import msgspec
 from google.protobuf.message import DecodeError, Message
 
 from nri_numa.errors import LocalProtocolError, RemoteProtocolError
@@ -95,21 +94,6 @@ _STATE_CHANGES: Final[Mapping[int, Event]] = {
     if event not in (Event.CREATE_CONTAINER, Event.UPDATE_CONTAINER, Event.STOP_CONTAINER)
 }
 """Events that have a method of their own from NRI 0.12 on; before, StateChange reports them."""
-
-
-class SessionLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """How much of a node's picture is collected before the peer is called broken.
-
-    The defaults are far above a node: 110 pods is the usual maximum, a container with its
-    environment, mounts and devices takes 5 to 200 kB.
-
-    Attributes:
-        synchronize_objects: pods and containers together, over all slices.
-        synchronize_bytes: serialised size, over all slices.
-    """
-
-    synchronize_objects: int = 50_000
-    synchronize_bytes: int = 256 << 20
 
 
 class Phase(enum.Enum):
@@ -308,10 +292,14 @@ class PluginSession(Session[ev.PluginEvent]):
     _calls = RUNTIME_CONNECTION
     _max_request = ttrpc.MAX_REQUEST_TO_PLUGIN
 
-    def __init__(self, *, limits: SessionLimits | None = None) -> None:
-        """Make a session that has not registered yet; ``limits`` are those of Synchronize."""
+    # What one Synchronize may bring over all slices before the peer is called broken, far above a
+    # node: 110 pods is the usual maximum, a container with its environment, mounts and devices
+    # takes 5 to 200 kB.
+    max_objects = 50_000
+    max_bytes = 256 << 20
+
+    def __init__(self) -> None:
         super().__init__()
-        self._limits = limits or SessionLimits()
         self._registration: int | None = None
         # The requests whose answer moves the phase, by stream.
         self._configure: int | None = None
@@ -442,11 +430,10 @@ class PluginSession(Session[ev.PluginEvent]):
         self._pods.extend(request.pods)
         self._containers.extend(request.containers)
         objects = len(self._pods) + len(self._containers)
-        limits = self._limits
-        if objects > limits.synchronize_objects or self._size > limits.synchronize_bytes:
+        if objects > self.max_objects or self._size > self.max_bytes:
             raise LocalProtocolError(
                 f"Synchronize brought {objects} pods and containers in {self._size} bytes; at most"
-                f" {limits.synchronize_objects} in {limits.synchronize_bytes} are taken"
+                f" {self.max_objects} in {self.max_bytes} are taken"
             )
         if request.more:
             self._server.reply(stream, pb.SynchronizeResponse(more=True).SerializeToString())

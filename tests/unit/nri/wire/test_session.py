@@ -18,7 +18,6 @@ from nri_numa.nri.wire.session import (
     Phase,
     PluginSession,
     RuntimeSession,
-    SessionLimits,
     Step,
 )
 from nri_numa.nri.wire.versions import AGENT_EVENTS, Event
@@ -265,12 +264,10 @@ def test_a_second_synchronize_replaces_the_picture() -> None:
     assert pair.plugin.phase is pair.runtime.phase is Phase.ACTIVE
 
 
-@pytest.mark.parametrize(
-    ("limits", "sent"),
-    [(SessionLimits(synchronize_objects=3), 4), (SessionLimits(synchronize_bytes=20), 2)],
-)
-def test_a_picture_without_end_is_cut_off(limits: SessionLimits, sent: int) -> None:
-    pair = SessionPair(limits).configured()
+@pytest.mark.parametrize(("limit", "most", "sent"), [("max_objects", 3, 4), ("max_bytes", 20, 2)])
+def test_a_picture_without_end_is_cut_off(limit: str, most: int, sent: int) -> None:
+    pair = SessionPair().configured()
+    setattr(pair.plugin, limit, most)
     slice_ = pb.SynchronizeRequest(pods=[pb.PodSandbox(id="0123456789")], more=True)
     for _ in range(sent - 1):
         pair.runtime.request("Synchronize", slice_)

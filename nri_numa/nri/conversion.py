@@ -159,21 +159,10 @@ def _known_resources(data: bytes) -> Resources:
 
 
 def _resources_in(resources: pb.LinuxResources, *, update: bool) -> Resources:
-    shares = quota = period = limit = None
-    cpus = mems = ""
-    if resources.HasField("cpu"):
-        cpu = resources.cpu
-        cpus, mems = cpu.cpus, cpu.mems
-        if cpu.HasField("shares"):
-            shares = cpu.shares.value
-        if cpu.HasField("quota"):
-            quota = cpu.quota.value
-        if cpu.HasField("period"):
-            period = cpu.period.value
-    if resources.HasField("memory"):
-        memory = resources.memory
-        if memory.HasField("limit"):
-            limit = memory.limit.value
+    # Parts that are missing have the values of empty ones, and read like them.
+    cpu, memory = resources.cpu, resources.memory
+    shares, quota, period = _given(cpu, "shares"), _given(cpu, "quota"), _given(cpu, "period")
+    limit = _given(memory, "limit")
     if update:
         shares, quota, period, limit = shares or None, quota or None, period or None, limit or None
     return Resources(
@@ -186,9 +175,14 @@ def _resources_in(resources: pb.LinuxResources, *, update: bool) -> Resources:
             for item in resources.hugepage_limits
             if item.limit
         },
-        cpus=cpus,
-        mems=mems,
+        cpus=cpu.cpus,
+        mems=cpu.mems,
     )
+
+
+def _given(message: Message, name: str) -> int | None:
+    """A number that may be missing."""
+    return getattr(message, name).value if message.HasField(name) else None
 
 
 def _copied(texts: Mapping[str, str]) -> dict[str, str]:

@@ -259,12 +259,11 @@ class Session(ABC, Generic[EventT]):
 
         The codes and texts are those of the Go server; runtimes act upon code 12.
         """
-        if call.service != service:
-            self._server.refuse(call.stream, ttrpc.Code.UNIMPLEMENTED, f"service {call.service}")
-            return None
-        kind = methods.get(call.method)
+        kind = methods.get(call.method) if call.service == service else None
         if kind is None:
-            self._server.refuse(call.stream, ttrpc.Code.UNIMPLEMENTED, f"method {call.method}")
+            known = call.service == service
+            unknown = f"method {call.method}" if known else f"service {call.service}"
+            self._server.refuse(call.stream, ttrpc.Code.UNIMPLEMENTED, unknown)
             return None
         try:
             return kind.FromString(call.payload)

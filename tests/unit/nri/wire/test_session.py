@@ -166,7 +166,6 @@ def test_configure_and_synchronize_in_one_packet_are_served_in_turn() -> None:
     pair.plugin.register("numapin", "10")
     pair.plugin.receive_data(request_frame(1, "Configure") + request_frame(3, "Synchronize"))
     configure = pair.plugin.next_event()
-    assert isinstance(configure, ev.ConfigureRequested)
     pair.plugin.reply(configure.stream, pb.ConfigureResponse(events=1))
     assert isinstance(pair.plugin.next_event(), ev.SynchronizeRequested)
 
@@ -175,12 +174,10 @@ def test_a_refused_registration_is_reported_with_the_runtimes_words() -> None:
     pair = SessionPair()
     pair.plugin.register("numapin", "10")
     (registration,) = pair.to_runtime()
-    assert isinstance(registration, ev.RegisterRequested)
     assert (registration.name, registration.index) == ("numapin", "10")
     assert registration.nri_version == "v0.12.2"
     pair.runtime.refuse(registration.stream, "invalid plugin index: 10")
     (refused,) = pair.to_plugin()
-    assert isinstance(refused, ev.RegistrationRefused)
     assert refused.status == ttrpc.CallStatus(code=2, message="invalid plugin index: 10")
 
 
@@ -230,11 +227,9 @@ def test_slices_are_collected_and_each_is_echoed() -> None:
         pair.runtime.request("Synchronize", request)
         assert pair.to_plugin() == []
         (answered,) = pair.to_runtime()
-        assert isinstance(answered, ev.Answered)
         assert pb.SynchronizeResponse.FromString(answered.payload).more
     pair.runtime.request("Synchronize", pb.SynchronizeRequest(containers=containers[2:]))
     (event,) = pair.to_plugin()
-    assert isinstance(event, ev.SynchronizeRequested)
     assert list(event.containers) == containers
     assert [pod.id for pod in event.pods] == ["p"]
     pair.plugin.reply(event.stream, pb.SynchronizeResponse())
@@ -257,7 +252,6 @@ def test_a_second_synchronize_replaces_the_picture() -> None:
     pair = SessionPair().active()
     pair.runtime.request("Synchronize", pb.SynchronizeRequest(pods=[pb.PodSandbox(id="p")]))
     (event,) = pair.to_plugin()
-    assert isinstance(event, ev.SynchronizeRequested)
     assert len(event.pods) == 1
     pair.plugin.reply(event.stream)
     pair.to_runtime()
@@ -297,7 +291,6 @@ def test_events_are_the_same_in_both_styles(event: Event) -> None:
     new.runtime.request(event.method, PLUGIN_METHODS[event.method](**parts))
     old.runtime.request("StateChange", pb.StateChangeEvent(event=event.name, **parts))
     for (seen,) in (new.to_plugin(), old.to_plugin()):
-        assert isinstance(seen, ev.Requested)
         assert (seen.stream, seen.event, seen.method) == (5, event, event.method)
         assert all(getattr(seen.message, name) == part for name, part in parts.items())
 
@@ -450,11 +443,9 @@ def test_an_unsolicited_update_and_its_answer() -> None:
     update = pb.ContainerUpdate(container_id="c1")
     stream = pair.plugin.update_containers(pb.UpdateContainersRequest(update=[update]), timeout=2.5)
     (event,) = pair.to_runtime()
-    assert isinstance(event, ev.UpdateContainersRequested)
     assert list(event.request.update) == [update]
     pair.runtime.reply(event.stream, pb.UpdateContainersResponse(failed=[update]))
     (answer,) = pair.to_plugin()
-    assert isinstance(answer, ev.UpdateContainersAnswered)
     assert (answer.stream, list(answer.failed), answer.status) == (stream, [update], None)
 
 
@@ -462,7 +453,6 @@ def test_a_forgotten_update_makes_no_event() -> None:
     pair = SessionPair().active()
     pair.plugin.forget(pair.plugin.update_containers(pb.UpdateContainersRequest()))
     (event,) = pair.to_runtime()
-    assert isinstance(event, ev.UpdateContainersRequested)
     pair.runtime.reply(event.stream)
     assert pair.to_plugin() == []
 
@@ -474,7 +464,7 @@ def test_an_update_before_the_answer_to_a_request_is_refused_here() -> None:
     (event,) = pair.to_plugin()
     with pytest.raises(LocalProtocolError, match="before the open request"):
         pair.plugin.update_containers(pb.UpdateContainersRequest())
-    pair.plugin.reply(event.stream)  # type: ignore[union-attr]
+    pair.plugin.reply(event.stream)
     pair.plugin.update_containers(pb.UpdateContainersRequest())
 
 
@@ -603,7 +593,7 @@ def test_a_runtime_forgets_a_call_that_took_too_long() -> None:
     pair.runtime.forget(stream)
     pair.runtime.forget(stream)
     (event,) = pair.to_plugin()
-    pair.plugin.reply(event.stream)  # type: ignore[union-attr]
+    pair.plugin.reply(event.stream)
     assert pair.to_runtime() == []
 
 
@@ -621,9 +611,8 @@ def test_a_refused_handshake_step_does_not_move_the_runtime_on(method: str) -> N
         pair.runtime.request("Synchronize", pb.SynchronizeRequest())
     before = pair.runtime.phase
     (event,) = pair.to_plugin()
-    pair.plugin.refuse(event.stream, "no")  # type: ignore[union-attr]
+    pair.plugin.refuse(event.stream, "no")
     (answered,) = pair.to_runtime()
-    assert isinstance(answered, ev.Answered)
     assert answered.status is not None
     assert pair.runtime.phase is before
 
@@ -676,7 +665,6 @@ def test_a_plugin_takes_the_oversized_picture_of_an_old_runtime_and_a_runtime_no
         plugin.receive_data(wire[start : start + (1 << 18)])
         seen += drain(plugin)
     (event,) = seen
-    assert isinstance(event, ev.SynchronizeRequested)
     assert len(event.pods) == 60
 
     runtime = SessionPair().active().runtime

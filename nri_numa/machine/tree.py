@@ -71,12 +71,13 @@ _OWN = re.compile(
 
 
 class Tree(Protocol):
-    """Read access to the files below one ``--sysfs-root``; names are relative, with ``/``."""
+    """Read access to the files below one ``--sysfs-root``; names are relative, with ``/``.
 
-    @property
-    def where(self) -> str:
-        """The root, for messages."""
-        ...
+    Attributes:
+        where: the root, for messages.
+    """
+
+    where: str
 
     def read(self, name: str) -> str | None:
         """Text of a file without white space and NULs at its ends; None when there is none."""
@@ -104,13 +105,8 @@ class DirectoryTree:
     """The live machine or an unpacked capture."""
 
     def __init__(self, root: Path) -> None:
-        self._root = root
-        self._prefix = str(root).rstrip("/") + "/"
-
-    @property
-    def where(self) -> str:
-        """The root, for messages."""
-        return str(self._root)
+        self.where = str(root)
+        self._prefix = self.where.rstrip("/") + "/"
 
     def read(self, name: str) -> str | None:
         """Text of a file; a CPU that goes offline while we read makes files vanish."""
@@ -169,7 +165,7 @@ class ArchiveTree:
     """A capture in one tar file, held in memory."""
 
     def __init__(self, where: str, files: dict[str, str], links: set[str], other: set[str]) -> None:
-        self._where = where
+        self.where = where
         self._files = files
         self._other = other
         self._names = links | set(files)
@@ -182,11 +178,6 @@ class ArchiveTree:
                     break
                 siblings.add(child)
                 name = parent
-
-    @property
-    def where(self) -> str:
-        """The archive, for messages."""
-        return self._where
 
     def read(self, name: str) -> str | None:
         """Text of a file."""

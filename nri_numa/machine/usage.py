@@ -59,18 +59,23 @@ class ContainerUsage(msgspec.Struct, frozen=True):
     memory: Mapping[int, int] = msgspec.field(default_factory=dict)
 
 
+def cpu_numbers(text: str) -> dict[int, list[int]]:
+    """By CPU, the first eight numbers of its line in /proc/stat or /proc/schedstat."""
+    return {
+        int(match[1]): [int(word) for word in match[2].split()[:8]] for match in _CPU.finditer(text)
+    }
+
+
 def cpu_times(stat: str) -> dict[int, tuple[int, int]]:
     """``(busy, total)`` ticks by CPU, of the text of /proc/stat.
 
     Idle and waiting for a disk are not busy; guest time is within user time already.
     """
-    found: dict[int, tuple[int, int]] = {}
-    for match in _CPU.finditer(stat):
-        ticks = [int(word) for word in match[2].split()[:8]]
-        if len(ticks) >= 4:
-            total = sum(ticks)
-            found[int(match[1])] = total - sum(ticks[3:5]), total
-    return found
+    return {
+        cpu: (sum(ticks) - sum(ticks[3:5]), sum(ticks))
+        for cpu, ticks in cpu_numbers(stat).items()
+        if len(ticks) >= 4
+    }
 
 
 def read_usage(root: Path | str, topology: Topology) -> MachineUsage:

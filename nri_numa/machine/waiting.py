@@ -19,7 +19,7 @@ import msgspec
 
 from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, text
 from nri_numa.machine.tree import CPU_DIR, Tree
-from nri_numa.machine.usage import MISSING, Unknown, processes_of
+from nri_numa.machine.usage import MISSING, Unknown, cpu_numbers, processes_of
 from nri_numa.model.machine import Topology
 
 PRESSURE: Final = "cpu.pressure"
@@ -182,9 +182,6 @@ def _thread(path: str) -> tuple[float, int] | None:
 # /proc/schedstat, whose eighth number of a CPU is the time that tasks waited on its run queue.
 
 
-_CPU: Final = re.compile(r"^cpu(\d{1,5}) ([\d ]+)$", re.MULTILINE | re.ASCII)
-
-
 class CPUTimes(msgspec.Struct, frozen=True):
     """All CPUs at one moment.
 
@@ -200,18 +197,10 @@ class CPUTimes(msgspec.Struct, frozen=True):
 
 def cpu_times(stat: str, schedstat: str) -> CPUTimes:
     """The times in the texts of /proc/stat and /proc/schedstat; what is no such text tells none."""
-    steal: dict[int, tuple[int, int]] = {}
-    for match in _CPU.finditer(stat):
-        # Guest time, which follows, is within user time already.
-        ticks = [int(word) for word in match[2].split()[:8]]
-        if len(ticks) == 8:
-            steal[int(match[1])] = ticks[7], sum(ticks)
-    waited: dict[int, float] = {}
-    for match in _CPU.finditer(schedstat):
-        words = match[2].split()
-        if len(words) >= 9:
-            waited[int(match[1])] = int(words[7]) / 1e9
-    return CPUTimes(steal, waited)
+    return CPUTimes(
+        {c: (ticks[7], sum(ticks)) for c, ticks in cpu_numbers(stat).items() if len(ticks) == 8},
+        {c: times[7] / 1e9 for c, times in cpu_numbers(schedstat).items() if len(times) == 8},
+    )
 
 
 def stolen(before: CPUTimes, after: CPUTimes, topology: Topology) -> dict[int, float]:

@@ -402,17 +402,24 @@ class NRILink(RuntimeLink):
                 self._answer(stream, event.method, lambda: conversion.answer(self._handler, event))
 
     def _answer(
-        self, stream: int, name: str, handle: Callable[[], Message | None]
+        self,
+        stream: int,
+        name: str,
+        handle: Callable[[], Message | None],
+        otherwise: Message | None = None,
     ) -> RequestRefused | None:
-        """Run a handler and write its answer, whatever happens in it; returns its refusal."""
+        """Run a handler and write its answer, whatever happens in it; returns its refusal.
+
+        Without an answer of its own, or after an error, the answer is ``otherwise``.
+        """
         session = self._session
         if session is None or self._connection is None:
             return None  # closed by ourselves while events of the same packet were waiting
         started = self._last_request = time.perf_counter()
         refusal: RequestRefused | None = None
-        response: Message | None = None
+        response = otherwise
         try:
-            response = handle()
+            response = handle() or otherwise
         except RequestRefused as refused:
             refusal = refused
         except Exception as error:
@@ -446,19 +453,14 @@ class NRILink(RuntimeLink):
         self._cancel_registration_timer()
         info = event.info
 
-        def configure() -> pb.ConfigureResponse:
-            try:
-                self._handler.configured(info)
-            except RequestRefused:
-                raise
-            except Exception as error:
-                # Whatever the hook says, the mask must be right: zero would mean everything.
-                if (refusal := self._after_error("Configure", error)) is not None:
-                    raise refusal from error
-            return pb.ConfigureResponse(events=self._settings.events)
-
         self.runtime = info
-        refusal = self._answer(event.stream, "Configure", configure)
+        # Whatever the handler does, the mask must be right: zero would mean everything.
+        refusal = self._answer(
+            event.stream,
+            "Configure",
+            lambda: self._handler.configured(info),
+            pb.ConfigureResponse(events=self._settings.events),
+        )
         if refusal is not None:
             self._fatal = RefusedForGood(f"configuration refused: {refusal.message}")
             self._close(f"configuration refused: {refusal.message}")

@@ -451,9 +451,7 @@ class NRILink(RuntimeLink):
 
     def _configure(self, event: ev.ConfigureRequested) -> None:
         self._cancel_registration_timer()
-        info = event.info
-
-        self.runtime = info
+        self.runtime = info = event.info
         # Whatever the handler does, the mask must be right: zero would mean everything.
         refusal = self._answer(
             event.stream,

@@ -161,10 +161,11 @@ async def push_one_shot(plan: Planner, *, socket_path: str, name: str, index: st
 
     def on_event(event: ev.PluginEvent) -> None:
         match event:
-            case ev.Registered() | ev.UpdateContainersAnswered():
+            case ev.RegistrationAnswered(status):
+                if status is not None:
+                    answered.set_result(f"the second registration was refused: {status}")
+            case ev.UpdateContainersAnswered():
                 pass
-            case ev.RegistrationRefused(status):
-                answered.set_result(f"the second registration was refused: {status}")
             case ev.ConfigureRequested(stream):
                 # One harmless bit: zero would mean all events, and make us a validator.
                 mask = Event.REMOVE_POD_SANDBOX.bit
@@ -386,14 +387,13 @@ class NRILink(RuntimeLink):
                 future = self._updates.pop(event.stream, None)
                 if future is not None and not future.done():
                     future.set_result(event)
-            case ev.RegistrationRefused(status):
+            case ev.RegistrationAnswered(status):
                 # Seen for a bad index or name, which repeats for ever; anything else may pass.
-                if "invalid" in status.message:
+                if status is not None and "invalid" in status.message:
                     identity = f"{self._settings.index}-{self._settings.name}"
                     self._fatal = RefusedForGood(f"the runtime refuses plugin {identity}: {status}")
-                self._close(f"registration refused: {status}")
-            case ev.Registered():
-                pass
+                if status is not None:
+                    self._close(f"registration refused: {status}")
             case ev.Requested(stream, kind, message):
                 if kind is Event.STOP_POD_SANDBOX:
                     self._stopped[message.pod.id] = time.monotonic()

@@ -169,10 +169,7 @@ class Protocol(Target):
                         session.reply(event.stream, pb.ConfigureResponse(events=1))
                     elif not isinstance(
                         event,
-                        ev.Registered
-                        | ev.RegistrationRefused
-                        | ev.UpdateContainersAnswered
-                        | ev.Answered,
+                        ev.RegistrationAnswered | ev.UpdateContainersAnswered | ev.Answered,
                     ):
                         session.reply(event.stream)
                 session.data_to_send()

@@ -17,14 +17,15 @@ from nri_numa.nri.wire.versions import Event
 from nri_numa.runtime import RuntimeInfo
 
 
-class Registered(msgspec.Struct, frozen=True):
-    """The runtime answered RegisterPlugin. May come after `ConfigureRequested`."""
+class RegistrationAnswered(msgspec.Struct, frozen=True):
+    """The runtime answered RegisterPlugin; may come after `ConfigureRequested`.
 
+    Attributes:
+        status: why it refuses; it leaves the socket open then, and waits for us to close. None when
+            it does not.
+    """
 
-class RegistrationRefused(msgspec.Struct, frozen=True):
-    """The runtime refused RegisterPlugin; it leaves the socket open and waits for us to close."""
-
-    status: CallStatus
+    status: CallStatus | None
 
 
 class ConfigureRequested(msgspec.Struct, frozen=True):
@@ -91,8 +92,7 @@ class UpdateContainersAnswered(msgspec.Struct, frozen=True):
 
 
 PluginEvent = (
-    Registered
-    | RegistrationRefused
+    RegistrationAnswered
     | ConfigureRequested
     | SynchronizeRequested
     | Requested

@@ -379,9 +379,7 @@ class PluginSession(Session[ev.PluginEvent]):
 
     def _answered(self, reply: ttrpc.Reply) -> ev.PluginEvent:
         if reply.stream == self._registration:
-            if reply.status is not None:
-                return ev.RegistrationRefused(reply.status)
-            return ev.Registered()
+            return ev.RegistrationAnswered(reply.status)
         # The client reports answers to open calls only, and updates are all the others.
         try:
             response = pb.UpdateContainersResponse.FromString(reply.payload)

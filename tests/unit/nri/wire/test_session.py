@@ -46,7 +46,7 @@ def test_a_captured_registration_is_spoken_byte_for_byte() -> None:
     assert session.data_to_send() == golden("register-plugin")
 
     session.receive_data(golden("register-plugin-reply"))
-    assert drain(session) == [ev.Registered()]
+    assert drain(session) == [ev.RegistrationAnswered(None)]
     session.receive_data(golden("configure-containerd-2.1.9"))
     (configure,) = drain(session)
     assert configure.info.name == "containerd"

@@ -7,7 +7,10 @@ grant costs depends on how many others must be told.
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import gc
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,18 +34,23 @@ RESIDENTS = (0, 100, 500)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Lives:
+    """What the lives of pods cost at one plugin, in seconds; ``cpu`` is of each life."""
+
+    create: Summary
+    stop: Summary
+    cpu: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """One kind of request at one kind of node, in seconds."""
+    """One kind of request at one kind of node."""
 
     machine: str
     residents: int
     case: str
-    create: Summary
-    create_floor: Summary
-    stop: Summary
-    stop_floor: Summary
-    cpu: float
-    cpu_floor: float
+    ours: Lives
+    floor: Lives
 
 
 CASES: tuple[tuple[str, Shape, Shape], ...] = (
@@ -53,48 +61,55 @@ CASES: tuple[tuple[str, Shape, Shape], ...] = (
 )
 
 
-async def cycle(one: Bed, shape: Shape, name: str) -> tuple[float, float]:
-    """Create and stop one container; the seconds of both requests."""
+async def cycle(one: Bed, shape: Shape, name: str, gap: float = 0.0) -> tuple[float, float]:
+    """Create and stop one container, with a pause before each request; the seconds of both."""
+    pause = functools.partial(asyncio.sleep, gap) if gap else _no_pause
     pod = await one.runtime.run_pod(pod_of(shape, name))
+    await pause()
     made = await one.runtime.create_container(pod.id, container_of(shape))
     created = one.last("CreateContainer")
+    await pause()
     await one.runtime.start_container(made.id)
+    await pause()
     await one.runtime.stop_container(made.id)
     stopped = one.last("StopContainer")
+    await pause()
     await one.runtime.remove_pod(pod.id)
     return created, stopped
 
 
-async def compare(
-    machine: str, residents: int, case: str, shape: Shape, ours: Bed, floor: Bed, rounds: int
-) -> Measured:
-    warm = max(20, rounds // 10)
-    samples: tuple[list[float], ...] = ([], [], [], [])
-    before = 0.0, 0.0
+async def _no_pause() -> None:
+    """Back to back."""
+
+
+async def lives(
+    beds: Sequence[Bed], shape: Callable[[int], Shape], rounds: int,
+    *, warm: int, gap: float = 0.0, name: str = "new",
+) -> list[Lives]:  # fmt: skip
+    """The same lives of pods at each plugin in turn; the first ``warm`` are not counted."""
+    samples: list[tuple[list[float], list[float]]] = [([], []) for _ in beds]
+    before = [0.0 for _ in beds]
     gc.collect()
     gc.disable()
     try:
         for n in range(-warm, rounds):
             if n == 0:
-                before = cpu_seconds(ours.pid), cpu_seconds(floor.pid)
-            mine = await cycle(ours, shape, f"new-{n}")
-            theirs = await cycle(floor, shape, f"new-{n}")
-            if n >= 0:
-                for into, value in zip(samples, (*mine, *theirs), strict=True):
-                    into.append(value)
+                before = [cpu_seconds(one.pid) for one in beds]
+            for (creates, stops), one in zip(samples, beds, strict=True):
+                created, stopped = await cycle(one, shape(warm + n), f"{name}-{n}", gap)
+                if n >= 0:
+                    creates.append(created)
+                    stops.append(stopped)
     finally:
         gc.enable()
-    return Measured(
-        machine=machine,
-        residents=residents,
-        case=case,
-        create=summary(samples[0]),
-        stop=summary(samples[1]),
-        create_floor=summary(samples[2]),
-        stop_floor=summary(samples[3]),
-        cpu=(cpu_seconds(ours.pid) - before[0]) / rounds,
-        cpu_floor=(cpu_seconds(floor.pid) - before[1]) / rounds,
-    )
+    return [
+        Lives(
+            create=summary(creates),
+            stop=summary(stops),
+            cpu=(cpu_seconds(one.pid) - began) / rounds,
+        )
+        for (creates, stops), one, began in zip(samples, beds, before, strict=True)
+    ]
 
 
 async def measure(
@@ -116,7 +131,18 @@ async def measure(
                         await fill(ours, count, kind)
                         await fill(floor, count, kind)
                         n = rounds if count < 500 or kind is not SHARED else rounds // 2
-                        found.append(await compare(machine, count, case, shape, ours, floor, n))
+                        mine, theirs = await lives(
+                            (ours, floor), lambda _, shape=shape: shape, n, warm=max(20, n // 10)
+                        )
+                        found.append(
+                            Measured(
+                                machine=machine,
+                                residents=count,
+                                case=case,
+                                ours=mine,
+                                floor=theirs,
+                            )
+                        )
     return found
 
 
@@ -124,8 +150,8 @@ def report(found: list[Measured]) -> str:
     rows = []
     for m in found:
         for name, ours, floor in (
-            ("CreateContainer", m.create, m.create_floor),
-            ("StopContainer", m.stop, m.stop_floor),
+            ("CreateContainer", m.ours.create, m.floor.create),
+            ("StopContainer", m.ours.stop, m.floor.stop),
         ):
             rows.append(
                 (
@@ -140,8 +166,8 @@ def report(found: list[Measured]) -> str:
                     us(floor.p99),
                     f"{ours.p50 / floor.p50:.2f}",
                     f"{ours.p99 / floor.p99:.2f}",
-                    us(m.cpu) if name == "CreateContainer" else "",
-                    us(m.cpu_floor) if name == "CreateContainer" else "",
+                    us(m.ours.cpu) if name == "CreateContainer" else "",
+                    us(m.floor.cpu) if name == "CreateContainer" else "",
                 )
             )
     return table(

@@ -7,13 +7,12 @@ runtime. One that decides nothing and names the same containers is what deciding
 from __future__ import annotations
 
 import contextlib
-import gc
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench.beds import EXCLUSIVE, MACHINES, SHARED, bed, fill, scratch
-from bench.gaps import _paced
-from bench.stats import Summary, summary, table, us
+from bench.latency import Lives, lives
+from bench.stats import table, us
 
 CASES: tuple[tuple[int, float], ...] = ((100, 0.0), (100, 0.02), (500, 0.0), (500, 0.02))
 """How many are told, and seconds between two requests."""
@@ -21,12 +20,12 @@ CASES: tuple[tuple[int, float], ...] = ((100, 0.0), (100, 0.02), (500, 0.0), (50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Seconds of both requests: ours, the naming plugin's."""
+    """Both plugins: ours, and the naming one."""
 
     told: int
     gap: float
-    creates: tuple[Summary, Summary]
-    stops: tuple[Summary, Summary]
+    ours: Lives
+    naming: Lives
 
 
 async def measure(*, rounds: int = 150) -> list[Measured]:
@@ -46,23 +45,10 @@ async def measure(*, rounds: int = 150) -> list[Measured]:
             for number, (told, gap) in enumerate(CASES):
                 for one in beds:
                     await fill(one, told, SHARED)
-                creates: list[list[float]] = [[], []]
-                stops: list[list[float]] = [[], []]
-                gc.collect()
-                gc.disable()
-                try:
-                    for n in range(-10, rounds):
-                        for into, left, one in zip(creates, stops, beds, strict=True):
-                            name = f"new-{number}-{n}"
-                            created, stopped = await _paced(one, EXCLUSIVE, name, gap)
-                            if n >= 0:
-                                into.append(created)
-                                left.append(stopped)
-                finally:
-                    gc.enable()
-                a, b = map(summary, creates)
-                c, d = map(summary, stops)
-                found.append(Measured(told=told, gap=gap, creates=(a, b), stops=(c, d)))
+                ours, naming = await lives(
+                    beds, lambda _: EXCLUSIVE, rounds, warm=10, gap=gap, name=f"new-{number}"
+                )
+                found.append(Measured(told=told, gap=gap, ours=ours, naming=naming))
     return found
 
 
@@ -70,7 +56,10 @@ def report(found: list[Measured]) -> str:
     """As a table."""
     rows = []
     for m in found:
-        for request, (ours, floor) in (("Create", m.creates), ("Stop", m.stops)):
+        for request, ours, floor in (
+            ("Create", m.ours.create, m.naming.create),
+            ("Stop", m.ours.stop, m.naming.stop),
+        ):
             first = request == "Create"
             rows.append(
                 (

@@ -1,22 +1,4 @@
-"""Every exception of nri-numa.
-
-::
-
-    AgentError                     base; has ``reason``, a short CamelCase name
-    ├── ConfigError                the configuration cannot be used; carries all problems
-    ├── TopologyError              a machine description cannot be read
-    ├── ManifestError              a Pod manifest cannot be read (`nri_numa.simulate.manifests`)
-    ├── ProtocolError              never raised itself
-    │   ├── LocalProtocolError     we asked the protocol layer for something illegal: a bug
-    │   └── RemoteProtocolError    the peer broke the protocol: close the link and dial again
-    ├── CheckpointError
-    │   ├── CheckpointCorrupt      not ours, damaged, or cut short
-    │   ├── CheckpointTooNew       written by a newer version
-    │   └── StateDirectoryBusy     another agent uses the state directory
-    ├── RuntimeUnavailable         the NRI or CRI endpoint is absent or went away
-    ├── RuntimeBusy                another agent works on the runtime
-    ├── DevicePluginBusy           another device plugin of ours serves this node
-    └── UnknownSlots               the kubelet gives away ids that were never offered
+"""Every exception of nri-numa: one base, `AgentError`, whose names are reasons that users see.
 
 A *refusal* of a container is an ordinary outcome and travels as a value
 (`nri_numa.engine.admit.Refused`), never as an exception.

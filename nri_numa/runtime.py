@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Final, Protocol
 
 import msgspec
@@ -176,34 +178,6 @@ class RuntimeHandler(Protocol):
         ...
 
 
-class RuntimeLink(Protocol):
-    """A connection to a runtime that is kept up.
-
-    Attributes:
-        runtime: what the runtime said of itself last; None before.
-        watch: own calls that the runtime has not answered.
-    """
-
-    runtime: RuntimeInfo | None
-    watch: AnswerWatch
-
-    async def run(self) -> None:
-        """Keep the link up until cancelled, or until a runtime that launched us closes it.
-
-        Raises:
-            RefusedForGood: the runtime will never accept this plugin.
-        """
-        ...
-
-    def push(self, updates: Sequence[ContainerUpdate]) -> Awaitable[PushResult]:
-        """Send updates that answer no request, at most one for each container."""
-        ...
-
-    async def refresh(self) -> str:
-        """Have all pods and containers reported to the handler now; returns why that failed."""
-        ...
-
-
 class AnswerWatch:
     """Own calls that wait for the runtime, and since when: one that hangs says nothing at all.
 
@@ -230,6 +204,50 @@ class AnswerWatch:
             return "", 0.0
         what, since = min(self._since.items(), key=lambda item: item[1])
         return what, self._clock() - since
+
+
+class RuntimeLink(ABC):
+    """A connection to a runtime that is kept up.
+
+    Attributes:
+        runtime: what the runtime said of itself last; None before.
+        watch: own calls that the runtime has not answered.
+        state: where the link stands.
+    """
+
+    def __init__(self, handler: RuntimeHandler, clock: Callable[[], float]) -> None:
+        self._handler = handler
+        self.runtime: RuntimeInfo | None = None
+        self.watch = AnswerWatch(clock)
+        self.state = LinkState.DISCONNECTED
+        self._reported: tuple[LinkState, str] | None = None
+
+    @abstractmethod
+    async def run(self) -> None:
+        """Keep the link up until cancelled, or until a runtime that launched us closes it.
+
+        Raises:
+            RefusedForGood: the runtime will never accept this plugin.
+        """
+
+    @abstractmethod
+    async def push(self, updates: Sequence[ContainerUpdate]) -> PushResult:
+        """Send updates that answer no request, at most one for each container."""
+
+    @abstractmethod
+    async def refresh(self) -> str:
+        """Have all pods and containers reported to the handler now; returns why that failed."""
+
+    def _change(self, state: LinkState, detail: str) -> None:
+        if (state, detail) == self._reported:
+            return  # the same failure again: said once
+        self._reported = (state, detail)
+        self.state = state
+        try:
+            self._handler.link_changed(state, detail)
+        except Exception as error:
+            with suppress(RequestRefused):
+                self._handler.internal_error("link_changed", error)
 
 
 def backoff_delays(

@@ -143,7 +143,7 @@ class Node:
                     session.reply(stream, pb.ConfigureResponse(events=AGENT_EVENTS))
                 case ev.SynchronizeRequested(stream):
                     session.reply(stream)
-                case ev.CreateContainerRequested() | ev.StopContainerRequested():
+                case ev.Requested():
                     session.reply(event.stream, conversion.answer(self._handler, event))
                 case _:
                     pass

@@ -32,13 +32,13 @@ from nri_numa.machine.usage import (
     NUMA_STAT,
     MachineUsage,
     MemoryPlaces,
-    NUMAUsage,
     local_bytes,
     memory_places,
     read_container,
     read_usage,
 )
 from nri_numa.machine.waiting import Waits, tasks_waiting, waits
+from nri_numa.model.machine import NUMAMemory
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import Watched
 from nri_numa.web.responses import (
@@ -298,7 +298,7 @@ class Sample(msgspec.Struct, frozen=True):
         at: Unix time of the later one.
         seconds: between them.
         cpus: by CPU, the part of the time that it was busy, from 0 to 1.
-        numa_nodes: by id, as the later reading has it.
+        memory: by NUMA node, as the later reading has it.
         remote: by NUMA node, the part of the pages taken there meanwhile that programs of other
             NUMA nodes took; None where none were taken or the kernel does not count.
     """
@@ -306,7 +306,7 @@ class Sample(msgspec.Struct, frozen=True):
     at: float
     seconds: float
     cpus: Mapping[int, float]
-    numa_nodes: Mapping[int, NUMAUsage]
+    memory: Mapping[int, NUMAMemory]
     remote: Mapping[int, float | None]
 
 
@@ -317,15 +317,14 @@ def between(before: MachineUsage, after: MachineUsage, *, at: float, seconds: fl
         for cpu, (busy, total) in after.cpus.items()
         if cpu in before.cpus and total > before.cpus[cpu][1]
     }
-    remote = {i: _remote(before.numa_nodes.get(i), one) for i, one in after.numa_nodes.items()}
-    return Sample(at, seconds, cpus, after.numa_nodes, remote)
+    remote = {i: _remote(before.pages.get(i), after.pages.get(i)) for i in after.memory}
+    return Sample(at, seconds, cpus, after.memory, remote)
 
 
-def _remote(before: NUMAUsage | None, after: NUMAUsage) -> float | None:
-    if before is None or None in (before.here, before.elsewhere, after.here, after.elsewhere):
+def _remote(before: tuple[int, int] | None, after: tuple[int, int] | None) -> float | None:
+    if before is None or after is None:
         return None
-    here = (after.here or 0) - (before.here or 0)
-    elsewhere = (after.elsewhere or 0) - (before.elsewhere or 0)
+    here, elsewhere = after[0] - before[0], after[1] - before[1]
     taken = here + elsewhere
     return elsewhere / taken if here >= 0 and elsewhere >= 0 and taken else None
 
@@ -391,22 +390,22 @@ class UsageWatch:
             interval=last.seconds,
             problem=self._problem,
             cpus={str(cpu): round(100 * part) for cpu, part in sorted(last.cpus.items())},
-            numa_nodes=tuple(self._load(i, last, samples) for i in sorted(last.numa_nodes)),
+            numa_nodes=tuple(self._load(i, last, samples) for i in sorted(last.memory)),
         )
 
     def _load(self, i: int, last: Sample, samples: list[Sample]) -> NUMANodeLoad:
-        one, remote = last.numa_nodes[i], last.remote[i]
+        one, remote = last.memory[i], last.remote[i]
         node = self._agent.machine.topology.numa_nodes.get(i)
         cpus = tuple(node.cpus) if node is not None else ()
         return NUMANodeLoad(
             id=i,
             cpu_percent=_mean(last, cpus),
-            memory_bytes=one.total,
-            memory_used_bytes=max(0, one.total - one.free - one.reclaimable),
-            memory_reclaimable_bytes=one.reclaimable,
+            memory_bytes=one.total_bytes,
+            memory_used_bytes=_used_bytes(one),
+            memory_reclaimable_bytes=one.reclaimable_bytes,
             remote_percent=None if remote is None else round(100 * remote, 1),
             cpu_history=tuple(_mean(sample, cpus) for sample in samples),
-            memory_history=tuple(_used(sample.numa_nodes.get(i)) for sample in samples),
+            memory_history=tuple(_used(sample.memory.get(i)) for sample in samples),
         )
 
     async def container(self, allocation: Allocation) -> ContainerUse:
@@ -471,10 +470,14 @@ def _mean(sample: Sample, cpus: tuple[int, ...]) -> int | None:
     return round(100 * sum(known) / len(known)) if known else None
 
 
-def _used(one: NUMAUsage | None) -> int | None:
-    if one is None or not one.total:
+def _used_bytes(one: NUMAMemory) -> int:
+    return max(0, one.total_bytes - one.available_bytes)
+
+
+def _used(one: NUMAMemory | None) -> int | None:
+    if one is None or not one.total_bytes:
         return None
-    return round(100 * max(0, one.total - one.free - one.reclaimable) / one.total)
+    return round(100 * _used_bytes(one) / one.total_bytes)
 
 
 class Watches(msgspec.Struct, frozen=True):

@@ -8,11 +8,9 @@ Public source of the protocol: github.com/kubernetes/cri-api, ``pkg/apis/runtime
 
 from __future__ import annotations
 
-import enum
-import json
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from types import TracebackType
-from typing import Any, NoReturn, Self, TypeVar
+from typing import Annotated, Self, TypeVar
 
 import grpc
 import grpc.aio
@@ -30,12 +28,7 @@ from nri_numa.model.workload import (
     Resources,
     mentions_in,
 )
-from nri_numa.runtime import (
-    NOTHING_GIVEN,
-    RuntimeInfo,
-    inferred_qos,
-    page_size,
-)
+from nri_numa.runtime import RuntimeInfo, inferred_qos, page_size
 
 _SERVICE = "/runtime.v1.RuntimeService/"
 # The kubelet's own limit is two minutes, made for image pulls; none of our calls does more than a
@@ -59,64 +52,6 @@ _UNREACHABLE = frozenset(
 )
 
 
-class CRIContainerState(enum.Enum):
-    """State of a container; the values are CRI's numbers."""
-
-    CREATED = 0
-    RUNNING = 1
-    EXITED = 2
-    UNKNOWN = 3
-
-    @classmethod
-    def _missing_(cls, value: object) -> CRIContainerState:
-        """Take a state that a later CRI adds for unknown."""
-        return cls.UNKNOWN
-
-
-class ContainerEventType(enum.Enum):
-    """Kind of a container event; the values are CRI's numbers."""
-
-    CREATED = 0
-    STARTED = 1
-    STOPPED = 2
-    DELETED = 3
-
-
-class ListedContainer(msgspec.Struct, frozen=True, kw_only=True):
-    """One container as ListContainers reports it."""
-
-    id: str
-    pod_sandbox_id: str
-    state: CRIContainerState
-
-
-class ContainerStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One container as a verbose ContainerStatus reports it.
-
-    Attributes:
-        container: its ``pod_id`` is empty when the runtime does not say; the protocol has no field
-            for it. containerd reports resources that were *asked for* until the first update, so
-            they are not the truth about a pinned container: its cgroup is.
-        started_at: Unix time, 0 when it did not start yet.
-    """
-
-    container: Container
-    state: CRIContainerState
-    started_at: float = 0.0
-
-
-class CRIContainerEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """Something happened to a container.
-
-    Attributes:
-        pod_sandbox_id: whose it is; empty when the runtime does not say.
-    """
-
-    container_id: str
-    type: ContainerEventType
-    pod_sandbox_id: str = ""
-
-
 class UpdateFailed(msgspec.Struct, frozen=True, kw_only=True):
     """The runtime did not update a container.
 
@@ -131,10 +66,19 @@ class UpdateFailed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CallRefused(RuntimeUnavailable):
-    """The runtime answered one call with an error; others may well succeed."""
+    """The runtime answered one call with an error; others may well succeed.
+
+    Attributes:
+        unknown: the runtime does not know (any more) what the call is about.
+        details: the runtime's own words.
+    """
+
+    def __init__(self, message: str, *, unknown: bool, details: str) -> None:
+        super().__init__(message)
+        self.unknown = unknown
+        self.details = details
 
 
-_Request = TypeVar("_Request", bound=Message)
 _Response = TypeVar("_Response", bound=Message)
 
 
@@ -175,55 +119,50 @@ class CRIClient:
             )
         return self._channel
 
-    def _raise(self, method: str, error: grpc.aio.AioRpcError) -> NoReturn:
-        code = error.code()
-        what = "refused"
-        kind: type[RuntimeUnavailable] = CallRefused
+    def _error(self, method: str, error: grpc.aio.AioRpcError) -> RuntimeUnavailable:
+        code, details = error.code(), error.details()
+        where, why = f"CRI runtime at {self.socket_path}", f"{code.name}: {details or 'no details'}"
         if code in _UNREACHABLE:
-            what, kind = "does not answer", RuntimeUnavailable
-        raise kind(
-            f"CRI runtime at {self.socket_path} {what}: {method}: "
-            f"{code.name}: {error.details() or 'no details'}"
-        ) from error
+            return RuntimeUnavailable(f"{where} does not answer: {method}: {why}")
+        return CallRefused(
+            f"{where} refused: {method}: {why}",
+            unknown=code is grpc.StatusCode.NOT_FOUND,
+            details=details or code.name,
+        )
 
-    async def _call(self, method: str, request: _Request, response: type[_Response]) -> _Response:
-        """One unary call; gRPC's own errors pass through."""
+    async def _call(self, method: str, request: Message, response: type[_Response]) -> _Response:
         call = self._connected().unary_unary(
             _SERVICE + method,
             request_serializer=type(request).SerializeToString,
             response_deserializer=response.FromString,
         )
-        answer: _Response = await call(request, timeout=self._timeout_s)
+        try:
+            answer: _Response = await call(request, timeout=self._timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise self._error(method, error) from error
         return answer
 
-    async def _answer(self, method: str, request: _Request, response: type[_Response]) -> _Response:
-        """One unary call."""
-        try:
-            return await self._call(method, request, response)
-        except grpc.aio.AioRpcError as error:
-            self._raise(method, error)
-
     async def _known(
-        self, method: str, request: _Request, response: type[_Response]
+        self, method: str, request: Message, response: type[_Response]
     ) -> _Response | None:
-        """One unary call about a thing; None when the runtime does not know it."""
+        """A call about a thing; None when the runtime does not know it."""
         try:
             return await self._call(method, request, response)
-        except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.NOT_FOUND:
+        except CallRefused as refused:
+            if refused.unknown:
                 return None
-            self._raise(method, error)
+            raise
 
     async def version(self) -> RuntimeInfo:
         """Name and version of the runtime."""
-        answer = await self._answer(
+        answer = await self._call(
             "Version", cri_pb2.VersionRequest(version="0.1.0"), cri_pb2.VersionResponse
         )
         return RuntimeInfo(name=answer.runtime_name, version=answer.runtime_version)
 
     async def pod_sandbox_ids(self) -> list[str]:
         """Every pod sandbox, sorted."""
-        answer = await self._answer(
+        answer = await self._call(
             "ListPodSandbox", cri_pb2.ListPodSandboxRequest(), cri_pb2.ListPodSandboxResponse
         )
         return sorted(item.id for item in answer.items)
@@ -232,33 +171,19 @@ class CRIClient:
         """One pod sandbox; None when the runtime does not know it."""
         request = cri_pb2.PodSandboxStatusRequest(pod_sandbox_id=pod_sandbox_id, verbose=True)
         answer = await self._known("PodSandboxStatus", request, cri_pb2.PodSandboxStatusResponse)
-        return None if answer is None else pod_from(answer.status, _info(answer.info))
+        return None if answer is None else pod_from(answer)
 
-    async def list_containers(self) -> tuple[ListedContainer, ...]:
+    async def list_containers(self) -> list[cri_pb2.Container]:
         """Containers, ordered by creation time and id."""
-        answer = await self._answer(
+        answer = await self._call(
             "ListContainers", cri_pb2.ListContainersRequest(), cri_pb2.ListContainersResponse
         )
-        return tuple(
-            ListedContainer(
-                id=item.id,
-                pod_sandbox_id=item.pod_sandbox_id,
-                state=CRIContainerState(item.state),
-            )
-            for item in sorted(answer.containers, key=lambda each: (each.created_at, each.id))
-        )
+        return sorted(answer.containers, key=lambda each: (each.created_at, each.id))
 
-    async def container_status(self, container_id: str) -> ContainerStatus | None:
-        """Status of one container; None when the runtime does not know it."""
+    async def container_status(self, container_id: str) -> cri_pb2.ContainerStatusResponse | None:
+        """A verbose status, for `container_from`; None when the runtime does not know it."""
         request = cri_pb2.ContainerStatusRequest(container_id=container_id, verbose=True)
-        answer = await self._known("ContainerStatus", request, cri_pb2.ContainerStatusResponse)
-        if answer is None:
-            return None
-        return ContainerStatus(
-            container=container_from(answer.status, _info(answer.info)),
-            state=CRIContainerState(answer.status.state),
-            started_at=answer.status.started_at / 1e9,
-        )
+        return await self._known("ContainerStatus", request, cri_pb2.ContainerStatusResponse)
 
     async def update(self, update: ContainerUpdate) -> UpdateFailed | None:
         """Change resources of a container that was created or runs; None when it was applied.
@@ -284,20 +209,17 @@ class CRIClient:
             await self._call(
                 "UpdateContainerResources", request, cri_pb2.UpdateContainerResourcesResponse
             )
-        except grpc.aio.AioRpcError as error:
-            if error.code() in _UNREACHABLE:
-                self._raise("UpdateContainerResources", error)
+        except CallRefused as refused:
             return UpdateFailed(
-                container_id=update.container_id,
-                unknown=error.code() is grpc.StatusCode.NOT_FOUND,
-                message=error.details() or error.code().name,
+                container_id=update.container_id, unknown=refused.unknown, message=refused.details
             )
         return None
 
-    async def container_events(self) -> AsyncIterator[CRIContainerEvent]:
+    async def container_events(self) -> AsyncIterator[cri_pb2.ContainerEventResponse]:
         """Container events from now on, until the runtime or the caller goes away.
 
         There is no replay: list the containers after the first step of this iterator was started.
+        The ``pod_sandbox_status`` of an event is empty when the runtime does not say whose it is.
         """
         call = self._connected().unary_stream(
             _SERVICE + "GetContainerEvents",
@@ -306,54 +228,139 @@ class CRIClient:
         )
         try:
             async for event in call(cri_pb2.GetEventsRequest()):
-                try:
-                    kind = ContainerEventType(event.container_event_type)
-                except ValueError:
-                    continue  # of a later CRI, nothing we know how to act on
-                yield CRIContainerEvent(
-                    container_id=event.container_id,
-                    type=kind,
-                    pod_sandbox_id=event.pod_sandbox_status.id,
-                )
+                yield event
         except grpc.aio.AioRpcError as error:
-            self._raise("GetContainerEvents", error)
+            raise self._error("GetContainerEvents", error) from error
 
 
 # --- what CRI reports, in the engine's types ------------------------------------------------------
 # Most stands in the OCI spec that containerd and CRI-O show in a verbose status; where there is
-# none, the few resources that CRI itself has must do. A spec is JSON of the runtime, read
-# leniently: what has another form than the OCI runtime specification says is left out.
+# none, the few resources that CRI itself has must do. One that has not the form of the OCI runtime
+# specification counts as none.
 
 
-Json = Mapping[str, Any]
+_Int = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 
-def _info(info: Mapping[str, str]) -> Json:
+class _OCI(msgspec.Struct, frozen=True, rename="camel"):
+    pass
+
+
+class _CPU(_OCI, frozen=True):
+    shares: _Int | None = None
+    quota: _Int | None = None
+    period: _Int | None = None
+    cpus: str = ""
+    mems: str = ""
+
+
+class _Memory(_OCI, frozen=True):
+    limit: _Int | None = None
+
+
+class _Hugepages(_OCI, frozen=True):
+    page_size: str = ""
+    limit: _Int = 0
+
+
+class _DeviceRule(_OCI, frozen=True):
+    allow: bool = False
+    type: str = ""
+    major: _Int | None = None
+    minor: _Int | None = None
+
+    @property
+    def allows_all(self) -> bool:
+        """Whether it makes a container privileged: devices that are listed say nothing of it."""
+        numbers = (self.major, self.minor)
+        return self.allow and self.type in ("", "a") and all(n is None or n < 0 for n in numbers)
+
+
+class _Resources(_OCI, frozen=True):
+    cpu: _CPU = _CPU()
+    memory: _Memory = _Memory()
+    hugepage_limits: tuple[_Hugepages, ...] = ()
+    devices: tuple[_DeviceRule, ...] = ()
+
+
+class _Device(_OCI, frozen=True):
+    type: str = ""
+    major: _Int = 0
+    minor: _Int = 0
+
+
+class _Namespace(_OCI, frozen=True):
+    type: str = ""
+    path: str = ""
+
+
+class _Linux(_OCI, frozen=True):
+    cgroups_path: str = ""
+    resources: _Resources = _Resources()
+    devices: tuple[_Device, ...] = ()
+    namespaces: tuple[_Namespace, ...] = ()
+
+
+class _Process(_OCI, frozen=True):
+    env: tuple[str, ...] = ()
+    oom_score_adj: _Int | None = None
+
+
+class _Spec(_OCI, frozen=True):
+    annotations: dict[str, str] = {}
+    process: _Process = _Process()
+    linux: _Linux = _Linux()
+
+
+class _PodResources(msgspec.Struct, frozen=True):
+    """What the kubelet gave the runtime for a pod, in the names of CRI."""
+
+    cpu_shares: _Int | None = None
+    cpu_quota: _Int | None = None
+    cpu_period: _Int | None = None
+    memory_limit_in_bytes: _Int | None = None
+
+
+class _LinuxConfig(msgspec.Struct, frozen=True):
+    cgroup_parent: str = ""
+    resources: _PodResources = _PodResources()
+
+
+class _Config(msgspec.Struct, frozen=True):
+    linux: _LinuxConfig = _LinuxConfig()
+
+
+class _Info(_OCI, frozen=True):
     """The JSON in a verbose status: containerd and CRI-O put it under ``info``."""
-    try:
-        document = json.loads(info.get("info", "{}"))
-    except (ValueError, RecursionError):
-        return {}
-    return document if isinstance(document, dict) else {}
+
+    pid: _Int = 0
+    sandbox_id: str = msgspec.field(default="", name="sandboxID")
+    runtime_spec: _Spec | None = None
+    config: _Config | None = None
+
+    @classmethod
+    def of(cls, info: Mapping[str, str]) -> _Info:
+        try:
+            return msgspec.json.decode(info.get("info", "{}"), type=cls)
+        except (msgspec.DecodeError, RecursionError):
+            return cls()
 
 
-def pod_from(status: cri_pb2.PodSandboxStatus, info: Json) -> PodSandbox:
+def pod_from(answer: cri_pb2.PodSandboxStatusResponse) -> PodSandbox:
     """A pod, with the resources that the kubelet gave the runtime for it.
 
     Its QoS class is that of its cgroup; see `nri_numa.runtime.inferred_qos` for pods without one.
     """
-    config = _object(_object(info, "config"), "linux")
-    given = _object(config, "resources")
-    resources = NOTHING_GIVEN
-    if given:
-        resources = Resources(
-            cpu_shares=_positive(given, "cpu_shares"),
-            cpu_quota=_number(given, "cpu_quota"),
-            cpu_period=_positive(given, "cpu_period"),
-            memory_limit=_number(given, "memory_limit_in_bytes"),
-        )
-    cgroup_parent = _text(config, "cgroup_parent")
-    namespaces = _objects(_object(_object(info, "runtimeSpec"), "linux"), "namespaces")
+    status, info = answer.status, _Info.of(answer.info)
+    config = (info.config or _Config()).linux
+    given = config.resources
+    resources = Resources(
+        cpu_shares=given.cpu_shares,
+        cpu_quota=given.cpu_quota,
+        cpu_period=given.cpu_period,
+        memory_limit=given.memory_limit_in_bytes,
+    )
+    namespaces = (info.runtime_spec or _Spec()).linux.namespaces
     return PodSandbox(
         id=status.id,
         uid=status.metadata.uid or status.id,
@@ -361,125 +368,66 @@ def pod_from(status: cri_pb2.PodSandboxStatus, info: Json) -> PodSandbox:
         name=status.metadata.name,
         labels=dict(status.labels),
         annotations=dict(status.annotations),
-        qos=QoSClass.of_cgroup(cgroup_parent) or inferred_qos(resources, None),
+        qos=QoSClass.of_cgroup(config.cgroup_parent) or inferred_qos(resources, None),
         runtime_handler=status.runtime_handler,
-        cgroup_parent=cgroup_parent,
+        cgroup_parent=config.cgroup_parent,
         resources=resources,
-        network_namespace=next(
-            (_text(one, "path") for one in namespaces if _text(one, "type") == "network"), ""
-        ),
+        network_namespace=next((one.path for one in namespaces if one.type == "network"), ""),
     )
 
 
-def container_from(status: cri_pb2.ContainerStatus, info: Json) -> Container:
-    """A container as it is now."""
-    spec = _object(info, "runtimeSpec")
-    process, linux = _object(spec, "process"), _object(spec, "linux")
-    annotations = {**status.annotations, **_texts(_object(spec, "annotations"))}
-    score = _number(process, "oomScoreAdj")
-    resources = NOTHING_GIVEN
-    given = _object(linux, "resources")
-    if given:
-        resources = _from_spec(given)
-    elif status.HasField("resources") and status.resources.HasField("linux"):
-        resources = _from_cri(status.resources.linux)
-        if score is None:
-            score = status.resources.linux.oom_score_adj or None
-    environment = process.get("env")
-    privileged = any(_allows_all(rule) for rule in _objects(given, "devices"))
+def container_from(answer: cri_pb2.ContainerStatusResponse) -> Container:
+    """A container as it is now.
+
+    Its ``pod_id`` is empty when the runtime does not say; the protocol has no field for it.
+    containerd reports resources that were *asked for* until the first update, so they are not the
+    truth about a pinned container: its cgroup is.
+    """
+    status, info = answer.status, _Info.of(answer.info)
+    spec = info.runtime_spec or _Spec()
+    annotations = {**status.annotations, **spec.annotations}
+    given, score = spec.linux.resources, spec.process.oom_score_adj
+    if given != _Resources():
+        resources = Resources(
+            cpu_shares=given.cpu.shares,
+            cpu_quota=given.cpu.quota,
+            cpu_period=given.cpu.period,
+            memory_limit=given.memory.limit,
+            hugepages={
+                page_size(one.page_size): one.limit for one in given.hugepage_limits if one.limit
+            },
+            cpus=given.cpu.cpus,
+            mems=given.cpu.mems,
+        )
+    else:
+        linux = status.resources.linux
+        score = score if score is not None else linux.oom_score_adj or None
+        resources = Resources(
+            cpu_shares=linux.cpu_shares or None,
+            cpu_quota=linux.cpu_quota or None,
+            cpu_period=linux.cpu_period or None,
+            memory_limit=linux.memory_limit_in_bytes or None,
+            hugepages={page_size(one.page_size): one.limit for one in linux.hugepage_limits},
+            cpus=linux.cpuset_cpus,
+            mems=linux.cpuset_mems,
+        )
+    privileged = any(rule.allows_all for rule in given.devices)
     return Container(
         id=status.id,
-        pod_id=_text(info, "sandboxID"),
+        pod_id=info.sandbox_id,
         name=status.metadata.name,
         annotations=annotations,
         resources=resources,
         oom_score_adj=score,
-        pid=max(0, _number(info, "pid") or 0),
-        cgroups_path=_text(linux, "cgroupsPath"),
+        pid=info.pid,
+        cgroups_path=spec.linux.cgroups_path,
         mentions=mentions_in(
             nodes=[
-                DeviceNode(
-                    _text(one, "type"), _number(one, "major") or 0, _number(one, "minor") or 0
-                )
-                for one in (() if privileged else _objects(linux, "devices"))
+                DeviceNode(one.type, one.major, one.minor)
+                for one in (() if privileged else spec.linux.devices)
             ],
-            environment=[item for item in environment if isinstance(item, str)]
-            if isinstance(environment, list)
-            else (),
+            environment=spec.process.env,
             annotations=annotations,
         ),
         starting=status.state == cri_pb2.CONTAINER_CREATED,
     )
-
-
-def _from_spec(resources: Json) -> Resources:
-    cpu, memory = _object(resources, "cpu"), _object(resources, "memory")
-    hugepages = {}
-    for limit in _objects(resources, "hugepageLimits"):
-        size, bytes_ = _text(limit, "pageSize"), _number(limit, "limit") or 0
-        if size and bytes_ > 0:
-            hugepages[page_size(size)] = bytes_
-    return Resources(
-        cpu_shares=_positive(cpu, "shares"),
-        cpu_quota=_number(cpu, "quota"),
-        cpu_period=_positive(cpu, "period"),
-        memory_limit=_number(memory, "limit"),
-        hugepages=hugepages,
-        cpus=_text(cpu, "cpus"),
-        mems=_text(cpu, "mems"),
-    )
-
-
-def _from_cri(resources: cri_pb2.LinuxContainerResources) -> Resources:
-    return Resources(
-        cpu_shares=resources.cpu_shares or None,
-        cpu_quota=resources.cpu_quota or None,
-        cpu_period=resources.cpu_period or None,
-        memory_limit=resources.memory_limit_in_bytes or None,
-        hugepages={page_size(one.page_size): one.limit for one in resources.hugepage_limits},
-        cpus=resources.cpuset_cpus,
-        mems=resources.cpuset_mems,
-    )
-
-
-def _allows_all(rule: Json) -> bool:
-    """Whether it makes a container privileged: device files that are listed say nothing of it."""
-    return (
-        rule.get("allow") is True
-        and _text(rule, "type") in ("", "a")
-        and _positive(rule, "major") is None
-        and _positive(rule, "minor") is None
-    )
-
-
-def _object(document: Json, key: str) -> Json:
-    value = document.get(key)
-    return value if isinstance(value, dict) else {}
-
-
-def _objects(document: Json, key: str) -> Iterator[Json]:
-    value = document.get(key)
-    if isinstance(value, list):
-        yield from (item for item in value if isinstance(item, dict))
-
-
-def _text(document: Json, key: str) -> str:
-    value = document.get(key)
-    return value if isinstance(value, str) else ""
-
-
-def _texts(document: Json) -> dict[str, str]:
-    return {key: value for key, value in document.items() if isinstance(value, str)}
-
-
-def _number(document: Json, key: str) -> int | None:
-    """A number of 64 bits; JSON has others too."""
-    value = document.get(key)
-    if isinstance(value, bool) or not isinstance(value, int):
-        return None
-    return value if -(2**63) <= value < 2**63 else None
-
-
-def _positive(document: Json, key: str) -> int | None:
-    value = _number(document, key)
-    return None if value is None or value < 0 else value

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import enum
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,14 +23,8 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from msgspec.structs import replace
 
-from nri_numa.cri.client import (
-    CallRefused,
-    ContainerEventType,
-    ContainerStatus,
-    CRIClient,
-    CRIContainerState,
-    UpdateFailed,
-)
+from nri_numa.cri.client import CallRefused, CRIClient, UpdateFailed, container_from
+from nri_numa.cri.pb import cri_pb2
 from nri_numa.errors import RuntimeUnavailable
 from nri_numa.model.workload import (
     Container,
@@ -45,20 +38,21 @@ from nri_numa.observe.logs import get_logger
 from nri_numa.runtime import (
     NOTHING_GIVEN,
     STABLE_SECONDS,
-    AnswerWatch,
     LinkState,
     Planner,
     PushResult,
     RequestRefused,
     RuntimeHandler,
-    RuntimeInfo,
+    RuntimeLink,
     backoff_delays,
     inferred_qos,
 )
 
 log = get_logger("cri")
 
-LIVE: Final = frozenset((CRIContainerState.CREATED, CRIContainerState.RUNNING))
+CREATED: Final = cri_pb2.CONTAINER_CREATED
+RUNNING: Final = cri_pb2.CONTAINER_RUNNING
+LIVE: Final = frozenset((CREATED, RUNNING))
 """States of containers that have, or will have, CPUs."""
 NEIGHBOURS_AT_ONCE: Final = 4
 """Updates of neighbours under way; each is a process of the runtime's, on a node that works."""
@@ -93,9 +87,9 @@ async def everything(client: CRIClient) -> tuple[dict[str, PodSandbox], list[Con
             pods[pod_id] = pod
     containers: list[Container] = []
     for found in listed:
-        status = await client.container_status(found.id)
-        if status is not None and status.state in LIVE:
-            containers.append(replace(status.container, pod_id=found.pod_sandbox_id))
+        answer = await client.container_status(found.id)
+        if answer is not None and answer.status.state in LIVE:
+            containers.append(replace(container_from(answer), pod_id=found.pod_sandbox_id))
     return pods, containers
 
 
@@ -243,65 +237,48 @@ class Change(NamedTuple):
     before: Resources
 
 
-class Sizes:
-    """What was seen of the containers that live."""
+@dataclass(slots=True)
+class Live:
+    """A live container.
 
-    def __init__(self) -> None:
-        self._seen: dict[str, Size] = {}
-        self._sent: dict[str, int] = {}
-        self._changes: dict[str, int] = {}
-        self._round: list[str] = []
+    Attributes:
+        state: as far as the handler has seen it.
+        size: when it was last seen.
+        sent: CFS quota that an update of ours set; of a size only the quota is ever ours.
+        changes: how many changes of its size there were.
+        own: its update, while it is being started: one that comes while the runtime starts it is
+            recorded and not applied, so it is sent again when the container runs.
+        updated: Unix time when the runtime took its update; None when it has not.
+    """
 
-    def seen(self, container: Container) -> None:
-        """A container was decided about as it was."""
-        self._seen[container.id] = Size.of(container.resources)
+    state: cri_pb2.ContainerState
+    size: Size
+    sent: int | None = None
+    changes: int = 0
+    own: ContainerUpdate | None = None
+    updated: float | None = None
 
-    def sent(self, update: ContainerUpdate) -> None:
-        """An update of ours was applied; of a size only the quota is ever ours."""
-        if update.cpu_quota:
-            self._sent[update.container_id] = update.cpu_quota
-
-    def forget(self, container_id: str) -> None:
-        """A container is removed."""
-        self._seen.pop(container_id, None)
-        self._sent.pop(container_id, None)
-        self._changes.pop(container_id, None)
-
-    def changes(self, container_id: str) -> int:
-        """How many changes of a container there were."""
-        return self._changes.get(container_id, 0)
-
-    def turn(self, running: Iterable[str]) -> list[str]:
-        """At most `SIZES_AT_ONCE` of these to look at again now, so that each has a turn."""
-        there = list(running)
-        if not self._round:
-            self._round = there
-        now, self._round = self._round[:SIZES_AT_ONCE], self._round[SIZES_AT_ONCE:]
-        known = set(there)
-        return [container_id for container_id in now if container_id in known]
-
-    def changed(self, container: Container) -> Change | None:
+    def changed(self, resources: Resources) -> Change | None:
         """What was asked for since the container was last seen; None for nothing."""
-        now = Size.of(container.resources)
-        before = self._seen.get(container.id)
-        self._seen[container.id] = now
-        if before is None or before == now:
+        before, now = self.size, Size.of(resources)
+        self.size = now
+        if before == now:
             return None
         shares = now.shares if now.shares > 0 and now.shares != before.shares else None
         limit = now.limit if now.limit > 0 and now.limit != before.limit else None
         quota = period = None
         # Only we lift a quota; one that is there again was asked for, were it the same.
-        if now.quota > 0 and now.quota != self._sent.get(container.id, before.quota):
-            self._sent.pop(container.id, None)
+        if now.quota > 0 and now.quota != (self.sent or before.quota):
+            self.sent = None
             quota, period = now.quota, now.period
         requested = Resources(
             cpu_shares=shares, cpu_quota=quota, cpu_period=period, memory_limit=limit
         )
         if requested == NOTHING_GIVEN:
             return None
-        self._changes[container.id] = self.changes(container.id) + 1
+        self.changes += 1
         was = replace(
-            container.resources,
+            resources,
             cpu_shares=before.shares,
             cpu_quota=before.quota,
             cpu_period=before.period,
@@ -311,17 +288,6 @@ class Sizes:
 
 
 # --- one connection -------------------------------------------------------------------------------
-
-
-class _Phase(enum.Enum):
-    MET = "met"
-    RUNNING = "running"
-
-
-_PHASES: Final = {
-    CRIContainerState.CREATED: _Phase.MET,
-    CRIContainerState.RUNNING: _Phase.RUNNING,
-}
 
 
 class LifecycleCallbacks(Protocol):
@@ -361,29 +327,23 @@ class Connection:
         handler: RuntimeHandler,
         callbacks: LifecycleCallbacks,
         *,
-        listing: float = 1.0,
-        now: Callable[[], float] = time.time,
+        listing: float,
     ) -> None:
         self._client = client
         self._handler = handler
         self._callbacks = callbacks
         self._listing = listing
-        self._now = now
         self._open = False
         self._outbox = Outbox(client)
         self._queries = asyncio.Semaphore(QUERIES_AT_ONCE)
-        self._phases: dict[str, _Phase] = {}
+        self._live: dict[str, Live] = {}
         self._ended: set[str] = set()
         self._pods: dict[str, PodSandbox] = {}
         self._pod_of: dict[str, str] = {}
-        self._taken_at: dict[str, float] = {}
-        # Updates of containers that are being started: one that comes while the runtime starts it
-        # is recorded and not applied, so it is sent again when the container runs.
-        self._own: dict[str, ContainerUpdate] = {}
         # Containers to look at once more when the look under way is over.
         self._again: set[str] = set()
         self._querying: dict[str, asyncio.Task[None]] = {}
-        self._sizes = Sizes()
+        self._round: list[str] = []
         self._careful: set[asyncio.Task[UpdateFailed | None]] = set()
         self._listens = False
         self._failure: RuntimeUnavailable | None = None
@@ -399,9 +359,9 @@ class Connection:
         self._listener = asyncio.create_task(self._listen(), name="cri events")
         pods, containers = await everything(self._client)
         for container in containers:
-            self._phases[container.id] = _Phase.MET if container.starting else _Phase.RUNNING
+            state = CREATED if container.starting else RUNNING
+            self._live[container.id] = Live(state, Size.of(container.resources))
             self._pod_of[container.id] = container.pod_id
-            self._sizes.seen(container)
         self._pods = pods
         updates = self._call(
             "Synchronize", lambda: self._handler.synchronize(_pods(pods, containers), containers)
@@ -441,31 +401,31 @@ class Connection:
 
     def send(self, update: ContainerUpdate) -> asyncio.Future[UpdateFailed | None]:
         """Send an update; what becomes of it."""
-        container_id = update.container_id
-        if not update.cpu_quota or self._phases.get(container_id) is not _Phase.RUNNING:
+        one = self._live.get(update.container_id)
+        if not update.cpu_quota or one is None or one.state != RUNNING:
             return self._put(update)
         # What gave back a quota that was lifted may be a resize: what the container has now is
         # looked at before it is written over.
-        task = asyncio.create_task(self._send_after_query(update), name="careful")
+        task = asyncio.create_task(self._send_after_query(one, update), name="careful")
         self._careful.add(task)
         task.add_done_callback(self._careful.discard)
         return task
 
-    async def _send_after_query(self, update: ContainerUpdate) -> UpdateFailed | None:
-        before = self._sizes.changes(update.container_id)
+    async def _send_after_query(self, one: Live, update: ContainerUpdate) -> UpdateFailed | None:
+        before = one.changes
         self.query(update.container_id)
         if (querying := self._querying.get(update.container_id)) is not None:
             await asyncio.wait([querying])
-        if self._sizes.changes(update.container_id) != before:
+        if one.changes != before:
             return None  # decided anew, and what was decided is sent
         return await self._put(update)
 
     def _put(
         self, update: ContainerUpdate, *, urgent: bool = False
     ) -> asyncio.Future[UpdateFailed | None]:
-        if self._phases.get(update.container_id) is _Phase.MET:
-            earlier = self._own.get(update.container_id)
-            self._own[update.container_id] = update.over(earlier) if earlier else update
+        one = self._live.get(update.container_id)
+        if one is not None and one.state == CREATED:
+            one.own = update.over(one.own) if one.own else update
         outcome = self._outbox.put(update, urgent=urgent)
         outcome.add_done_callback(partial(self._arrived, update))
         return outcome
@@ -474,8 +434,8 @@ class Connection:
         self, update: ContainerUpdate, outcome: asyncio.Future[UpdateFailed | None]
     ) -> None:
         taken = not outcome.cancelled() and outcome.result() is None
-        if taken and update.container_id in self._phases:
-            self._sizes.sent(update)
+        if taken and update.cpu_quota and update.container_id in self._live:
+            self._live[update.container_id].sent = update.cpu_quota
 
     # --- what happens -----------------------------------------------------------------------------
 
@@ -487,10 +447,10 @@ class Connection:
             try:
                 self._listens = True
                 async for event in self._client.container_events():
-                    whose = event.pod_sandbox_id
+                    whose = event.pod_sandbox_status.id
                     if event.container_id == whose or event.container_id in self._pods:
                         # The pod's own container: nothing to place, but did the pod go away?
-                        if event.type is ContainerEventType.DELETED:
+                        if event.container_event_type == cri_pb2.CONTAINER_DELETED_EVENT:
                             self._soon.set()
                         continue
                     if whose:
@@ -513,16 +473,21 @@ class Connection:
         """Find what no event reported."""
         containers = {c.id: c for c in await self._client.list_containers()}
         pods = set(await self._client.pod_sandbox_ids())
-        for container_id in self._phases.keys() - containers.keys():
+        for container_id in self._live.keys() - containers.keys():
             self.query(container_id)
         for container_id, found in containers.items():
             self._pod_of.setdefault(container_id, found.pod_sandbox_id)
-            phase = self._phases.get(container_id)
-            if _PHASES.get(found.state) is not phase:
+            state = found.state if found.state in LIVE else None
+            one = self._live.get(container_id)
+            if state != (one.state if one is not None else None):
                 self.query(container_id)
-        running = (i for i, phase in self._phases.items() if phase is _Phase.RUNNING)
-        for container_id in self._sizes.turn(running):
-            self.query(container_id)
+        # Sizes are looked at again, some each time, so that each has a turn.
+        running = [i for i, one in self._live.items() if one.state == RUNNING]
+        self._round = self._round or running
+        for container_id in self._round[:SIZES_AT_ONCE]:
+            if container_id in self._live:
+                self.query(container_id)
+        self._round = self._round[SIZES_AT_ONCE:]
         self._ended &= containers.keys()
         for pod_id in self._pods.keys() - pods:
             pod = self._pods.pop(pod_id)
@@ -555,34 +520,33 @@ class Connection:
             self._querying.pop(container_id, None)
 
     async def _query_once(self, container_id: str) -> None:
-        status = await self._client.container_status(container_id)
-        if status is None or status.state not in LIVE:
-            self._end(container_id, known=status is not None)
+        answer = await self._client.container_status(container_id)
+        if answer is None or answer.status.state not in LIVE:
+            self._end(container_id, known=answer is not None)
             return
-        running = status.state is CRIContainerState.RUNNING
-        phase = self._phases.get(container_id)
-        if phase is _Phase.RUNNING:
-            self._size(status.container)
+        container, one = container_from(answer), self._live.get(container_id)
+        if one is not None and one.state == RUNNING:
+            self._size(one, container)
             return
-        if phase is _Phase.MET and not running:
+        if one is not None and container.starting:
             return
-        pod = await self._pod(status)
+        pod = await self._pod(container)
         if pod is None:
             return  # removed with all of its containers, or not there yet: a listing finds it
-        container = replace(status.container, pod_id=pod.id)
+        container = replace(container, pod_id=pod.id)
         pod = _of_class(pod, container)
-        if phase is None:
-            self._phases[container_id] = _Phase.MET
-            await self._meet(pod, container)
-        if running and container_id in self._phases:
-            await self._begin(pod, container, status.started_at)
+        if one is None:
+            one = self._live[container_id] = Live(CREATED, Size.of(container.resources))
+            await self._meet(one, pod, container)
+        if not container.starting and container_id in self._live:
+            await self._begin(one, pod, container, answer.status.started_at / 1e9)
 
-    def _size(self, container: Container) -> None:
+    def _size(self, one: Live, container: Container) -> None:
         """Have a resize decided about that is not reported."""
         pod = self._pods.get(self._pod_of.get(container.id, ""))
         if pod is None:
             return  # removed with all of its containers: a listing finds it
-        change = self._sizes.changed(container)
+        change = one.changed(container.resources)
         if change is None:
             return
         container = replace(container, pod_id=pod.id, resources=change.before)
@@ -606,23 +570,24 @@ class Connection:
         for update in updates or ():
             self._put(update).add_done_callback(lambda done: self._not_applied(done.result()))
 
-    async def _begin(self, pod: PodSandbox, container: Container, started: float) -> None:
+    async def _begin(
+        self, one: Live, pod: PodSandbox, container: Container, started: float
+    ) -> None:
         """A container runs: have its cgroup put right, and its update sent once more."""
         container_id = container.id
         self._call("StartContainer", lambda: self._handler.start_container(pod, container))
-        self._callbacks.begun(container_id, started, self._taken_at.pop(container_id, None))
-        self._phases[container_id] = _Phase.RUNNING
-        own = self._own.pop(container_id, None)
-        if own is not None:
-            self._not_applied(await self._put(own, urgent=True))
-        if container_id in self._phases:
+        self._callbacks.begun(container_id, started, one.updated)
+        one.state = RUNNING
+        if one.own is not None:
+            self._not_applied(await self._put(one.own, urgent=True))
+        if container_id in self._live:
             self._call(
                 "PostStartContainer", lambda: self._handler.post_start_container(pod, container)
             )
             self._callbacks.started(container_id, started)
 
-    async def _pod(self, status: ContainerStatus) -> PodSandbox | None:
-        pod_id = status.container.pod_id or self._pod_of.get(status.container.id, "")
+    async def _pod(self, container: Container) -> PodSandbox | None:
+        pod_id = container.pod_id or self._pod_of.get(container.id, "")
         if pod_id not in self._pods:
             pod = await self._client.pod_sandbox(pod_id) if pod_id else None
             if pod is None:
@@ -633,9 +598,8 @@ class Connection:
                 self._call("RunPodSandbox", lambda: self._handler.run_pod(pod))
         return self._pods[pod_id]
 
-    async def _meet(self, pod: PodSandbox, container: Container) -> None:
+    async def _meet(self, one: Live, pod: PodSandbox, container: Container) -> None:
         """Have a container decided about, and send what was decided."""
-        self._sizes.seen(container)
         try:
             answer = self._call(
                 "CreateContainer",
@@ -660,22 +624,19 @@ class Connection:
             if container.starting:
                 own = self._put(update, urgent=True)
             else:
-                self._own[container.id] = update  # sent when its cgroup is right
+                one.own = update  # sent when its cgroup is right
         self._send_all(updates)
         if own is not None:
             failed = await own
             if failed is None:
-                self._taken_at[container.id] = self._now()
+                one.updated = time.time()
             else:
                 self._not_applied(failed)
 
     def _end(self, container_id: str, *, known: bool) -> None:
         """A container ended, or is gone altogether."""
-        if self._phases.pop(container_id, None) is not None:
+        if self._live.pop(container_id, None) is not None:
             self._ended.add(container_id)
-            self._taken_at.pop(container_id, None)
-            self._own.pop(container_id, None)
-            self._sizes.forget(container_id)
             updates = self._call(
                 "StopContainer", lambda: self._handler.stop_container(container_id)
             )
@@ -723,7 +684,7 @@ class Connection:
 # --- the link -------------------------------------------------------------------------------------
 
 
-class CRILink:
+class CRILink(RuntimeLink):
     """Follows one runtime; see `nri_numa.runtime.RuntimeLink`.
 
     ``listing`` is the time in seconds between two listings where no events come.
@@ -737,24 +698,13 @@ class CRILink:
         socket_path: str,
         listing: float = 1.0,
         delays: Callable[[], Iterator[float]] = PAUSES,
-        now: Callable[[], float] = time.time,
     ) -> None:
-        self._handler = handler
+        super().__init__(handler, time.monotonic)
         self._socket_path = socket_path.removeprefix("unix://")
         self._listing = listing
         self._callbacks = callbacks
         self._delays = delays
-        self._now = now
-        self.runtime: RuntimeInfo | None = None
-        self.watch = AnswerWatch(time.monotonic)  # nothing waits: each call has its own limit
-        self._state = LinkState.DISCONNECTED
-        self._reported: tuple[LinkState, str] | None = None
         self._connection: Connection | None = None
-
-    @property
-    def state(self) -> LinkState:
-        """Where the link stands."""
-        return self._state
 
     async def run(self) -> None:
         """Keep the link up until cancelled."""
@@ -776,8 +726,8 @@ class CRILink:
         if not updates:
             return PushResult()
         connection = self._connection
-        if connection is None or self._state is not LinkState.ACTIVE:
-            return PushResult(f"the link is {self._state.value}")
+        if connection is None or self.state is not LinkState.ACTIVE:
+            return PushResult(f"the link is {self.state.value}")
         failed = await asyncio.gather(*map(connection.send, updates))
         broken = [one.message for one in failed if one is not None and not one.unknown]
         return PushResult("; ".join(broken[:3]))
@@ -794,7 +744,7 @@ class CRILink:
                 self._change(LinkState.REGISTERING, self._socket_path)
                 self._handler.configured(self.runtime)
                 connection = Connection(
-                    client, self._handler, self._callbacks, listing=self._listing, now=self._now
+                    client, self._handler, self._callbacks, listing=self._listing
                 )
                 try:
                     pods, containers = await connection.begin()
@@ -809,10 +759,3 @@ class CRILink:
         except RuntimeUnavailable as error:
             return str(error)
         return "the connection ended"
-
-    def _change(self, state: LinkState, detail: str) -> None:
-        if (state, detail) == self._reported:
-            return  # the same failure again: said once
-        self._reported = (state, detail)
-        self._state = state
-        self._handler.link_changed(state, detail)

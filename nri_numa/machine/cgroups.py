@@ -14,73 +14,15 @@ import functools
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, ListFormatError, NUMASet
 from nri_numa.model.machine import NO_QUOTA, Observed
 
-# --- the files of one cgroup's cpuset, in one shape for both versions -----------------------------
-# Version 1 goes through cgroupspy's controller; version 2, which that package does not know,
-# through a class with the same two methods. See cgroups(7) and Documentation/admin-
-# guide/cgroup-v2.rst.
-
 _READ_BYTES: Final = 65_536
 """Longer than any list the kernel writes for 8,192 CPUs."""
-
-
-class CpusetFiles(Protocol):
-    """What is used of cgroupspy's controllers."""
-
-    def get_property(self, filename: str) -> str:
-        """Text of a file, without white space at its ends."""
-        ...
-
-    def set_property(self, filename: str, value: str) -> object:
-        """Write a file."""
-        ...
-
-
-class UnifiedCpuset(msgspec.Struct, frozen=True):
-    """The cpuset of a cgroup of version 2."""
-
-    directory: str
-
-    def get_property(self, filename: str) -> str:
-        """Text of a file, without white space at its ends."""
-        return text(f"{self.directory}/{filename}")
-
-    def set_property(self, filename: str, value: str) -> None:
-        """Write a file, in one write as the kernel wants it."""
-        fd = os.open(f"{self.directory}/{filename}", os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
-        try:
-            os.write(fd, value.encode())
-        finally:
-            os.close(fd)
-
-
-class _Node(msgspec.Struct, frozen=True):
-    """What cgroupspy's controllers read of a cgroup; its own would walk the whole tree."""
-
-    full_path: str
-
-
-@functools.cache
-def v1_controller() -> type:
-    """Return the package's files of a cpuset, imported when cgroup v1 is first looked at."""
-    from cgroupspy.controllers import CpuSetController
-
-    controller: type = CpuSetController
-    return controller
-
-
-def cpuset_files(directory: str, *, unified: bool) -> CpusetFiles:
-    """The files of the cgroup with this directory, of version 2 where ``unified``."""
-    if unified:
-        return UnifiedCpuset(directory)
-    files: CpusetFiles = v1_controller()(_Node(directory))
-    return files
 
 
 def text(path: str) -> str:
@@ -92,77 +34,28 @@ def text(path: str) -> str:
         os.close(fd)
 
 
-# --- Where cpusets are: which hierarchy has them, and which cgroup of a container its programs
-# are in.
-# Hosts mount cgroups in three ways (cgroups(7), systemd's hierarchies): version 1, one directory
-# for each controller or for several that go together; version 2 alone; or both, where the cpuset
-# controller is in one of them. OCI runtimes differ too: with the systemd driver on version 2, crun
-# makes one more cgroup in the container's scope and puts the programs there (crun(1),
-# ``run.oci.systemd.subgroup``); runc does not.
+def text_or_empty(path: str) -> str:
+    """Text of a small file; empty where it cannot be read."""
+    try:
+        return text(path)
+    except OSError:
+        return ""
+
+
+def _known(path: str) -> CPUSet | None:
+    """The list in a file; None where none can be read."""
+    try:
+        return CPUSet.parse(text(path))
+    except (OSError, ListFormatError):
+        return None
 
 
 CRUN_CHILD: Final = "container"
-"""What crun calls its cgroup in the scope, unless the container's annotation says otherwise."""
+"""What crun calls its cgroup in the scope, unless the container's annotation says otherwise.
 
-
-class Hierarchy(msgspec.Struct, frozen=True):
-    """The hierarchy that has the cpusets.
-
-    Attributes:
-        path: directory that cgroup paths start from.
-        unified: it is of version 2.
-        effective: of version 1, with an effective set of its own (mounted with
-            ``cpuset_v2_mode``).
-    """
-
-    path: str
-    unified: bool
-    effective: bool = False
-
-
-def find_hierarchy(root: str, *, proc: str = "/proc") -> Hierarchy:
-    """Find the cpusets below the directory where cgroup file systems are mounted.
-
-    Where there are none it is the place where they would be on version 1. ``proc`` has the options
-    of mounts.
-    """
-    if os.path.exists(f"{root}/cgroup.controllers"):
-        return Hierarchy(root, unified=True)
-    v1 = _v1_mount(root)
-    if not os.path.isdir(v1) and "cpuset" in _words(f"{root}/unified/cgroup.controllers"):
-        return Hierarchy(f"{root}/unified", unified=True)
-    return Hierarchy(v1, unified=False, effective=_v2_mode(v1, proc))
-
-
-def _v1_mount(root: str) -> str:
-    usual = os.path.join(root, "cpuset")
-    if os.path.isdir(usual):
-        return usual
-    try:
-        names = sorted(os.listdir(root))
-    except OSError:
-        return usual
-    together = [name for name in names if "cpuset" in name.split(",")]
-    return os.path.join(root, together[0]) if together else usual
-
-
-def _words(path: str) -> list[str]:
-    try:
-        return text(path).split()
-    except OSError:
-        return []
-
-
-def _v2_mode(mount: str, proc: str) -> bool:
-    try:
-        with open(f"{proc}/self/mounts", encoding="utf-8", errors="replace") as file:
-            for line in file:
-                words = line.split()
-                if len(words) > 3 and words[1] == mount:
-                    return "cpuset_v2_mode" in words[3].split(",")
-    except OSError:
-        pass
-    return False
+OCI runtimes differ: with the systemd driver on version 2, crun makes one more cgroup in the
+container's scope and puts the programs there (crun(1), ``run.oci.systemd.subgroup``).
+"""
 
 
 def inner(directory: str) -> str:
@@ -179,47 +72,30 @@ def narrowed_by(hierarchy: str, directory: str, missing: CPUSet) -> str:
     ``missing`` are CPUs that it is given and cannot use. Where none keeps them they are offline, or
     the container's own cgroup is no usable partition.
     """
-    culprit, leaves = "", ""
-    above = os.path.dirname(directory)
+    culprit, leaves, above = "", NO_CPUS, os.path.dirname(directory)
     while len(above) > len(hierarchy):
-        try:
-            effective = CPUSet.parse(text(f"{above}/cpuset.cpus.effective"))
-        except (OSError, ListFormatError):
+        effective = _known(f"{above}/cpuset.cpus.effective")
+        if effective is None or not missing - effective:
             break
-        if not missing - effective:
-            break
-        culprit, leaves = above, str(effective)
-        above = os.path.dirname(above)
+        culprit, leaves, above = above, effective, os.path.dirname(above)
     else:
-        if culprit and not _root_has(hierarchy, missing):
-            return ""  # not even the machine has them
+        machine = _known(f"{hierarchy}/cpuset.cpus.effective")
+        if culprit and machine is not None and missing - machine:
+            return ""
     if not culprit:
         return _partition(directory, "it")
     name = os.path.relpath(culprit, hierarchy)
     said = f"{name} has {leaves or 'none'}"
-    try:
-        given = CPUSet.parse(text(f"{culprit}/cpuset.cpus"))
-    except (OSError, ListFormatError):
-        given = NO_CPUS
+    given = _known(f"{culprit}/cpuset.cpus")
     if given and not missing - given:
         said += f" of its {given}; the rest belongs to a partition"
     own = _partition(culprit, name)
     return f"{said}, {own}" if own else said
 
 
-def _root_has(hierarchy: str, cpus: CPUSet) -> bool:
-    try:
-        return not cpus - CPUSet.parse(text(f"{hierarchy}/cpuset.cpus.effective"))
-    except (OSError, ListFormatError):
-        return True
-
-
 def _partition(directory: str, name: str) -> str:
-    try:
-        state = text(f"{directory}/cpuset.cpus.partition")
-    except OSError:
-        return ""
-    return "" if state == "member" or not state else f"{name} is a partition: {state}"
+    state = text_or_empty(f"{directory}/cpuset.cpus.partition")
+    return "" if state in ("member", "") else f"{name} is a partition: {state}"
 
 
 def in_the_way(hierarchy: str, directory: str, name: str, wanted: str) -> str:
@@ -245,7 +121,7 @@ def in_the_way(hierarchy: str, directory: str, name: str, wanted: str) -> str:
 
 
 def _list(directory: str, name: str) -> CPUSet:
-    return CPUSet.parse(cpuset_files(directory, unified=False).get_property(name))
+    return CPUSet.parse(text(f"{directory}/{name}"))
 
 
 def _has(where: str, directory: str, hierarchy: str, name: str) -> str:
@@ -315,6 +191,10 @@ def _slices(name: str) -> list[str] | None:
 class CgroupReader:
     """Reads cpusets below the root where the cgroup file systems are mounted.
 
+    Hosts mount cgroups in three ways (cgroups(7), systemd's hierarchies): version 1, one directory
+    for each controller or for several that go together; version 2 alone; or both, where the cpuset
+    controller is in one of them.
+
     Attributes:
         unified: whether cpusets are in a version 2 hierarchy.
         hierarchy: directory that cgroup paths start from.
@@ -323,15 +203,47 @@ class CgroupReader:
     def __init__(self, root: str = "/sys/fs/cgroup", *, proc: str = "/proc") -> None:
         self._root = root
         self._proc = proc
-        self.unified, self.hierarchy = False, ""
         self.available()
 
     def available(self) -> bool:
-        """Whether there are cpusets to read; also looks anew which version they are of."""
-        found = find_hierarchy(self._root, proc=self._proc)
-        self.unified, self.hierarchy = found.unified, found.path
-        self._effective = found.effective
+        """Whether there are cpusets to read; also looks anew which version they are of.
+
+        Where there are none, the hierarchy is the place where they would be on version 1.
+        """
+        root, v1 = self._root, self._v1_mount()
+        self.unified, self.hierarchy = False, v1
+        if os.path.exists(f"{root}/cgroup.controllers"):
+            self.unified, self.hierarchy = True, root
+        elif not os.path.isdir(v1) and "cpuset" in text_or_empty(
+            f"{root}/unified/cgroup.controllers"
+        ):
+            self.unified, self.hierarchy = True, f"{root}/unified"
+        # The files with what comes of the lists; version 1 mostly has none.
+        self._effective: tuple[str, str] | None = None
+        if self.unified:
+            self._effective = "cpuset.cpus.effective", "cpuset.mems.effective"
+        elif self._v2_mode(v1):
+            self._effective = "cpuset.effective_cpus", "cpuset.effective_mems"
         return os.path.isdir(self.hierarchy)
+
+    def _v1_mount(self) -> str:
+        usual = os.path.join(self._root, "cpuset")
+        if os.path.isdir(usual) or not os.path.isdir(self._root):
+            return usual
+        together = [n for n in sorted(os.listdir(self._root)) if "cpuset" in n.split(",")]
+        return os.path.join(self._root, *together[:1] or ["cpuset"])
+
+    def _v2_mode(self, mount: str) -> bool:
+        """Whether version 1 is mounted with ``cpuset_v2_mode``."""
+        with (
+            contextlib.suppress(OSError),
+            open(f"{self._proc}/self/mounts", encoding="utf-8", errors="replace") as file,
+        ):
+            for line in file:
+                words = line.split()
+                if len(words) > 3 and words[1] == mount:
+                    return "cpuset_v2_mode" in words[3].split(",")
+        return False
 
     def observe(self, place: CgroupPlace) -> Observed | None:
         """Look at one container; None when it has no cgroup (not yet, or not any more).
@@ -339,18 +251,22 @@ class CgroupReader:
         Raises:
             OSError: the file system cannot be read at all.
         """
-        path = relative_path(place.cgroups_path)
-        if path and (found := self._read(path)) is not None:
-            return found
-        # The runtime's root may be another than ours (a cgroup namespace): ask the kernel.
-        path = self._path_of(place.pid) if place.pid > 0 else ""
-        return self._read(path) if path else None
+        directory = self.directory_of(place)
+        try:
+            return self._read(directory) if directory else None
+        except OSError as error:
+            if error.errno in _MISSING:
+                return None
+            raise
+        except ListFormatError:
+            return None  # the kernel writes only lists: this is another file system
 
     def directory_of(self, place: CgroupPlace) -> str:
         """Directory of a container's cpuset; empty when there is none (yet, or any more)."""
         path = relative_path(place.cgroups_path)
         if path and os.path.isdir(directory := os.path.join(self.hierarchy, path)):
             return directory
+        # The runtime's root may be another than ours (a cgroup namespace): ask the kernel.
         path = self._path_of(place.pid) if place.pid > 0 else ""
         return os.path.join(self.hierarchy, path) if path else ""
 
@@ -372,7 +288,7 @@ class CgroupReader:
 
         Version 2 takes every list.
         """
-        if self.unified or self._effective or not wanted:
+        if self._effective or not wanted:
             return ""
         directory = self.directory_of(place)
         return in_the_way(self.hierarchy, directory, name, wanted) if directory else ""
@@ -398,57 +314,34 @@ class CgroupReader:
                 continue
         return None
 
-    def _read(self, path: str) -> Observed | None:
-        directory = os.path.join(self.hierarchy, path)
-        try:
-            return self._read_v2(directory) if self.unified else self._read_v1(directory)
-        except OSError as error:
-            if error.errno in _MISSING:
-                return None
-            raise
-        except ListFormatError:
-            return None  # the kernel writes only lists: this is another file system
-
-    def _read_v2(self, directory: str) -> Observed:
-        files = cpuset_files(directory, unified=True)
-        cpus, mems = (
-            _cpus(files.get_property("cpuset.cpus")),
-            _mems(files.get_property("cpuset.mems")),
-        )
-        if child := inner(directory):
+    def _read(self, directory: str) -> Observed:
+        cpus = _cpus(text(f"{directory}/cpuset.cpus"))
+        mems = _mems(text(f"{directory}/cpuset.mems"))
+        programs = directory
+        if self.unified and (child := inner(directory)):
             # The programs are in there: its own lists count, and where it has none, the scope's.
-            files = cpuset_files(child, unified=True)
-            cpus = _cpus(files.get_property("cpuset.cpus")) or cpus
-            mems = _mems(files.get_property("cpuset.mems")) or mems
-        effective = _cpus(files.get_property("cpuset.cpus.effective"))
-        missing = cpus - effective
+            programs = child
+            cpus = _cpus(text(f"{child}/cpuset.cpus")) or cpus
+            mems = _mems(text(f"{child}/cpuset.mems")) or mems
+        effective_cpus, effective_mems = cpus, mems
+        if self._effective is not None:
+            of_cpus, of_mems = self._effective
+            effective_cpus = _cpus(text(f"{programs}/{of_cpus}"))
+            effective_mems = _mems(text(f"{programs}/{of_mems}"))
+        missing = cpus - effective_cpus
         return Observed(
             cpus=cpus,
             mems=mems,
-            effective_cpus=effective,
-            effective_mems=_mems(files.get_property("cpuset.mems.effective")),
-            above=narrowed_by(self.hierarchy, directory, missing) if missing else "",
-        )
-
-    def _read_v1(self, directory: str) -> Observed:
-        files = cpuset_files(directory, unified=False)
-        cpus = _cpus(files.get_property("cpuset.cpus"))
-        mems = _mems(files.get_property("cpuset.mems"))
-        effective_cpus, effective_mems = cpus, mems
-        if self._effective:
-            effective_cpus = _cpus(files.get_property("cpuset.effective_cpus"))
-            effective_mems = _mems(files.get_property("cpuset.effective_mems"))
-        return Observed(
-            cpus=cpus, mems=mems, effective_cpus=effective_cpus, effective_mems=effective_mems
+            effective_cpus=effective_cpus,
+            effective_mems=effective_mems,
+            above=narrowed_by(self.hierarchy, directory, missing)
+            if missing and self.unified
+            else "",
         )
 
     def _path_of(self, pid: int) -> str:
         """Look up the cgroup of a process, see cgroups(7); empty when it is not known."""
-        try:
-            lines = text(f"{self._proc}/{pid}/cgroup").splitlines()
-        except OSError:
-            return ""
-        for line in lines:
+        for line in text_or_empty(f"{self._proc}/{pid}/cgroup").splitlines():
             number, _, rest = line.partition(":")
             controllers, _, path = rest.partition(":")
             if self.unified:
@@ -497,8 +390,6 @@ class CgroupWriter:
         self._thread = ThreadPoolExecutor(1, "cgroups")
         self._last: Future[object] | None = None
         self.held_up: Callable[[CgroupPlace], object] = lambda place: None
-        if not reader.unified:
-            v1_controller()  # imported now, and not while a container waits
 
     @property
     def busy(self) -> bool:
@@ -518,7 +409,7 @@ class CgroupWriter:
             # crun's own cgroup in a scope as well, or it would keep what it has.
             child = inner(directory) if self.reader.unified else ""
             changed = [
-                self._put(each, name, wanted)
+                self._put(f"{each}/{name}", wanted)
                 for each in ((directory, child) if child else (directory,))
                 for name, wanted in (("cpuset.cpus", cpus), ("cpuset.mems", mems))
                 if wanted
@@ -545,22 +436,30 @@ class CgroupWriter:
         with contextlib.suppress(OSError, ValueError):
             os.setxattr(self.reader.directory_of(place), f"user.{name}", text.encode())
 
-    def _put(self, directory: str, name: str, wanted: str) -> bool:
+    def _put(self, path: str, wanted: str) -> bool:
         """Write one file whose list is another one; both in the kernel's own form."""
-        files = cpuset_files(directory, unified=self.reader.unified)
-        if files.get_property(name) == wanted:
+        if text(path) == wanted:
             return False
         if self.busy:
             raise TimeoutError
-        self._last = self._thread.submit(files.set_property, name, wanted)
+        self._last = self._thread.submit(_write, path, wanted)
         try:
             self._last.result(BOUND)
         except TimeoutError:
             raise
         except OSError as error:
-            error.filename = f"{directory}/{name}"
+            error.filename = path
             raise
         return True
+
+
+def _write(path: str, value: str) -> None:
+    """In one write, as the kernel wants it."""
+    fd = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
+    try:
+        os.write(fd, value.encode())
+    finally:
+        os.close(fd)
 
 
 # Hundreds of containers share a handful of lists.
@@ -582,12 +481,11 @@ def observe_all(
     Raises:
         OSError: the file system cannot be read at all.
     """
-    found: dict[str, Observed] = {}
-    for container_id, place in places:
-        observed = reader.observe(place)
-        if observed is not None:
-            found[container_id] = observed
-    return found
+    return {
+        container_id: observed
+        for container_id, place in places
+        if (observed := reader.observe(place)) is not None
+    }
 
 
 # --- what systemd has for the scopes of containers ------------------------------------------------

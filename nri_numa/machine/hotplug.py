@@ -28,28 +28,18 @@ KERNEL_GROUP: Final = 1
 RECEIVE_BYTES: Final = 16_384
 CALM_SECONDS: Final = 0.1
 """A package of CPUs goes in a burst of events; one look after it is enough."""
-ACTIONS: Final = frozenset(("add", "remove", "online", "offline"))
+ACTIONS: Final = frozenset((b"ACTION=add", b"ACTION=remove", b"ACTION=online", b"ACTION=offline"))
 
 
-def parse_uevent(data: bytes) -> dict[str, str]:
-    """Read a kernel uevent: ``action@devpath`` and ``KEY=value`` fields, ended by NUL each.
+def concerns_cpus(uevent: bytes) -> bool:
+    """Whether a kernel uevent says that a CPU came, went, or was switched on or off.
 
-    Anything else, such as udev's binary form, gives an empty mapping.
+    It is ``action@devpath`` and ``KEY=value`` fields, ended by NUL each; anything else, such as
+    udev's binary form, is none.
     """
-    head, _, rest = data.partition(b"\0")
-    if b"@" not in head:
-        return {}
-    fields: dict[str, str] = {}
-    for item in rest.split(b"\0"):
-        key, equals, value = item.partition(b"=")
-        if equals:
-            fields[key.decode("ascii", "replace")] = value.decode("utf-8", "replace")
-    return fields
-
-
-def concerns_cpus(fields: dict[str, str]) -> bool:
-    """Whether an event says that a CPU came, went, or was switched on or off."""
-    return fields.get("SUBSYSTEM") == "cpu" and fields.get("ACTION") in ACTIONS
+    head, _, rest = uevent.partition(b"\0")
+    fields = rest.split(b"\0")
+    return b"@" in head and b"SUBSYSTEM=cpu" in fields and not ACTIONS.isdisjoint(fields)
 
 
 def kernel_source() -> socket.socket:
@@ -102,9 +92,7 @@ async def watch(
             no_events(error, True)
             return
         # Only the kernel has port 0; a process that got hold of the group is not believed.
-        if (not isinstance(sender, tuple) or sender[:1] == (0,)) and concerns_cpus(
-            parse_uevent(data)
-        ):
+        if (not isinstance(sender, tuple) or sender[:1] == (0,)) and concerns_cpus(data):
             burst.set()
 
     loop.add_reader(source.fileno(), readable)
@@ -133,19 +121,15 @@ def reread(root: Path | str, topology: Topology) -> Topology:
     """
     tree = open_tree(root)
     limits = read_limits(tree, topology.isolated)
-    cpus, mems = limits.cpus, limits.mems
-    allowed = topology.online if cpus is None else topology.online & cpus
     with_memory = NUMASet(i for i, n in topology.numa_nodes.items() if n.memory_bytes)
-    withheld = NUMASet() if mems is None else with_memory - mems
     amounts = {
         i: (node.memory_bytes, dict(node.hugepages)) for i, node in topology.numa_nodes.items()
     }
     if (
         read_online(root) == topology.online
         and _numa_nodes(tree, topology) == topology.numa_ids
-        # As in discovery: a limit that leaves nothing is none.
-        and (allowed or topology.online) == topology.allowed
-        and (NUMASet() if withheld == with_memory else withheld) == topology.withheld_memory
+        and limits.allowed(topology.online) == topology.allowed
+        and limits.withheld(with_memory) == topology.withheld_memory
         and read_amounts(tree, topology) == amounts
     ):
         return topology

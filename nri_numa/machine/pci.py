@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
-DIRECTORY: Final = "sys/bus/pci/devices"
-FILES: Final = ("class", "device", "numa_node", "vendor")
-"""Of each device; what a capture packs."""
+from nri_numa.machine.tree import PCI_DIR, Tree
 
 PCI_ADDRESS: Final = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.ASCII)
 """``domain:bus:slot.function`` as sysfs writes it, in lower case."""
@@ -53,12 +51,6 @@ class PCIDevice(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     numa_node: int | None = None
 
 
-class _Tree(Protocol):
-    def read(self, name: str) -> str | None: ...
-
-    def entries(self, name: str) -> list[str]: ...
-
-
 def kind_of_class(code: str | None) -> str:
     """What a PCI class such as ``0x030200`` is called; ``device`` for bridges and all others."""
     digits = (code or "").strip().lower().removeprefix("0x")
@@ -68,11 +60,11 @@ def kind_of_class(code: str | None) -> str:
     return DEVICE
 
 
-def pci_devices(tree: _Tree) -> tuple[PCIDevice, ...]:
+def pci_devices(tree: Tree) -> tuple[PCIDevice, ...]:
     """Cards, GPUs, disks and accelerators below a root, by address; bridges and such left out."""
     found: list[PCIDevice] = []
-    for address in tree.entries(DIRECTORY)[:MOST_DEVICES]:
-        at = f"{DIRECTORY}/{address}"
+    for address in tree.entries(PCI_DIR)[:MOST_DEVICES]:
+        at = f"{PCI_DIR}/{address}"
         kind = kind_of_class(tree.read(f"{at}/class"))
         if kind == DEVICE or not PCI_ADDRESS.fullmatch(address):
             continue
@@ -89,7 +81,7 @@ def pci_devices(tree: _Tree) -> tuple[PCIDevice, ...]:
     return tuple(found)
 
 
-def pcie_roots(tree: _Tree) -> dict[int, tuple[str, ...]]:
+def pcie_roots(tree: Tree) -> dict[int, tuple[str, ...]]:
     """The PCIe root complexes of each NUMA node, by NUMA node, in the order of their names.
 
     A root has no NUMA node of its own in sysfs, so those of the devices directly below it count;

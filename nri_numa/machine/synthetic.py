@@ -8,6 +8,7 @@ the `Topology`; `sysfs_files` turns any `Topology` into the files from which
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 
@@ -113,17 +114,12 @@ def synthetic(
         else [i // numa_per_socket]
         for i in range(with_cpus)
     ]
-    hybrid = efficient_cores_per_numa > 0
     # One entry per core: position of its NUMA node, place in that node, kind.
-    plan = [
-        (n, c, CoreKind.PERFORMANCE if hybrid else CoreKind.STANDARD)
-        for n in range(with_cpus)
-        for c in range(cores_per_numa)
-    ]
+    in_node = cores_per_numa + efficient_cores_per_numa
+    usual = CoreKind.PERFORMANCE if efficient_cores_per_numa else CoreKind.STANDARD
+    plan = [(n, c, usual) for n in range(with_cpus) for c in range(cores_per_numa)]
     efficient = [
-        (n, cores_per_numa + c, CoreKind.EFFICIENT)
-        for n in range(with_cpus)
-        for c in range(efficient_cores_per_numa)
+        (n, c, CoreKind.EFFICIENT) for n in range(with_cpus) for c in range(cores_per_numa, in_node)
     ]
     numbers = (i for i in itertools.count() if i not in skipped_cpus)
     order = Numbering(numbering)
@@ -133,33 +129,31 @@ def synthetic(
     present = CPUSet(i for m in members for i in m)
     online = present - offline
 
-    cpus: dict[int, CPU] = {}
     cores: dict[int, Core] = {}
-    shared: dict[tuple[int, int, int], list[int]] = {}
-    l3_of: dict[int, tuple[int, int, int]] = {}
+    key_of: dict[int, tuple[int, int, int]] = {}
+    shared: dict[tuple[int, int, int], CPUSet] = {}
     for (n, place, kind), ids_of_core in zip(plan, members, strict=True):
         siblings = CPUSet(ids_of_core) & online
         if not siblings:
             continue
-        in_node = cores_per_numa + efficient_cores_per_numa
         socket = sockets_of[n][place * len(sockets_of[n]) // in_node]
         core = Core(id=siblings.first, socket=socket, numa_node=ids[n], cpus=siblings, kind=kind)
         cores[core.id] = core
         key = (n, socket, 0 if cores_per_l3 is None else place // max(cores_per_l3, 1))
-        shared.setdefault(key, []).extend(siblings)
-        for i in siblings:
-            l3_of[i] = key
-    groups = {} if cores_per_l3 == 0 else {key: CPUSet(cs) for key, cs in shared.items()}
-    for core in cores.values():
-        for i in core.cpus:
-            group = groups.get(l3_of[i])
-            cpus[i] = CPU(
-                id=i,
-                core=core.id,
-                socket=core.socket,
-                numa_node=core.numa_node,
-                l3=None if group is None else group.first,
-            )
+        key_of[core.id] = key
+        shared[key] = shared.get(key, NO_CPUS) | siblings
+    groups = {} if cores_per_l3 == 0 else shared
+    cpus = {
+        i: CPU(
+            id=i,
+            core=core.id,
+            socket=core.socket,
+            numa_node=core.numa_node,
+            l3=groups[key_of[core.id]].first if groups else None,
+        )
+        for core in cores.values()
+        for i in core.cpus
+    }
 
     homes = [set(s) for s in sockets_of]
     homes += [{extra % sockets} for extra in range(len(memory_only_gib))]
@@ -309,14 +303,10 @@ def _number(
         for ids in members:
             ids.extend(itertools.islice(numbers, threads))
         return members
-    sequence = list(range(len(positions)))
-    if order is Numbering.ALTERNATING:
-        seen: dict[int, int] = {}
-        rank: list[tuple[int, int, int]] = []
-        for core, position in enumerate(positions):
-            rank.append((seen.get(position, 0), position, core))
-            seen[position] = seen.get(position, 0) + 1
-        sequence = [core for _, _, core in sorted(rank)]
+    sequence: Sequence[int] = range(len(positions))
+    if order is Numbering.ALTERNATING:  # by place in the NUMA node, then by NUMA node
+        place = [core - bisect_left(positions, position) for core, position in enumerate(positions)]
+        sequence = sorted(sequence, key=lambda core: (place[core], positions[core]))
     for _ in range(threads):
         for core in sequence:
             members[core].append(next(numbers))

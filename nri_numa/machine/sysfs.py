@@ -9,13 +9,12 @@ contradictory is said in `Topology.warnings`, and only a root without any CPU is
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
 from math import isqrt
 from pathlib import Path
 from typing import TypeVar
 
-import msgspec
+from msgspec.structs import replace
 
 from nri_numa.errors import TopologyError
 from nri_numa.machine.synthetic import sockets_from
@@ -36,114 +35,7 @@ from nri_numa.model.machine import (
     numa_text,
 )
 
-# --- Which cores share a socket, and what stands in for caches that the kernel does not tell ------
-# The usual file is ``physical_package_id``. It holds -1 where firmware says nothing (s390, some Arm
-# machines and virtual ones), and on s390 it is only unique within a book and a drawer; the lists of
-# siblings tell the same thing in another way.
-
-
-Numbers = Callable[[str], int | None]
-"""Reads a file with a number that is not negative; None for anything else."""
-Ids = Callable[[str, str], CPUSet | None]
-"""Reads CPUs from a list, or from a mask."""
-
 _SIBLINGS = ("package_cpus", "core_siblings", "book_siblings", "drawer_siblings")
-
-
-class Packages(msgspec.Struct, frozen=True):
-    """Sockets.
-
-    Attributes:
-        socket_of: core to socket id.
-        unplaced: cores that nothing tells the socket of; they are in socket 0.
-        without_id: cores whose package id is missing, -1 or no number; their siblings tell.
-    """
-
-    socket_of: Mapping[int, int]
-    unplaced: CPUSet
-    without_id: CPUSet
-
-
-def packages(cores: Mapping[int, CPUSet], online: CPUSet, number: Numbers, ids: Ids) -> Packages:
-    """Put cores into sockets; ``cores`` are all threads by the lowest one."""
-    books = any(
-        number(f"{CPU_DIR}/cpu{i}/topology/{level}_id") is not None
-        for i in list(cores)[:1]
-        for level in ("book", "drawer")
-    )
-    key_of: dict[int, tuple[int, ...]] = {}
-    unplaced: list[int] = []
-    without_id: list[int] = []
-    for i, threads in cores.items():
-        directory = f"{CPU_DIR}/cpu{i}/topology"
-        package = number(f"{directory}/physical_package_id")
-        if package is not None:
-            above = (number(f"{directory}/{level}_id") for level in ("drawer", "book"))
-            key_of[i] = (
-                (*((-1 if n is None else n) for n in above), package) if books else (package,)
-            )
-            continue
-        for name in _SIBLINGS:
-            siblings = ids(f"{directory}/{name}_list", f"{directory}/{name}")
-            # A core that is all by itself says no more than that nothing is known.
-            if siblings is not None and len(siblings & online) > len(threads):
-                key_of[i] = ((siblings & online).bits, 0, 0, 0)
-                without_id.append(i)
-                break
-        else:
-            unplaced.append(i)
-    numbers = _numbered_package(key_of)
-    return Packages(
-        socket_of={i: numbers[key_of[i]] if i in key_of else 0 for i in cores},
-        unplaced=CPUSet(unplaced),
-        without_id=CPUSet(without_id),
-    )
-
-
-def _numbered_package(key_of: Mapping[int, tuple[int, ...]]) -> dict[tuple[int, ...], int]:
-    """A number for each key: the kernel's where that is unique, else the lowest that is free."""
-    keys = list(dict.fromkeys(key_of.values()))  # in order of their lowest CPU
-    given = [k[-1] for k in keys if len(k) < 4]
-    numbers: dict[tuple[int, ...], int] = {}
-    if len(set(given)) == len(given):
-        numbers = {k: k[-1] for k in keys if len(k) < 4}
-    free = (n for n in range(len(keys) + len(given) + 1) if n not in numbers.values())
-    for key in keys:
-        if key not in numbers:
-            numbers[key] = next(free)
-    return numbers
-
-
-def stand_ins(
-    cores: Mapping[int, CPUSet], socket_of: Mapping[int, int], online: CPUSet, ids: Ids
-) -> tuple[str, dict[int, CPUSet]]:
-    """What to keep together where the kernel tells no caches: dies, else clusters of cores.
-
-    Only what is larger than a core and, somewhere, smaller than a socket says anything. Returns
-    what they are, for a sentence, and the groups by their lowest CPU; empty for neither.
-    """
-    of_socket: dict[int, int] = {}
-    for i, threads in cores.items():
-        of_socket[socket_of[i]] = of_socket.get(socket_of[i], 0) | threads.bits
-    for noun, name in (("dies", "die_cpus"), ("clusters of cores", "cluster_cpus")):
-        groups: dict[int, CPUSet] = {}
-        done = 0
-        telling = False
-        for i, threads in cores.items():
-            if done >> i & 1:
-                continue
-            directory = f"{CPU_DIR}/cpu{i}/topology"
-            found = ids(f"{directory}/{name}_list", f"{directory}/{name}")
-            bits = ((0 if found is None else found.bits) | threads.bits) & online.bits & ~done
-            groups[i] = CPUSet.from_bits(bits)
-            done |= bits
-            socket = of_socket[socket_of[i]]
-            telling = telling or (bits != threads.bits and bool(socket & ~bits))
-        if telling:
-            return noun, groups
-    return "", {}
-
-
 _LOCAL, _REMOTE = 10, 20
 """LOCAL_DISTANCE and REMOTE_DISTANCE of the kernel, for what firmware does not tell."""
 _DISTANCE_LIMIT = 255  # ACPI's SLIT has one byte for each
@@ -189,15 +81,13 @@ def read_memory(root: Path | str, topology: Topology) -> MemoryReading:
     tree = open_tree(root)
     total = sum(n.memory_bytes for n in topology.numa_nodes.values())
     low = _low_watermark(tree, total)
-    has_nodes = bool(tree.entries(NODE_DIR))
     readings: dict[int, NUMAMemory] = {}
-    for i, numa_node in sorted(topology.numa_nodes.items()):
-        directory = f"{NODE_DIR}/node{i}" if has_nodes else "sys/kernel/mm"
-        info = _meminfo(tree, f"{directory}/meminfo" if has_nodes else "proc/meminfo")
+    for i, info, directory in _memory_files(tree, topology):
+        share = low * topology.numa_nodes[i].memory_bytes // max(total, 1)
         readings[i] = NUMAMemory(
             total_bytes=info.get("MemTotal", 0),
             free_bytes=info.get("MemFree", 0),
-            reclaimable_bytes=_reclaimable(info, low * numa_node.memory_bytes // max(total, 1)),
+            reclaimable_bytes=_reclaimable(info, share),
             free_hugepages=_hugepages(tree, directory, "free_hugepages"),
         )
     return MemoryReading(numa_nodes=readings)
@@ -205,13 +95,18 @@ def read_memory(root: Path | str, topology: Topology) -> MemoryReading:
 
 def read_amounts(tree: Tree, topology: Topology) -> dict[int, tuple[int, dict[int, int]]]:
     """By NUMA node, MemTotal and the bytes of huge pages by page size, as they are now."""
+    return {
+        i: (info.get("MemTotal", 0), _hugepages(tree, directory, "nr_hugepages"))
+        for i, info, directory in _memory_files(tree, topology)
+    }
+
+
+def _memory_files(tree: Tree, topology: Topology) -> Iterator[tuple[int, dict[str, int], str]]:
+    """Of each NUMA node its meminfo, and the directory with its huge pages."""
     has_nodes = bool(tree.entries(NODE_DIR))
-    found: dict[int, tuple[int, dict[int, int]]] = {}
-    for i in topology.numa_nodes:
+    for i in sorted(topology.numa_nodes):
         directory = f"{NODE_DIR}/node{i}" if has_nodes else "sys/kernel/mm"
-        info = _meminfo(tree, f"{directory}/meminfo" if has_nodes else "proc/meminfo")
-        found[i] = info.get("MemTotal", 0), _hugepages(tree, directory, "nr_hugepages")
-    return found
+        yield i, _meminfo(tree, f"{directory}/meminfo" if has_nodes else "proc/meminfo"), directory
 
 
 def _reclaimable(info: dict[str, int], low: int) -> int:
@@ -241,18 +136,6 @@ def _low_watermark(tree: Tree, total: int) -> int:
 _AnySet = TypeVar("_AnySet", CPUSet, NUMASet)
 
 
-@dataclass(slots=True)
-class _Claims:
-    """What one NUMA node's directory says, before it is checked against the others."""
-
-    cpus: CPUSet
-    memory: int
-    distances: list[int] | None
-    hugepages: dict[int, int] = field(default_factory=dict)
-    initiators: NUMASet = NO_NUMA_NODES
-    tier: int | None = None
-
-
 class _Discovery:
     """One pass over a tree; collects warnings on the way."""
 
@@ -269,33 +152,31 @@ class _Discovery:
 
         claims = self._claims(online)
         owner = self._owners(online, claims)
-        cores, core_of = self._cores(online, owner)
-        groups, l3_of = self._l3_groups(online, cores)
+        cores = self._cores(online, owner)
+        core_of = {i: core for core in cores.values() for i in core.cpus}
+        groups = self._l3_groups(online, cores)
+        l3_of = {i: group.id for group in groups.values() for i in group.cpus}
         cpus = {
             i: CPU(
                 id=i,
-                core=core_of[i],
-                socket=cores[core_of[i]].socket,
+                core=core_of[i].id,
+                socket=core_of[i].socket,
                 numa_node=owner.get(i),
                 l3=l3_of.get(i),
             )
             for i in online
         }
-        memory_nodes = NUMASet(i for i, claim in claims.items() if claim.memory)
+        memory_nodes = NUMASet(i for i, claim in claims.items() if claim.memory_bytes)
         limits = read_limits(self._tree, isolated)
-        allowed = online if limits.cpus is None else online & limits.cpus
-        if not allowed:
+        allowed, withheld = limits.allowed(online), limits.withheld(memory_nodes)
+        if limits.cpus is not None and not online & limits.cpus:
             named = cpus_text(str(limits.cpus))
             self._warn(f"{limits.source} allows {named}, none of them online; ignored")
-            allowed = online
         elif allowed != online:
             self._warn(f"{limits.source} allows only {cpus_text(allowed)} of {online}")
         found = partitions(self._tree, online - allowed)
         self._warnings.extend(map(sentence, found))
-        withheld = NUMASet() if limits.mems is None else memory_nodes - limits.mems
-        if withheld == memory_nodes:
-            withheld = NUMASet()  # a contradiction: we run, so we have memory somewhere
-        elif withheld:
+        if withheld:
             self._warn(f"{limits.source} does not allow memory of {numa_text(withheld)}")
         return Topology(
             cpus=cpus,
@@ -343,8 +224,11 @@ class _Discovery:
 
     # -- NUMA nodes -----------------------------------------------------------------------------
 
-    def _claims(self, online: CPUSet) -> dict[int, _Claims]:
-        """Read every online NUMA node, by id; one made-up node 0 where the kernel has none."""
+    def _claims(self, online: CPUSet) -> dict[int, NUMANode]:
+        """Read every online NUMA node, by id; one made-up node 0 where the kernel has none.
+
+        Their CPUs are what their directories say, which may be the same for several.
+        """
         tree = self._tree
         listed = self._listed(f"{NODE_DIR}/online", NUMASet)
         directories = _numbered(_NODE_NAME, tree.entries(NODE_DIR), NUMASet)
@@ -359,14 +243,15 @@ class _Discovery:
             if not info.get("MemTotal"):
                 self._warn("the size of the memory is not known: proc/meminfo tells no MemTotal")
             return {
-                0: _Claims(
+                0: NUMANode(
+                    id=0,
                     cpus=online,
-                    memory=info.get("MemTotal", 0),
-                    distances=[_LOCAL],
+                    memory_bytes=info.get("MemTotal", 0),
+                    distances={0: _LOCAL},
                     hugepages=_hugepages(tree, "sys/kernel/mm", "nr_hugepages"),
                 )
             }
-        claims: dict[int, _Claims] = {}
+        claims: dict[int, NUMANode] = {}
         tiers = self._tiers()
         for i in ids:
             directory = f"{NODE_DIR}/node{i}"
@@ -376,16 +261,17 @@ class _Discovery:
             memory = _meminfo(tree, f"{directory}/meminfo").get("MemTotal")
             if memory is None:
                 self._warn(f"NUMA node {i} does not tell the size of its memory; 0 is assumed")
-            claims[i] = _Claims(
+            claims[i] = NUMANode(
+                id=i,
                 cpus=(cpus or NO_CPUS) & online,
-                memory=memory or 0,
-                distances=self._distance_row(i, len(ids)),
+                memory_bytes=memory or 0,
+                distances=self._distances(i, ids),
                 hugepages=_hugepages(tree, directory, "nr_hugepages"),
                 initiators=self._initiators(directory) & ids,
                 tier=tiers.get(i),
             )
         for i, claim in claims.items():
-            if not claim.memory:
+            if not claim.memory_bytes:
                 what = "CPUs but no memory" if claim.cpus else "neither CPUs nor memory"
                 self._warn(f"NUMA node {i} has {what}")
         return claims
@@ -412,21 +298,21 @@ class _Discovery:
                 found.update(dict.fromkeys(nodes or NO_NUMA_NODES, int(match[1])))
         return found
 
-    def _distance_row(self, numa_id: int, count: int) -> list[int] | None:
-        """One row, with a column for each *online* NUMA node in order; None for an unusable one."""
+    def _distances(self, numa_id: int, ids: NUMASet) -> dict[int, int]:
+        """Read one row; it has a column for each *online* NUMA node in order."""
         text = self._tree.read(f"{NODE_DIR}/node{numa_id}/distance")
-        words = [] if text is None else text.split()
+        words, count = (text or "").split(), len(ids)
         row = [int(w) for w in words if w.isascii() and w.isdigit() and len(w) <= 3]
         if len(row) == len(words) == count and all(_LOCAL <= d <= _DISTANCE_LIMIT for d in row):
-            return row
+            return dict(zip(ids, row, strict=True))
         found = f"the distances {text[:60]!r}" if text else "no distances"
         self._warn(
             f"NUMA node {numa_id} tells {found}, not {count} numbers from 10 to 255; "
             f"{_LOCAL} to itself and {_REMOTE} to others are assumed"
         )
-        return None
+        return {i: _LOCAL if i == numa_id else _REMOTE for i in ids}
 
-    def _owners(self, online: CPUSet, claims: dict[int, _Claims]) -> dict[int, int]:
+    def _owners(self, online: CPUSet, claims: dict[int, NUMANode]) -> dict[int, int]:
         """Give each CPU one NUMA node."""
         claimants: dict[int, list[int]] = {}
         for numa_id, claim in claims.items():  # ascending, so that the lists are too
@@ -457,15 +343,14 @@ class _Discovery:
             self._warn(f"{whose} to no NUMA node")
         return owner
 
-    def _numa_nodes(self, claims: dict[int, _Claims], owner: dict[int, int]) -> dict[int, NUMANode]:
+    def _numa_nodes(
+        self, claims: dict[int, NUMANode], owner: dict[int, int]
+    ) -> dict[int, NUMANode]:
         members: dict[int, int] = dict.fromkeys(claims, 0)
         for i, numa_id in owner.items():
             members[numa_id] |= 1 << i
         ids = list(claims)
-        table: dict[int, dict[int, int]] = {}
-        for a, claim in claims.items():
-            row = claim.distances or [_LOCAL if a == b else _REMOTE for b in ids]
-            table[a] = dict(zip(ids, row, strict=True))
+        table = {i: claim.distances for i, claim in claims.items()}
         pairs = [(a, b) for a in ids for b in ids if a < b]
         odd = [(a, b) for a, b in pairs if table[a][b] != table[b][a]]
         if odd:
@@ -477,25 +362,12 @@ class _Discovery:
             )
         if pairs and any(table[a][b] <= table[a][a] for a in ids for b in ids if a != b):
             self._warn("some NUMA nodes are told to be no farther away than the local one")
-        return {
-            i: NUMANode(
-                id=i,
-                cpus=CPUSet.from_bits(members[i]),
-                memory_bytes=claim.memory,
-                distances=table[i],
-                hugepages=claim.hugepages,
-                initiators=claim.initiators,
-                tier=claim.tier,
-            )
-            for i, claim in claims.items()
-        }
+        return {i: replace(claim, cpus=CPUSet.from_bits(members[i])) for i, claim in claims.items()}
 
     # -- cores and caches -----------------------------------------------------------------------
 
-    def _cores(
-        self, online: CPUSet, owner: dict[int, int]
-    ) -> tuple[dict[int, Core], dict[int, int]]:
-        """Read cores, by id, and each CPU's core id. Only the first thread of a core is read."""
+    def _cores(self, online: CPUSet, owner: dict[int, int]) -> dict[int, Core]:
+        """Read cores, by id. Only the first thread of a core is read."""
         siblings_of: dict[int, CPUSet] = {}
         done = 0
         untold, torn, clashing = [], [], []
@@ -525,13 +397,7 @@ class _Discovery:
             self._warn(
                 f"the siblings of {cpus_text(CPUSet(clashing))} contradict those of lower CPUs"
             )
-        found = packages(siblings_of, online, self._number, self._ids)
-        if found.unplaced:
-            whose = cpus_text(found.unplaced, "tells", "tell")
-            self._warn(f"{whose} no socket; socket 0 is assumed")
-        if found.without_id:
-            whose = cpus_text(found.without_id, "tells", "tell")
-            self._warn(f"{whose} no package id that can be read; siblings tell which socket it is")
+        socket_of = self._sockets(siblings_of, online)
         if torn:
             self._warn(
                 f"the {agree(CPUSet(torn), 'core', 'cores')} of {cpus_text(CPUSet(torn))} "
@@ -539,18 +405,68 @@ class _Discovery:
                 "the lowest thread's counts"
             )
         kinds = self._hybrid_cores(siblings_of)
-        cores: dict[int, Core] = {}
-        core_of: dict[int, int] = {}
-        for i, siblings in siblings_of.items():
-            cores[i] = Core(
+        return {
+            i: Core(
                 id=i,
-                socket=found.socket_of[i],
+                socket=socket_of[i],
                 numa_node=owner.get(i),
                 cpus=siblings,
                 kind=kinds.get(i, CoreKind.STANDARD),
             )
-            core_of.update(dict.fromkeys(siblings, i))
-        return cores, core_of
+            for i, siblings in siblings_of.items()
+        }
+
+    def _sockets(self, siblings_of: Mapping[int, CPUSet], online: CPUSet) -> dict[int, int]:
+        """Socket of each core.
+
+        The usual file is ``physical_package_id``. It holds -1 where firmware says nothing (s390,
+        some Arm machines and virtual ones), and on s390 it is only unique within a book and a
+        drawer; the lists of siblings tell the same thing in another way.
+        """
+        number = self._number
+        books = any(
+            number(f"{CPU_DIR}/cpu{i}/topology/{level}_id") is not None
+            for i in list(siblings_of)[:1]
+            for level in ("book", "drawer")
+        )
+        key_of: dict[int, tuple[int, ...]] = {}
+        unplaced: list[int] = []
+        without_id: list[int] = []
+        for i, threads in siblings_of.items():
+            directory = f"{CPU_DIR}/cpu{i}/topology"
+            package = number(f"{directory}/physical_package_id")
+            if package is not None:
+                above = (number(f"{directory}/{level}_id") for level in ("drawer", "book"))
+                key_of[i] = (
+                    (*((-1 if n is None else n) for n in above), package) if books else (package,)
+                )
+                continue
+            for name in _SIBLINGS:
+                siblings = self._ids(f"{directory}/{name}_list", f"{directory}/{name}")
+                # A core that is all by itself says no more than that nothing is known.
+                if siblings is not None and len(siblings & online) > len(threads):
+                    key_of[i] = ((siblings & online).bits, 0, 0, 0)
+                    without_id.append(i)
+                    break
+            else:
+                unplaced.append(i)
+        if unplaced:
+            whose = cpus_text(CPUSet(unplaced), "tells", "tell")
+            self._warn(f"{whose} no socket; socket 0 is assumed")
+        if without_id:
+            whose = cpus_text(CPUSet(without_id), "tells", "tell")
+            self._warn(f"{whose} no package id that can be read; siblings tell which socket it is")
+        # The kernel's number where that is unique, else the lowest that is free.
+        keys = list(dict.fromkeys(key_of.values()))  # in order of their lowest CPU
+        given = [k[-1] for k in keys if len(k) < 4]
+        numbers: dict[tuple[int, ...], int] = {}
+        if len(set(given)) == len(given):
+            numbers = {k: k[-1] for k in keys if len(k) < 4}
+        free = (n for n in range(len(keys) + len(given) + 1) if n not in numbers.values())
+        for key in keys:
+            if key not in numbers:
+                numbers[key] = next(free)
+        return {i: numbers[key_of[i]] if i in key_of else 0 for i in siblings_of}
 
     def _hybrid_cores(self, siblings_of: dict[int, CPUSet]) -> dict[int, CoreKind]:
         """Tell performance and efficient cores apart, by core id; empty on uniform machines."""
@@ -587,16 +503,14 @@ class _Discovery:
             or 0
         )
 
-    def _l3_groups(
-        self, online: CPUSet, cores: dict[int, Core]
-    ) -> tuple[dict[int, L3Group], dict[int, int]]:
-        """Read groups of CPUs with one level 3 cache, by id, and each CPU's group id."""
+    def _l3_groups(self, online: CPUSet, cores: dict[int, Core]) -> dict[int, L3Group]:
+        """Read groups of CPUs with one level 3 cache, by id."""
         groups: dict[int, L3Group] = {}
-        l3_of: dict[int, int] = {}
+        done = NO_CPUS
         usual = "index3"
         clashing = []
         for i in online:
-            if i in l3_of:
+            if i in done:
                 continue
             directory = f"{CPU_DIR}/cpu{i}/cache"
             if self._tree.read(f"{directory}/{usual}/level") == "3":
@@ -614,25 +528,41 @@ class _Discovery:
             if not shared:
                 continue  # an empty map is no cache
             members = CPUSet.from_bits(shared.bits | 1 << i) & online
-            taken = CPUSet(c for c in members if c in l3_of)
-            if taken:
+            if members & done:
                 clashing.append(i)
-                members -= taken
+                members -= done
             groups[i] = L3Group(id=i, cpus=members)
-            l3_of.update(dict.fromkeys(members, i))
+            done |= members
         if clashing:
             self._warn(
                 f"the L3 caches of {cpus_text(CPUSet(clashing))} contradict those of lower CPUs"
             )
-        if not groups:
-            sockets = {i: core.socket for i, core in cores.items()}
-            threads = {i: core.cpus for i, core in cores.items()}
-            noun, instead = stand_ins(threads, sockets, online, self._ids)
-            if instead:
+        return groups or self._instead_of_l3(online, cores)
+
+    def _instead_of_l3(self, online: CPUSet, cores: dict[int, Core]) -> dict[int, L3Group]:
+        """What to keep together where the kernel tells no caches: dies, else clusters of cores.
+
+        Only what is larger than a core and, somewhere, smaller than a socket says anything.
+        """
+        sockets = sockets_from(cores.values())
+        for noun, name in (("dies", "die_cpus"), ("clusters of cores", "cluster_cpus")):
+            groups: dict[int, L3Group] = {}
+            done = NO_CPUS
+            telling = False
+            for i, core in cores.items():
+                if i in done:
+                    continue
+                directory = f"{CPU_DIR}/cpu{i}/topology"
+                found = self._ids(f"{directory}/{name}_list", f"{directory}/{name}") or NO_CPUS
+                members = ((found | core.cpus) & online) - done
+                groups[i] = L3Group(id=i, cpus=members)
+                done |= members
+                rest = sockets[core.socket].cpus - members
+                telling = telling or (members != core.cpus and bool(rest))
+            if telling:
                 self._warn(f"the kernel tells no L3 caches; {noun} are taken for them")
-            groups = {i: L3Group(id=i, cpus=cpus) for i, cpus in instead.items()}
-            l3_of = {c: i for i, cpus in instead.items() for c in cpus}
-        return groups, l3_of
+                return groups
+        return {}
 
     # -- files ----------------------------------------------------------------------------------
 

@@ -14,7 +14,6 @@ from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from nri_numa.errors import TopologyError
-from nri_numa.machine import pci
 
 if TYPE_CHECKING:
     import gzip
@@ -22,6 +21,8 @@ if TYPE_CHECKING:
 CPU_DIR = "sys/devices/system/cpu"
 NODE_DIR = "sys/devices/system/node"
 TIER_DIR = "sys/devices/virtual/memory_tiering"
+PCI_DIR = "sys/bus/pci/devices"
+PCI_FILES = ("class", "device", "numa_node", "vendor")
 
 FILE_LIMIT = 256 * 1024
 """Bytes of one file; a cpulist of 8,192 CPUs in the worst order has 40 KiB."""
@@ -47,7 +48,7 @@ NEEDED = re.compile(
     | sys/devices/virtual/memory_tiering/memory_tier\d+/nodelist
     | sys/devices/(cpu_core|cpu_atom)/cpus
     | sys/kernel/mm/{_HUGE}
-    | sys/bus/pci/devices/[0-9a-f]{{4,8}}:[0-9a-f]{{2}}:[0-9a-f]{{2}}\.[0-7]/({"|".join(pci.FILES)})
+    | {PCI_DIR}/[0-9a-f]{{4,8}}:[0-9a-f]{{2}}:[0-9a-f]{{2}}\.[0-7]/({"|".join(PCI_FILES)})
     | proc/meminfo
     | proc/sys/vm/min_free_kbytes
     """,
@@ -70,12 +71,13 @@ _OWN = re.compile(
 
 
 class Tree(Protocol):
-    """Read access to the files below one ``--sysfs-root``; names are relative, with ``/``."""
+    """Read access to the files below one ``--sysfs-root``; names are relative, with ``/``.
 
-    @property
-    def where(self) -> str:
-        """The root, for messages."""
-        ...
+    Attributes:
+        where: the root, for messages.
+    """
+
+    where: str
 
     def read(self, name: str) -> str | None:
         """Text of a file without white space and NULs at its ends; None when there is none."""
@@ -103,13 +105,8 @@ class DirectoryTree:
     """The live machine or an unpacked capture."""
 
     def __init__(self, root: Path) -> None:
-        self._root = root
-        self._prefix = str(root).rstrip("/") + "/"
-
-    @property
-    def where(self) -> str:
-        """The root, for messages."""
-        return str(self._root)
+        self.where = str(root)
+        self._prefix = self.where.rstrip("/") + "/"
 
     def read(self, name: str) -> str | None:
         """Text of a file; a CPU that goes offline while we read makes files vanish."""
@@ -150,9 +147,9 @@ class DirectoryTree:
                 links = [d for d in subdirectories if os.path.islink(os.path.join(directory, d))]
                 for name in sorted(files + links):
                     yield f"{base}/{name}"
-        for address in self.entries(pci.DIRECTORY):
-            for file in pci.FILES:
-                if self.exists(name := f"{pci.DIRECTORY}/{address}/{file}"):
+        for address in self.entries(PCI_DIR):
+            for file in PCI_FILES:
+                if self.exists(name := f"{PCI_DIR}/{address}/{file}"):
                     yield name
         for name in (
             "sys/devices/cpu_core/cpus",
@@ -168,7 +165,7 @@ class ArchiveTree:
     """A capture in one tar file, held in memory."""
 
     def __init__(self, where: str, files: dict[str, str], links: set[str], other: set[str]) -> None:
-        self._where = where
+        self.where = where
         self._files = files
         self._other = other
         self._names = links | set(files)
@@ -181,11 +178,6 @@ class ArchiveTree:
                     break
                 siblings.add(child)
                 name = parent
-
-    @property
-    def where(self) -> str:
-        """The archive, for messages."""
-        return self._where
 
     def read(self, name: str) -> str | None:
         """Text of a file."""

@@ -20,7 +20,6 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 import msgspec
@@ -53,6 +52,15 @@ class UsableIds(msgspec.Struct, frozen=True, kw_only=True):
     mems: NUMASet | None
     source: str
 
+    def allowed(self, online: CPUSet) -> CPUSet:
+        """CPUs that containers can have; a limit that leaves none of those online is none."""
+        return online if self.cpus is None else online & self.cpus or online
+
+    def withheld(self, with_memory: NUMASet) -> NUMASet:
+        """NUMA nodes whose memory they cannot have; never all: we run, so we have some."""
+        left = with_memory if self.mems is None else with_memory & self.mems
+        return with_memory - left if left else NUMASet()
+
 
 def read_limits(tree: Tree, isolated: CPUSet) -> UsableIds:
     """Find the narrowest set that concerns all containers."""
@@ -69,7 +77,8 @@ def read_limits(tree: Tree, isolated: CPUSet) -> UsableIds:
             for path in paths:
                 limits = _cgroup_limits(tree, f"{mount}{path}", source)
                 if limits is not None:
-                    return _less(limits, exclusive(tree, mount, _POD_CGROUPS))
+                    left = (limits.cpus or NO_CPUS) - valid_cpus(_exclusive(tree, mount))
+                    return replace(limits, cpus=left) if left else limits
     status = tree.read("proc/self/status") or ""
     fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
     cpus = _parse(CPUSet, fields.get("Cpus_allowed_list"))
@@ -82,11 +91,6 @@ def read_limits(tree: Tree, isolated: CPUSet) -> UsableIds:
     )
 
 
-def partitions(tree: Tree, unexplained: CPUSet) -> tuple[Partition, ...]:
-    """The cgroups that keep CPUs from containers; see `read_partitions`."""
-    return read_partitions(tree, _POD_CGROUPS, unexplained)
-
-
 def _outside(tree: Tree, mount: str, own: str) -> tuple[list[str], str]:
     """Our cgroup and those around it, from the first that is in no partition; and who speaks."""
     paths = list(_upwards(own))
@@ -95,12 +99,6 @@ def _outside(tree: Tree, mount: str, own: str) -> tuple[list[str], str]:
         return paths, f"our cgroup {own}"
     left = paths[within[-1] + 1 :]
     return left, f"the cgroup {left[0] or '/'} (ours, {own}, is in a partition)"
-
-
-def _less(limits: UsableIds, found: list[Partition]) -> UsableIds:
-    """What version 1 leaves to others; everything, where that would leave nothing."""
-    left = (limits.cpus or NO_CPUS) - valid_cpus(found)
-    return replace(limits, cpus=left) if left else limits
 
 
 def _cgroup_limits(tree: Tree, directory: str, source: str) -> UsableIds | None:
@@ -152,16 +150,6 @@ _FILE: Final = re.compile(
 _STATE: Final = re.compile(r"(root|isolated)(?: invalid(?: \((.*)\))?)?")
 
 
-@dataclass(slots=True)
-class _Walk:
-    """Cgroups that are still to be looked at, and how many have been."""
-
-    waiting: deque[str]
-    apart: Collection[str]
-    seen: int = 0
-    found: list[Partition] = field(default_factory=list)
-
-
 def cpuset_mounts(tree: Tree) -> Iterator[str]:
     """Where cpusets are mounted: as proc/mounts says, else the usual places."""
     found = False
@@ -177,28 +165,26 @@ def cpuset_mounts(tree: Tree) -> Iterator[str]:
         yield from USUAL
 
 
-def read_partitions(tree: Tree, pods: Sequence[str], unexplained: CPUSet) -> tuple[Partition, ...]:
+def partitions(tree: Tree, unexplained: CPUSet) -> tuple[Partition, ...]:
     """Find the cgroups that keep CPUs from pods, or were meant to, in the order of their paths.
 
-    ``pods`` are where the cgroup of all pods may be, below a mount: it, and what it lies in, keep
-    nothing from pods. Where no partition beside them has the CPUs that are ``unexplained`` (online
-    and not for containers), they are looked through as well. On version 1 only what lies directly
-    below the root counts: a cgroup that is exclusive lies in one that is.
+    The cgroup of all pods, and what it lies in, keep nothing from pods. Where no partition beside
+    them has the CPUs that are ``unexplained`` (online and not for containers), they are looked
+    through as well. On version 1 only what lies directly below the root counts: a cgroup that is
+    exclusive lies in one that is.
     """
     found: dict[str, Partition] = {}
     for mount in cpuset_mounts(tree):
         if tree.read(f"{mount}/cpuset.cpus.effective") is None:
-            found |= {one.cgroup: one for one in exclusive(tree, mount, pods)}
-            continue
-        walk = _Walk(deque(_below(tree, mount)), [f"{mount}/{name}" for name in pods])
-        _walk(tree, mount, walk)
-        if unexplained - valid_cpus(walk.found):
-            walk.waiting.extend(walk.apart)
-            walk.apart = ()
-            _walk(tree, mount, walk)
-        found |= {one.cgroup: one for one in walk.found}
+            here = _exclusive(tree, mount)
+        else:
+            pods = [f"{mount}/{name}" for name in _POD_CGROUPS]
+            here = _search(tree, mount, _below(tree, mount), apart=pods)
+            if unexplained - valid_cpus(here):
+                here += _search(tree, mount, pods)
+        found |= {one.cgroup: one for one in here}
     # A pods' cgroup that is a partition, or lies in one, has these CPUs.
-    around = {name[:end] for name in pods for end in _ends(name)}
+    around = {path for name in _POD_CGROUPS for path in _upwards(name)}
     return tuple(one for name, one in sorted(found.items()) if name not in around)
 
 
@@ -210,18 +196,18 @@ def valid_cpus(partitions: Collection[Partition]) -> CPUSet:
     return CPUSet.from_bits(bits)
 
 
-def exclusive(tree: Tree, mount: str, pods: Sequence[str]) -> list[Partition]:
+def _exclusive(tree: Tree, mount: str) -> list[Partition]:
     """Of version 1: who directly below a mount has CPUs for itself, the pods left out."""
     found: list[Partition] = []
     for prefix in _PREFIXES:
         # Only a hierarchy with cpusets has the file at its root; the root is exclusive always.
         if tree.read(f"{mount}/{prefix}cpu_exclusive") is None:
             continue
-        apart = {name.partition("/")[0] for name in pods}
+        apart = {name.partition("/")[0] for name in _POD_CGROUPS}
         for directory in _below(tree, mount)[:MOST]:
             name = directory.removeprefix(f"{mount}/")
             if name not in apart and tree.read(f"{directory}/{prefix}cpu_exclusive") == "1":
-                cpus = _listed(tree, f"{directory}/{prefix}cpus") or NO_CPUS
+                cpus = _parse(CPUSet, tree.read(f"{directory}/{prefix}cpus")) or NO_CPUS
                 found.append(Partition(cgroup=name, kind=PartitionKind.EXCLUSIVE, cpus=cpus))
     return found
 
@@ -246,44 +232,38 @@ def sentence(partition: Partition) -> str:
     return f"{whose} to the cpuset partition {name} ({what}), containers cannot have them"
 
 
-def _walk(tree: Tree, mount: str, walk: _Walk) -> None:
-    while walk.waiting and walk.seen < MOST:
-        directory = walk.waiting.popleft()
-        if directory in walk.apart:
+def _search(
+    tree: Tree, mount: str, start: Sequence[str], apart: Collection[str] = ()
+) -> list[Partition]:
+    """Look through cgroups of version 2 and all within them, but those that are ``apart``."""
+    waiting, seen = deque(start), 0
+    found: list[Partition] = []
+    while waiting and seen < MOST:
+        directory = waiting.popleft()
+        if directory in apart:
             continue
-        walk.seen += 1
+        seen += 1
         state = tree.read(f"{directory}/cpuset.cpus.partition")
         if state is None:
             continue  # without the controller, and so is everything below
         match = _STATE.fullmatch(state)
         if match is not None:
             valid = match[0] == match[1]
-            cpus = _listed(tree, f"{directory}/cpuset.cpus.exclusive.effective") if valid else None
-            walk.found.append(
+            # Kernels before 6.7 have one set; what it gave on is that of the cgroups below.
+            exclusive = f"{directory}/cpuset.cpus.exclusive.effective" if valid else ""
+            names = (exclusive, f"{directory}/cpuset.cpus{'.effective' * valid}")
+            lists = (_parse(CPUSet, tree.read(name)) for name in names if name)
+            found.append(
                 Partition(
                     cgroup=directory.removeprefix(f"{mount}/"),
                     kind=PartitionKind(match[1]),
-                    # Kernels before 6.7 have one set; what it gave on is that of the cgroups below.
-                    cpus=cpus
-                    or _listed(tree, f"{directory}/cpuset.cpus{'.effective' * valid}")
-                    or NO_CPUS,
+                    cpus=next(filter(None, lists), NO_CPUS),
                     problem="" if valid else match[2] or "the kernel does not say why",
                 )
             )
-        walk.waiting.extend(_below(tree, directory))
+        waiting.extend(_below(tree, directory))
+    return found
 
 
 def _below(tree: Tree, directory: str) -> list[str]:
     return [f"{directory}/{name}" for name in tree.entries(directory) if not _FILE.match(name)]
-
-
-def _listed(tree: Tree, name: str) -> CPUSet | None:
-    try:
-        return CPUSet.parse(tree.read(name) or "")
-    except ListFormatError:
-        return None
-
-
-def _ends(path: str) -> Iterator[int]:
-    """Where the names of a path's ancestors end, and its own."""
-    yield from (match.start() for match in re.finditer("/|$", path))

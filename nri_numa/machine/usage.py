@@ -11,16 +11,17 @@ import errno
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from nri_numa.machine.cgroups import CgroupPlace, CgroupReader
+from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, text, text_or_empty
 from nri_numa.machine.sysfs import read_memory
 from nri_numa.machine.tree import NODE_DIR, open_tree
-from nri_numa.model.machine import Topology
+from nri_numa.model.machine import NUMAMemory, Topology
 
 _CPU: Final = re.compile(r"^cpu(\d{1,5}) ([\d ]+)$", re.MULTILINE | re.ASCII)
 _NUMASTAT: Final = re.compile(r"^(\w+) (\d{1,20})$", re.MULTILINE | re.ASCII)
@@ -30,33 +31,20 @@ _READ_BYTES: Final = 65_536
 _MEMORY_OF_V2: Final = ("anon", "file", "kernel_stack", "pagetables", "slab_reclaimable")
 
 
-class NUMAUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """One NUMA node at one moment, in bytes and pages.
-
-    Attributes:
-        total, free, reclaimable: bytes of memory.
-        here, elsewhere: pages that programs on this NUMA node got here, and that programs of other
-            NUMA nodes got here (``local_node`` and ``other_node``), since the machine started; None
-            where the kernel does not count them.
-    """
-
-    total: int
-    free: int
-    reclaimable: int
-    here: int | None = None
-    elsewhere: int | None = None
-
-
 class MachineUsage(msgspec.Struct, frozen=True):
     """The machine at one moment.
 
     Attributes:
         cpus: by CPU, ``(busy, total)`` ticks since the machine started.
-        numa_nodes: by id.
+        memory: by NUMA node.
+        pages: by NUMA node, pages that programs on it got there, and that programs of other NUMA
+            nodes got there (``local_node`` and ``other_node``), since the machine started; without
+            those of which the kernel does not count them.
     """
 
     cpus: Mapping[int, tuple[int, int]] = msgspec.field(default_factory=dict)
-    numa_nodes: Mapping[int, NUMAUsage] = msgspec.field(default_factory=dict)
+    memory: Mapping[int, NUMAMemory] = msgspec.field(default_factory=dict)
+    pages: Mapping[int, tuple[int, int]] = msgspec.field(default_factory=dict)
 
 
 class ContainerUsage(msgspec.Struct, frozen=True):
@@ -71,18 +59,23 @@ class ContainerUsage(msgspec.Struct, frozen=True):
     memory: Mapping[int, int] = msgspec.field(default_factory=dict)
 
 
-def cpu_times(text: str) -> dict[int, tuple[int, int]]:
+def cpu_numbers(text: str) -> dict[int, list[int]]:
+    """By CPU, the first eight numbers of its line in /proc/stat or /proc/schedstat."""
+    return {
+        int(match[1]): [int(word) for word in match[2].split()[:8]] for match in _CPU.finditer(text)
+    }
+
+
+def cpu_times(stat: str) -> dict[int, tuple[int, int]]:
     """``(busy, total)`` ticks by CPU, of the text of /proc/stat.
 
     Idle and waiting for a disk are not busy; guest time is within user time already.
     """
-    found: dict[int, tuple[int, int]] = {}
-    for match in _CPU.finditer(text):
-        ticks = [int(word) for word in match[2].split()[:8]]
-        if len(ticks) >= 4:
-            total = sum(ticks)
-            found[int(match[1])] = total - sum(ticks[3:5]), total
-    return found
+    return {
+        cpu: (sum(ticks) - sum(ticks[3:5]), sum(ticks))
+        for cpu, ticks in cpu_numbers(stat).items()
+        if len(ticks) >= 4
+    }
 
 
 def read_usage(root: Path | str, topology: Topology) -> MachineUsage:
@@ -93,27 +86,21 @@ def read_usage(root: Path | str, topology: Topology) -> MachineUsage:
     """
     tree = open_tree(root)
     memory = read_memory(root, topology).numa_nodes
-    numa_nodes: dict[int, NUMAUsage] = {}
-    for i, one in memory.items():
+    pages: dict[int, tuple[int, int]] = {}
+    for i in memory:
         stat = dict(_NUMASTAT.findall(tree.read(f"{NODE_DIR}/node{i}/numastat") or ""))
-        counted = "local_node" in stat and "other_node" in stat
-        numa_nodes[i] = NUMAUsage(
-            total=one.total_bytes,
-            free=one.free_bytes,
-            reclaimable=one.reclaimable_bytes,
-            here=int(stat["local_node"]) if counted else None,
-            elsewhere=int(stat["other_node"]) if counted else None,
-        )
-    return MachineUsage(cpu_times(tree.read("proc/stat") or ""), numa_nodes)
+        if "local_node" in stat and "other_node" in stat:
+            pages[i] = int(stat["local_node"]), int(stat["other_node"])
+    return MachineUsage(cpu_times(tree.read("proc/stat") or ""), memory, pages)
 
 
-def memory_by_numa_node(text: str, *, unified: bool, page_size: int) -> dict[int, int]:
+def memory_by_numa_node(stat: str, *, unified: bool, page_size: int) -> dict[int, int]:
     """Bytes by NUMA node, of the text of memory.numa_stat.
 
     Version 2 counts bytes of each sort, version 1 pages, with a total.
     """
     found: dict[int, int] = {}
-    for line in text.splitlines():
+    for line in stat.splitlines():
         name = re.split(r"[ =]", line, maxsplit=1)[0]
         if name not in (_MEMORY_OF_V2 if unified else ("total",)):
             continue
@@ -131,27 +118,17 @@ def read_container(
     if not directory:
         return None
     if reader.unified:
-        match = re.search(r"^usage_usec (\d{1,20})$", _text(f"{directory}/cpu.stat"), re.MULTILINE)
+        stat = text_or_empty(f"{directory}/cpu.stat")
+        match = re.search(r"^usage_usec (\d{1,20})$", stat, re.MULTILINE)
         seconds = int(match[1]) / 1e6 if match else None
-        memory = _text(f"{directory}/memory.numa_stat")
     else:
         below = os.path.relpath(directory, reader.hierarchy)
         files = [f"{root}/{name}/{below}/cpuacct.usage" for name in ("cpuacct", "cpu,cpuacct")]
-        text = next((text for text in map(_text, files) if re.fullmatch(r"\d{1,20}\n?", text)), "")
-        seconds = int(text) / 1e9 if text else None
-        memory = _text(f"{root}/memory/{below}/memory.numa_stat")
-    return ContainerUsage(
-        seconds, memory_by_numa_node(memory, unified=reader.unified, page_size=page_size)
-    )
-
-
-def _text(path: str) -> str:
-    """Text of a file; empty when it is not there."""
-    try:
-        with open(path, "rb") as file:
-            return file.read(_READ_BYTES).decode("ascii", "replace")
-    except OSError:
-        return ""
+        found = filter(re.compile(r"\d{1,20}").fullmatch, map(text_or_empty, files))
+        used = next(found, "")
+        seconds = int(used) / 1e9 if used else None
+    memory, _ = _counted(reader, directory, root, page_size)
+    return ContainerUsage(seconds, memory or {})
 
 
 # --- on which NUMA nodes a container's memory is, and why that is not known where it is not -------
@@ -209,17 +186,17 @@ def memory_places(
 
     ``limit`` is in seconds of ``clock``, the CPU time of this thread.
     """
+    directory = reader.directory_of(place)
+    if not directory or not os.path.isdir(directory):
+        return MemoryPlaces(because="it has no cgroup that can be read")
+    found, why_not = _counted(reader, directory, root, page_size)
+    if found is not None:
+        return MemoryPlaces(found, NUMA_STAT)
+    until = clock() + limit
     try:
-        directory = reader.directory_of(place)
-        if not directory or not os.path.isdir(directory):
-            raise Unknown("it has no cgroup that can be read")
-        found, why_not = _counted(reader, directory, root, page_size)
-        if found is not None:
-            return MemoryPlaces(found, NUMA_STAT)
-        mapped = _mapped(directory, proc, why_not, clock() + limit, clock)
-        return MemoryPlaces(mapped, NUMA_MAPS)
+        return MemoryPlaces(_mapped(directory, proc, lambda: clock() > until), NUMA_MAPS)
     except Unknown as unknown:
-        return MemoryPlaces(because=str(unknown))
+        return MemoryPlaces(because=f"{why_not}, and {unknown}")
 
 
 def local_bytes(by_numa_node: Mapping[int, int], home: Container[int]) -> int:
@@ -262,22 +239,19 @@ def _counted(
     why_not = f"its cgroup has no {NUMA_STAT}"
     for path, unified in files:
         try:
-            with open(path, "rb") as file:
-                text = file.read(_READ_BYTES).decode("ascii", "replace")
+            stat = text(path)
         except OSError as error:
             if error.errno not in MISSING:
                 why_not = f"{NUMA_STAT} cannot be read: {error.strerror}"
             continue
-        found = memory_by_numa_node(text, unified=unified, page_size=page_size)
+        found = memory_by_numa_node(stat, unified=unified, page_size=page_size)
         if found:
             return found, ""
         why_not = f"{NUMA_STAT} names no NUMA node"
     return None, why_not
 
 
-def _mapped(
-    directory: str, proc: str, why_not: str, until: float, clock: Callable[[], float]
-) -> dict[int, int]:
+def _mapped(directory: str, proc: str, too_long: Callable[[], bool]) -> dict[int, int]:
     """What numa_maps of the container's processes say together.
 
     Memory that several processes share counts for each of them.
@@ -286,70 +260,53 @@ def _mapped(
         Unknown: it is not known.
     """
     pids = processes_of(directory)
-    if 0 in pids:
-        raise Unknown(f"{why_not}, and its processes are in a PID namespace not seen from here")
     if not pids:
-        raise Unknown(f"{why_not}, and it has no process whose {NUMA_MAPS} could be read")
+        raise Unknown(f"it has no process whose {NUMA_MAPS} could be read")
     if len(pids) > _PROCESSES:
         raise Unknown(
-            f"{why_not}, and {len(pids)} processes are more than the {_PROCESSES} whose "
-            f"{NUMA_MAPS} are read"
+            f"{len(pids)} processes are more than the {_PROCESSES} whose {NUMA_MAPS} are read"
         )
-    by_process: dict[int, dict[int, int]] = {}
-    for pid in sorted(pids):
-        found = _map_of(pid, proc, why_not, until, clock)
-        if found is not None:
-            by_process[pid] = found
+    by_process = {pid: _map_of(pid, proc, too_long) for pid in sorted(pids)}
     # A number may have become another process's between the list and the reading.
     still = processes_of(directory)
-    total: dict[int, int] = {}
-    for pid, found in by_process.items():
-        if pid in still:
-            for numa_node, amount in found.items():
-                total[numa_node] = total.get(numa_node, 0) + amount
-    if not by_process.keys() & still:
-        raise Unknown(f"{why_not}, and its processes ended while their {NUMA_MAPS} were read")
-    return total
+    known = [found for pid, found in by_process.items() if found is not None and pid in still]
+    if not known:
+        raise Unknown(f"its processes ended while their {NUMA_MAPS} were read")
+    return dict(sum(known, Counter()))
 
 
-def _map_of(
-    pid: int, proc: str, why_not: str, until: float, clock: Callable[[], float]
-) -> dict[int, int] | None:
+def _map_of(pid: int, proc: str, too_long: Callable[[], bool]) -> Counter[int] | None:
     """What numa_maps of one process says; None when the process is gone.
 
     Raises:
         Unknown: it is not known.
     """
-    found: dict[int, int] = {}
+    found: Counter[int] = Counter()
     try:
         with open(f"{proc}/{pid}/{NUMA_MAPS}", "rb", buffering=0) as file:
             rest = b""
             while piece := file.read(_READ_BYTES):
                 whole, line_end, rest = (rest + piece).rpartition(b"\n")
                 mapped_by_numa_node(whole + line_end, found)
-                if clock() > until:
-                    raise Unknown(
-                        f"{why_not}, and reading {NUMA_MAPS} of its processes took too long"
-                    )
+                if too_long():
+                    raise Unknown(f"reading {NUMA_MAPS} of its processes took too long")
             mapped_by_numa_node(rest, found)
     except OSError as error:
         if error.errno in MISSING:
             if os.path.exists(f"{proc}/{pid}/maps") and not os.path.exists(
                 f"{proc}/{pid}/{NUMA_MAPS}"
             ):
-                raise Unknown(f"{why_not}, and this kernel has no {NUMA_MAPS}") from error
+                raise Unknown(f"this kernel has no {NUMA_MAPS}") from error
             return None
-        raise Unknown(
-            f"{why_not}, and {NUMA_MAPS} of process {pid} cannot be read: {error.strerror}"
-        ) from error
+        raise Unknown(f"{NUMA_MAPS} of process {pid} cannot be read: {error.strerror}") from error
     return found
 
 
 def processes_of(directory: str) -> set[int]:
-    """Ids of the processes of a cgroup and those within; 0 for those that are not seen from here.
+    """Ids of the processes of a cgroup and those within.
 
     Raises:
-        Unknown: there are too many cgroups.
+        Unknown: there are too many cgroups, or processes that are not seen from here.
     """
     found: set[int] = set()
     for count, (path, _, _) in enumerate(os.walk(directory), 1):
@@ -360,4 +317,6 @@ def processes_of(directory: str) -> set[int]:
                 found.update(int(word) for word in file.read().split() if word.isdigit())
         except OSError:
             continue  # a cgroup that went away, or that has threads only
+    if 0 in found:
+        raise Unknown("its processes are in a PID namespace not seen from here")
     return found

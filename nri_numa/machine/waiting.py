@@ -17,9 +17,9 @@ from typing import Final
 
 import msgspec
 
-from nri_numa.machine.cgroups import CgroupPlace, CgroupReader
+from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, text
 from nri_numa.machine.tree import CPU_DIR, Tree
-from nri_numa.machine.usage import MISSING, Unknown, processes_of
+from nri_numa.machine.usage import MISSING, Unknown, cpu_numbers, processes_of
 from nri_numa.model.machine import Topology
 
 PRESSURE: Final = "cpu.pressure"
@@ -97,9 +97,9 @@ def tasks_waiting(
     return sum(grown) / seconds if grown and seconds > 0 else None
 
 
-def pressure_in(text: str) -> float | None:
+def pressure_in(pressure: str) -> float | None:
     """The part of the last minute, of the text of cpu.pressure; None in what is no such text."""
-    match = _SOME.search(text)
+    match = _SOME.search(pressure)
     return min(1.0, float(match[1]) / 100) if match else None
 
 
@@ -112,14 +112,12 @@ def _pressure(reader: CgroupReader, directory: str, root: str) -> float:
         path = f"{root}/unified/{os.path.relpath(directory, reader.hierarchy)}/{PRESSURE}"
         why_not = f"cgroup v1 has no {PRESSURE}"
     try:
-        with open(path, "rb") as file:
-            text = file.read(_READ_BYTES).decode("ascii", "replace")
+        found = pressure_in(text(path))
     except OSError as error:
         if error.errno in MISSING:
             raise Unknown(why_not) from error
         # With psi=0 on the kernel's command line the file is there and cannot be opened.
         raise Unknown(f"{PRESSURE} cannot be read: {error.strerror}") from error
-    found = pressure_in(text)
     if found is None:
         raise Unknown(f"{PRESSURE} tells no pressure of the last minute")
     return found
@@ -129,8 +127,6 @@ def _threads(
     directory: str, proc: str, until: float, clock: Callable[[], float]
 ) -> dict[int, float]:
     pids = processes_of(directory)
-    if 0 in pids:
-        raise Unknown("its processes are in a PID namespace not seen from here")
     if not pids:
         raise Unknown("it has no process")
     found: dict[int, float] = {}
@@ -186,9 +182,6 @@ def _thread(path: str) -> tuple[float, int] | None:
 # /proc/schedstat, whose eighth number of a CPU is the time that tasks waited on its run queue.
 
 
-_CPU: Final = re.compile(r"^cpu(\d{1,5}) ([\d ]+)$", re.MULTILINE | re.ASCII)
-
-
 class CPUTimes(msgspec.Struct, frozen=True):
     """All CPUs at one moment.
 
@@ -204,18 +197,10 @@ class CPUTimes(msgspec.Struct, frozen=True):
 
 def cpu_times(stat: str, schedstat: str) -> CPUTimes:
     """The times in the texts of /proc/stat and /proc/schedstat; what is no such text tells none."""
-    steal: dict[int, tuple[int, int]] = {}
-    for match in _CPU.finditer(stat):
-        # Guest time, which follows, is within user time already.
-        ticks = [int(word) for word in match[2].split()[:8]]
-        if len(ticks) == 8:
-            steal[int(match[1])] = ticks[7], sum(ticks)
-    waited: dict[int, float] = {}
-    for match in _CPU.finditer(schedstat):
-        words = match[2].split()
-        if len(words) >= 9:
-            waited[int(match[1])] = int(words[7]) / 1e9
-    return CPUTimes(steal, waited)
+    return CPUTimes(
+        {c: (ticks[7], sum(ticks)) for c, ticks in cpu_numbers(stat).items() if len(ticks) == 8},
+        {c: times[7] / 1e9 for c, times in cpu_numbers(schedstat).items() if len(times) == 8},
+    )
 
 
 def stolen(before: CPUTimes, after: CPUTimes, topology: Topology) -> dict[int, float]:
@@ -327,5 +312,5 @@ def frequencies(tree: Tree, topology: Topology) -> dict[int, float]:
 
 def _hertz(tree: Tree, cpu: int) -> float:
     """Of one CPU; 0 where it is not known (no driver, ``<unknown>``, a CPU that just went away)."""
-    text = tree.read(f"{CPU_DIR}/cpu{cpu}/cpufreq/scaling_cur_freq") or ""
-    return int(text) * 1000.0 if text.isascii() and text.isdecimal() and len(text) < 12 else 0.0
+    khz = tree.read(f"{CPU_DIR}/cpu{cpu}/cpufreq/scaling_cur_freq") or ""
+    return int(khz) * 1000.0 if khz.isascii() and khz.isdecimal() and len(khz) < 12 else 0.0

@@ -159,21 +159,10 @@ def _known_resources(data: bytes) -> Resources:
 
 
 def _resources_in(resources: pb.LinuxResources, *, update: bool) -> Resources:
-    shares = quota = period = limit = None
-    cpus = mems = ""
-    if resources.HasField("cpu"):
-        cpu = resources.cpu
-        cpus, mems = cpu.cpus, cpu.mems
-        if cpu.HasField("shares"):
-            shares = cpu.shares.value
-        if cpu.HasField("quota"):
-            quota = cpu.quota.value
-        if cpu.HasField("period"):
-            period = cpu.period.value
-    if resources.HasField("memory"):
-        memory = resources.memory
-        if memory.HasField("limit"):
-            limit = memory.limit.value
+    # Parts that are missing have the values of empty ones, and read like them.
+    cpu, memory = resources.cpu, resources.memory
+    shares, quota, period = _given(cpu, "shares"), _given(cpu, "quota"), _given(cpu, "period")
+    limit = _given(memory, "limit")
     if update:
         shares, quota, period, limit = shares or None, quota or None, period or None, limit or None
     return Resources(
@@ -186,9 +175,14 @@ def _resources_in(resources: pb.LinuxResources, *, update: bool) -> Resources:
             for item in resources.hugepage_limits
             if item.limit
         },
-        cpus=cpus,
-        mems=mems,
+        cpus=cpu.cpus,
+        mems=cpu.mems,
     )
+
+
+def _given(message: Message, name: str) -> int | None:
+    """A number that may be missing."""
+    return getattr(message, name).value if message.HasField(name) else None
 
 
 def _copied(texts: Mapping[str, str]) -> dict[str, str]:
@@ -350,58 +344,53 @@ def synchronize_response(
 
 # --- requests ---------------------------------------------------------------------------------
 
-Request: TypeAlias = (
-    ev.SynchronizeRequested
-    | ev.CreateContainerRequested
-    | ev.UpdateContainerRequested
-    | ev.StopContainerRequested
-    | ev.ContainerEvent
-    | ev.PodEvent
-)
-"""What a handler answers."""
 
-
-def answer(handler: RuntimeHandler, event: Request) -> Message | None:
-    """Have an event of the session answered; None is an empty response."""
+def answer(
+    handler: RuntimeHandler, request: ev.Requested | ev.SynchronizeRequested
+) -> Message | None:
+    """Have a request of the session answered; None is an empty response."""
     mentions = handler.reads_mentions
+    if isinstance(request, ev.SynchronizeRequested):
+        return synchronize_response(
+            handler.synchronize, request.pods, request.containers, mentions=mentions
+        )
+    event, message = request.event, request.message
     match event:
-        case ev.CreateContainerRequested(_, create):
-            adjustment, updates = handler.create_container(
-                pod_from(create.pod, create.container, mentions=mentions),
-                container_from(create.container, mentions=mentions),
-            )
+        case Event.STOP_CONTAINER:
+            stopped = pb.StopContainerResponse()
+            add_updates(stopped, handler.stop_container(message.container.id))
+            return stopped
+        case Event.REMOVE_CONTAINER:
+            handler.remove_container(message.container.id)
+            return None
+        case Event.RUN_POD_SANDBOX:
+            handler.run_pod(pod_from(message.pod, mentions=mentions))
+            return None
+        case Event.STOP_POD_SANDBOX:
+            handler.stop_pod(pod_from(message.pod))
+            return None
+        case Event.REMOVE_POD_SANDBOX:
+            handler.remove_pod(pod_from(message.pod))
+            return None
+        case _:  # all others are about a container in its pod
+            pass
+    pod = pod_from(message.pod, message.container, mentions=mentions)
+    container = container_from(message.container, mentions=mentions)
+    match event:
+        case Event.CREATE_CONTAINER:
+            adjustment, updates = handler.create_container(pod, container)
             created = create_response(adjustment)
             add_updates(created, updates)
             return created
-        case ev.UpdateContainerRequested(_, update):
-            updates = handler.update_container(
-                pod_from(update.pod, update.container, mentions=mentions),
-                container_from(update.container, mentions=mentions),
-                resources_from(update.linux_resources, update=True),
-            )
+        case Event.UPDATE_CONTAINER:
             # One for the container itself is set over the request, field by field; without one
             # the request passes as it is (which spares a containerd bug that loses its swap limit).
+            requested = resources_from(message.linux_resources, update=True)
             updated = pb.UpdateContainerResponse()
-            add_updates(updated, updates)
+            add_updates(updated, handler.update_container(pod, container, requested))
             return updated
-        case ev.StopContainerRequested(_, stop):
-            stopped = pb.StopContainerResponse()
-            add_updates(stopped, handler.stop_container(stop.container.id))
-            return stopped
-        case ev.SynchronizeRequested(_, pods, containers):
-            return synchronize_response(handler.synchronize, pods, containers, mentions=mentions)
-        case ev.ContainerEvent(_, Event.REMOVE_CONTAINER, _, container):
-            handler.remove_container(container.id)
-        case ev.ContainerEvent(_, kind, pod, container):
-            running = kind is Event.POST_START_CONTAINER
-            (handler.post_start_container if running else handler.start_container)(
-                pod_from(pod, container, mentions=mentions),
-                container_from(container, mentions=mentions),
-            )
-        case ev.PodEvent(_, Event.RUN_POD_SANDBOX, pod):
-            handler.run_pod(pod_from(pod, mentions=mentions))
-        case ev.PodEvent(_, Event.STOP_POD_SANDBOX, pod):
-            handler.stop_pod(pod_from(pod))
-        case ev.PodEvent(_, _, pod):
-            handler.remove_pod(pod_from(pod))
+        case Event.START_CONTAINER:
+            handler.start_container(pod, container)
+        case _:
+            handler.post_start_container(pod, container)
     return None

@@ -30,9 +30,9 @@ import os
 import random
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from google.protobuf.message import Message
@@ -44,7 +44,7 @@ from nri_numa.nri import conversion
 from nri_numa.nri.transport import Ending, SessionTransport
 from nri_numa.nri.wire import events as ev
 from nri_numa.nri.wire.pb import nri_pb2 as pb
-from nri_numa.nri.wire.session import PluginSession, SessionLimits
+from nri_numa.nri.wire.session import PluginSession
 from nri_numa.nri.wire.versions import (
     AGENT_EVENTS,
     Event,
@@ -56,14 +56,13 @@ from nri_numa.nri.wire.versions import (
 from nri_numa.observe.logs import get_logger
 from nri_numa.runtime import (
     STABLE_SECONDS,
-    AnswerWatch,
     LinkState,
     Planner,
     PushResult,
     RefusedForGood,
     RequestRefused,
     RuntimeHandler,
-    RuntimeInfo,
+    RuntimeLink,
     backoff_delays,
 )
 
@@ -151,55 +150,43 @@ def preinstalled_from_environment(environ: MutableMapping[str, str]) -> Preinsta
 # --- a second registration ------------------------------------------------------------------------
 
 
-class _OneShot:
-    """The handler of the second registration."""
-
-    def __init__(self, plan: Planner, limits: SessionLimits | None) -> None:
-        self.session = PluginSession(limits=limits)
-        self.answered = asyncio.get_running_loop().create_future()
-        self._plan = plan
-
-    def on_event(self, event: ev.PluginEvent) -> None:
-        match event:
-            case ev.Registered() | ev.UpdateContainersAnswered():
-                pass
-            case ev.RegistrationRefused():
-                self._finish(f"the second registration was refused: {event.status}")
-            case ev.ConfigureRequested():
-                # One harmless bit: zero would mean all events, and make us a validator.
-                mask = Event.REMOVE_POD_SANDBOX.bit
-                self.session.reply(event.stream, pb.ConfigureResponse(events=mask))
-            case ev.SynchronizeRequested():
-                answer = conversion.synchronize_response(self._plan, event.pods, event.containers)
-                self.session.reply(event.stream, answer)
-                self._finish("")
-            case _:
-                self.session.reply(event.stream)
-
-    def _finish(self, detail: str) -> None:
-        if not self.answered.done():
-            self.answered.set_result(detail)
-
-
-async def push_one_shot(
-    plan: Planner, *, socket_path: str, name: str, index: str, limits: SessionLimits | None = None
-) -> str:
+async def push_one_shot(plan: Planner, *, socket_path: str, name: str, index: str) -> str:
     """Push the updates that ``plan`` returns through a second registration.
 
     Returns why it failed; empty when the runtime took the answer.
     """
-    shot = _OneShot(plan, limits)
-    connection: SessionTransport[ev.PluginEvent] = SessionTransport(shot.session, shot.on_event)
     loop = asyncio.get_running_loop()
+    session = PluginSession()
+    answered: asyncio.Future[str] = loop.create_future()
+
+    def on_event(event: ev.PluginEvent) -> None:
+        match event:
+            case ev.RegistrationAnswered(status):
+                if status is not None:
+                    answered.set_result(f"the second registration was refused: {status}")
+            case ev.UpdateContainersAnswered():
+                pass
+            case ev.ConfigureRequested(stream):
+                # One harmless bit: zero would mean all events, and make us a validator.
+                mask = Event.REMOVE_POD_SANDBOX.bit
+                session.reply(stream, pb.ConfigureResponse(events=mask))
+            case ev.SynchronizeRequested(stream, pods, containers):
+                session.reply(stream, conversion.synchronize_response(plan, pods, containers))
+                if not answered.done():
+                    answered.set_result("")
+            case _:
+                session.reply(event.stream)
+
+    connection: SessionTransport[ev.PluginEvent] = SessionTransport(session, on_event)
     try:
         await loop.create_unix_connection(lambda: connection, socket_path)
-        shot.session.register(name, index)
+        session.register(name, index)
         connection.flush()
-        await asyncio.wait({shot.answered, connection.ended}, return_when=asyncio.FIRST_COMPLETED)
-        if not shot.answered.done():
+        ends: set[asyncio.Future[Any]] = {answered, connection.ended}
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        if not answered.done():
             return f"the second connection ended: {connection.ended.result().detail}"
-        detail: str = shot.answered.result()
-        if not detail:
+        if not (detail := answered.result()):
             await asyncio.sleep(SETTLE_SECONDS)
         return detail
     except OSError as error:
@@ -237,10 +224,9 @@ class LinkSettings(msgspec.Struct, frozen=True, kw_only=True):
     push_interval: float = 1.0
     push_timeout: float = 10.0
     quiet_seconds: float = QUIET_SECONDS
-    limits: SessionLimits = SessionLimits()
 
 
-class NRILink:
+class NRILink(RuntimeLink):
     """A plugin's connection to its runtime, kept up for ever; see `nri_numa.runtime.RuntimeLink`.
 
     Raises:
@@ -250,19 +236,14 @@ class NRILink:
     def __init__(self, handler: RuntimeHandler, settings: LinkSettings) -> None:
         if (problem := identity_problem(settings.name, settings.index)) is not None:
             raise ConfigError("plugin identity", [problem])
-        self._handler = handler
+        super().__init__(handler, time.monotonic)
         self._settings = settings
-        self.runtime: RuntimeInfo | None = None
-        self.watch = AnswerWatch(time.monotonic)
-        self._state = LinkState.DISCONNECTED
-        self._reported: tuple[LinkState, str] | None = None
         self._session: PluginSession | None = None
         self._connection: SessionTransport[ev.PluginEvent] | None = None
         self._registration_timer: asyncio.TimerHandle | None = None
         self._fatal: RefusedForGood | None = None
         self._active_since: float | None = None
         self._accepted = False
-        self._handling = False
         self._last_request = float("-inf")
         # When sandboxes were stopped that have not been removed since, oldest first.
         self._stopped: dict[str, float] = {}
@@ -270,11 +251,6 @@ class NRILink:
         self._push_lock = asyncio.Lock()
         self._last_push = -settings.push_interval
         self._unanswered: asyncio.Task[str] | None = None
-
-    @property
-    def state(self) -> LinkState:
-        """Where the link stands."""
-        return self._state
 
     async def run(self) -> None:
         """Keep the link up until cancelled; in pre-installed mode until the runtime closes it.
@@ -335,7 +311,7 @@ class NRILink:
     async def _serve(self, sock: socket.socket | None) -> Ending:
         """Serve one connection until it ends."""
         loop = asyncio.get_running_loop()
-        session = PluginSession(limits=self._settings.limits)
+        session = PluginSession()
         connection: SessionTransport[ev.PluginEvent] = SessionTransport(session, self._on_event)
         try:
             if sock is None:
@@ -375,16 +351,15 @@ class NRILink:
         if isinstance(ending.error, RemoteProtocolError):
             self._handler.protocol_broken()
         if isinstance(ending.error, BrokenPipeError):
-            ending = replace(ending, detail=self._too_late(ending.error))
+            detail = (
+                "the runtime had closed the connection before our answer, as it does with a plugin "
+                f"that takes longer than plugin_request_timeout, {self._limit:g} s "
+                f"({ending.error.strerror})"
+            )
+            ending = replace(ending, detail=detail)
         if self._fatal is not None:
             raise self._fatal
         return ending
-
-    def _too_late(self, error: OSError) -> str:
-        return (
-            "the runtime had closed the connection before our answer, as it does with a plugin "
-            f"that takes longer than plugin_request_timeout, {self._limit:g} s ({error.strerror})"
-        )
 
     @property
     def _limit(self) -> float:
@@ -412,46 +387,43 @@ class NRILink:
                 future = self._updates.pop(event.stream, None)
                 if future is not None and not future.done():
                     future.set_result(event)
-            case ev.RegistrationRefused(status):
+            case ev.RegistrationAnswered(status):
                 # Seen for a bad index or name, which repeats for ever; anything else may pass.
-                if "invalid" in status.message:
+                if status is not None and "invalid" in status.message:
                     identity = f"{self._settings.index}-{self._settings.name}"
                     self._fatal = RefusedForGood(f"the runtime refuses plugin {identity}: {status}")
-                self._close(f"registration refused: {status}")
-            case ev.Registered():
-                pass
-            case _:
-                if isinstance(event, ev.PodEvent):
-                    self._note_removals(event)
-                self._answer(
-                    event.stream, event.method, lambda: conversion.answer(self._handler, event)
-                )
-
-    def _note_removals(self, event: ev.PodEvent) -> None:
-        if event.event is Event.STOP_POD_SANDBOX:
-            self._stopped[event.pod.id] = time.monotonic()
-        elif event.event is Event.REMOVE_POD_SANDBOX:
-            self._stopped.pop(event.pod.id, None)
+                if status is not None:
+                    self._close(f"registration refused: {status}")
+            case ev.Requested(stream, kind, message):
+                if kind is Event.STOP_POD_SANDBOX:
+                    self._stopped[message.pod.id] = time.monotonic()
+                elif kind is Event.REMOVE_POD_SANDBOX:
+                    self._stopped.pop(message.pod.id, None)
+                self._answer(stream, event.method, lambda: conversion.answer(self._handler, event))
 
     def _answer(
-        self, stream: int, name: str, handle: Callable[[], Message | None]
+        self,
+        stream: int,
+        name: str,
+        handle: Callable[[], Message | None],
+        otherwise: Message | None = None,
     ) -> RequestRefused | None:
-        """Run a handler and write its answer, whatever happens in it; returns its refusal."""
+        """Run a handler and write its answer, whatever happens in it; returns its refusal.
+
+        Without an answer of its own, or after an error, the answer is ``otherwise``.
+        """
         session = self._session
         if session is None or self._connection is None:
             return None  # closed by ourselves while events of the same packet were waiting
         started = self._last_request = time.perf_counter()
         refusal: RequestRefused | None = None
-        response: Message | None = None
-        self._handling = True
+        response = otherwise
         try:
-            response = handle()
+            response = handle() or otherwise
         except RequestRefused as refused:
             refusal = refused
         except Exception as error:
             refusal = self._after_error(name, error)
-        finally:
-            self._handling = False
         if refusal is not None:
             session.refuse(stream, refusal.message)
         else:
@@ -479,21 +451,14 @@ class NRILink:
 
     def _configure(self, event: ev.ConfigureRequested) -> None:
         self._cancel_registration_timer()
-        info = event.info
-
-        def configure() -> pb.ConfigureResponse:
-            try:
-                self._handler.configured(info)
-            except RequestRefused:
-                raise
-            except Exception as error:
-                # Whatever the hook says, the mask must be right: zero would mean everything.
-                if (refusal := self._after_error("Configure", error)) is not None:
-                    raise refusal from error
-            return pb.ConfigureResponse(events=self._settings.events)
-
-        self.runtime = info
-        refusal = self._answer(event.stream, "Configure", configure)
+        self.runtime = info = event.info
+        # Whatever the handler does, the mask must be right: zero would mean everything.
+        refusal = self._answer(
+            event.stream,
+            "Configure",
+            lambda: self._handler.configured(info),
+            pb.ConfigureResponse(events=self._settings.events),
+        )
         if refusal is not None:
             self._fatal = RefusedForGood(f"configuration refused: {refusal.message}")
             self._close(f"configuration refused: {refusal.message}")
@@ -534,28 +499,41 @@ class NRILink:
         if self._connection is not None:
             self._connection.close(detail)
 
-    def _change(self, state: LinkState, detail: str) -> None:
-        if (state, detail) == self._reported:
-            return  # the same failure again: said once
-        self._reported = (state, detail)
-        self._state = state
-        try:
-            self._handler.link_changed(state, detail)
-        except Exception:
-            logger.exception("link_changed hook failed")
-
     # ------------------------------------------------------------------ pushing
 
-    def push(self, updates: Sequence[ContainerUpdate]) -> Awaitable[PushResult]:
-        """Send updates that answer no request: by the safe way, one at a time, some time apart.
+    async def push(self, updates: Sequence[ContainerUpdate]) -> PushResult:
+        """Send updates that answer no request: by the safe way, one at a time, some time apart."""
+        if not updates:
+            return PushResult()
+        loop = asyncio.get_running_loop()
+        async with self._push_lock:
+            await asyncio.sleep(self._last_push + self._settings.push_interval - loop.time())
+            # Read after every wait: the link may have broken, or another runtime come up.
+            detail = self._no_push()
+            if not detail and self._push_path is PushPath.ONE_SHOT:
+                detail = await self._wait_until_quiet() or self._no_push()
+            if detail:
+                return PushResult(detail)
+            try:
+                if self._push_path is PushPath.UPDATE_CONTAINERS:
+                    detail = await self._update_containers(updates)
+                else:
+                    detail = await self._register("push", lambda pods, containers: updates)
+            finally:
+                self._last_push = loop.time()
+        return PushResult(detail)
 
-        Raises:
-            LocalProtocolError: called from inside a handler. The runtime holds, until the handler's
-                answer, the very lock this needs.
-        """
-        if self._handling:
-            raise LocalProtocolError("push() from inside a handler would block the runtime")
-        return self._push(tuple(updates))
+    @property
+    def _push_path(self) -> PushPath:
+        return push_path(self.runtime) if self.runtime is not None else PushPath.NONE
+
+    def _no_push(self) -> str:
+        """Why nothing can be pushed now; empty when something can."""
+        if self.state is not LinkState.ACTIVE:
+            return f"the link is {self.state.value}"
+        if self._push_path is PushPath.NONE:
+            return "no way to push is safe on this runtime (NRI before 0.6.1)"
+        return ""
 
     async def refresh(self) -> str:
         """Synchronise through a second registration: for launched plugins before NRI 0.7.
@@ -567,39 +545,6 @@ class NRILink:
         async with self._push_lock:
             detail = await self._wait_until_quiet()
             return detail or await self._register("look", self._handler.synchronize)
-
-    async def _push(self, updates: tuple[ContainerUpdate, ...]) -> PushResult:
-        if not updates:
-            return PushResult()
-        loop = asyncio.get_running_loop()
-        async with self._push_lock:
-            wait = self._last_push + self._settings.push_interval - loop.time()
-            if wait > 0:
-                await asyncio.sleep(wait)
-            # Read after every wait: the link may have broken, or another runtime come up.
-            path, detail = self._push_path()
-            if not detail and path is PushPath.ONE_SHOT:
-                detail = await self._wait_until_quiet()
-                path, broken = self._push_path()
-                detail = detail or broken
-            if not detail:
-                try:
-                    if path is PushPath.UPDATE_CONTAINERS:
-                        detail = await self._update_containers(updates)
-                    else:
-                        detail = await self._register("push", lambda pods, containers: updates)
-                finally:
-                    self._last_push = loop.time()
-        return PushResult(detail)
-
-    def _push_path(self) -> tuple[PushPath, str]:
-        """Return how to push now, and why not when that is impossible."""
-        path = push_path(self.runtime) if self.runtime is not None else PushPath.NONE
-        if self._state is not LinkState.ACTIVE:
-            return path, f"the link is {self._state.value}"
-        if path is PushPath.NONE:
-            return path, "no way to push is safe on this runtime (NRI before 0.6.1)"
-        return path, ""
 
     async def _wait_until_quiet(self) -> str:
         loop = asyncio.get_running_loop()
@@ -640,7 +585,6 @@ class NRILink:
                 socket_path=settings.socket_path,
                 name=f"{settings.name}-{purpose}",
                 index=settings.index,
-                limits=settings.limits,
             )
         )
         self.watch.called(PUSH)

@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from nri_numa.cri.client import CRIClient, CRIContainerState
+from nri_numa.cri.client import CRIClient, container_from
+from nri_numa.cri.pb import cri_pb2
 from nri_numa.model.workload import ContainerUpdate
 from tests.beds.containerd import Containerd
 from tests.beds.cri import CRI, Seen
@@ -30,14 +31,15 @@ def test_reads_and_moves_a_container(containerd: Containerd, cri: CRI) -> None:
             assert (sandbox.id, sandbox.namespace) == (pod.id, "tests")
             assert sandbox.annotations["a"] == "b"
             (listed,) = await client.list_containers()
-            assert (listed.id, listed.state) == (container.id, CRIContainerState.RUNNING)
+            assert (listed.id, listed.state) == (container.id, cri_pb2.CONTAINER_RUNNING)
             status = await client.container_status(container.id)
             assert status is not None
-            assert (status.container.name, status.container.pid) == ("main", cri.pid(container))
+            read = container_from(status)
+            assert (read.name, read.pid) == ("main", cri.pid(container))
             assert await client.update(ContainerUpdate(container.id, LAST, "0")) is None
             status = await client.container_status(container.id)
             assert status is not None
-            resources = status.container.resources
+            resources = container_from(status).resources
             assert (resources.cpus, resources.mems) == (LAST, "0")
             failed = await client.update(ContainerUpdate(container.id, "4000"))
             assert failed is not None

@@ -31,7 +31,7 @@ from nri_numa.engine.request.annotations import KEYS, resolve
 from nri_numa.engine.state import NodeState
 from nri_numa.errors import ConfigError, RemoteProtocolError
 from nri_numa.machine.cgroups import relative_path
-from nri_numa.machine.hotplug import concerns_cpus, parse_uevent
+from nri_numa.machine.hotplug import concerns_cpus
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.model.workload import (
     Container,
@@ -43,7 +43,7 @@ from nri_numa.model.workload import (
 )
 from nri_numa.nri.wire import events as ev
 from nri_numa.nri.wire.pb import nri_pb2 as pb
-from nri_numa.nri.wire.session import PluginSession, RuntimeSession, SessionLimits
+from nri_numa.nri.wire.session import PluginSession, RuntimeSession
 from nri_numa.nri.wire.versions import Event
 from nri_numa.observe import logs
 from nri_numa.runtime import RequestRefused
@@ -139,9 +139,6 @@ class Target(ABC):
         return
 
 
-LIMITS = SessionLimits(synchronize_objects=10_000, synchronize_bytes=8 << 20)
-
-
 class Protocol(Target):
     """Bytes of the peer to both roles: events or RemoteProtocolError."""
 
@@ -157,7 +154,8 @@ class Protocol(Target):
 
     def played(self, packets: list[list[bytes]]) -> str:
         """What came of the packets of each role."""
-        plugin = PluginSession(limits=LIMITS)
+        plugin = PluginSession()
+        plugin.max_objects, plugin.max_bytes = 10_000, 8 << 20
         plugin.register("fuzz", "10")
         return "/".join(map(self.play, (plugin, RuntimeSession()), packets))
 
@@ -171,10 +169,7 @@ class Protocol(Target):
                         session.reply(event.stream, pb.ConfigureResponse(events=1))
                     elif not isinstance(
                         event,
-                        ev.Registered
-                        | ev.RegistrationRefused
-                        | ev.UpdateContainersAnswered
-                        | ev.Answered,
+                        ev.RegistrationAnswered | ev.UpdateContainersAnswered | ev.Answered,
                     ):
                         session.reply(event.stream)
                 session.data_to_send()
@@ -498,7 +493,7 @@ class Small(Target):
     def feed(self, data: bytes) -> str:
         """An event, and a path behind the last line feed."""
         event, _, given = data.rpartition(b"\n")
-        concerns = concerns_cpus(parse_uevent(event))
+        concerns = concerns_cpus(event)
         path = relative_path(given.decode(errors="replace"))
         assert not path.startswith("/")
         assert ".." not in path.split("/")

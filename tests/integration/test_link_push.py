@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from nri_numa.errors import LocalProtocolError
 from nri_numa.nri.link import NRILink
 from nri_numa.nri.wire import events as ev
 from nri_numa.nri.wire.pb import nri_pb2 as pb
@@ -34,7 +33,7 @@ from tests.beds.link_bed import (
     raw_runtime,
     running,
 )
-from tests.beds.recording_plugin import Created, RecordingPlugin, adjusted, update
+from tests.beds.recording_plugin import RecordingPlugin, update
 
 pytestmark = pytest.mark.asyncio
 
@@ -89,23 +88,6 @@ async def test_nothing_is_pushed_where_no_way_is_safe(tmp_path: Path) -> None:
         assert not result.ok
         assert "no way to push is safe" in result.detail
         assert container.cpus == "0-3"
-
-
-async def test_a_push_from_inside_a_handler_is_refused_here(tmp_path: Path) -> None:
-    """The runtime would wait for the handler, and the handler for the runtime."""
-    caught: list[BaseException] = []
-
-    def push(*_: object) -> Created:
-        with pytest.raises(LocalProtocolError) as refused:
-            link.push([])
-        caught.append(refused.value)
-        return adjusted()
-
-    plugin = RecordingPlugin(create_container=push)
-    async with embedded(tmp_path, plugin) as (runtime, link):
-        await started(runtime)
-        assert len(caught) == 1
-        assert (await link.push([])).ok
 
 
 async def test_a_push_without_a_link_is_reported_and_not_raised(tmp_path: Path) -> None:

@@ -25,9 +25,7 @@ def answer(session: Any, event: Any) -> None:
     """Answer the way a plugin or a runtime would, so that the phases move on."""
     if isinstance(event, ev.ConfigureRequested):
         session.reply(event.stream, pb.ConfigureResponse(events=1))
-    elif not isinstance(
-        event, ev.Registered | ev.RegistrationRefused | ev.UpdateContainersAnswered | ev.Answered
-    ):
+    elif not isinstance(event, ev.RegistrationAnswered | ev.UpdateContainersAnswered | ev.Answered):
         session.reply(event.stream)
 
 

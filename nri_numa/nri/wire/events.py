@@ -7,7 +7,7 @@ the same events; they do not differ above this line.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -17,14 +17,15 @@ from nri_numa.nri.wire.versions import Event
 from nri_numa.runtime import RuntimeInfo
 
 
-class Registered(msgspec.Struct, frozen=True):
-    """The runtime answered RegisterPlugin. May come after `ConfigureRequested`."""
+class RegistrationAnswered(msgspec.Struct, frozen=True):
+    """The runtime answered RegisterPlugin; may come after `ConfigureRequested`.
 
+    Attributes:
+        status: why it refuses; it leaves the socket open then, and waits for us to close. None when
+            it does not.
+    """
 
-class RegistrationRefused(msgspec.Struct, frozen=True):
-    """The runtime refused RegisterPlugin; it leaves the socket open and waits for us to close."""
-
-    status: CallStatus
+    status: CallStatus | None
 
 
 class ConfigureRequested(msgspec.Struct, frozen=True):
@@ -50,53 +51,19 @@ class SynchronizeRequested(msgspec.Struct, frozen=True):
     containers: Sequence[pb.Container]
 
 
-class CreateContainerRequested(msgspec.Struct, frozen=True):
-    """A container is about to be created."""
+class Requested(msgspec.Struct, frozen=True):
+    """Something happens to a pod or a container, or is about to.
 
-    method: ClassVar[str] = "CreateContainer"
-
-    stream: int
-    request: pb.CreateContainerRequest
-
-
-class UpdateContainerRequested(msgspec.Struct, frozen=True):
-    """The resources of a container are about to be changed."""
-
-    method: ClassVar[str] = "UpdateContainer"
-
-    stream: int
-    request: pb.UpdateContainerRequest
-
-
-class StopContainerRequested(msgspec.Struct, frozen=True):
-    """A container exited or is about to be stopped; its id may be unknown to us."""
-
-    method: ClassVar[str] = "StopContainer"
-
-    stream: int
-    request: pb.StopContainerRequest
-
-
-class PodEvent(msgspec.Struct, frozen=True):
-    """Something happened to a pod sandbox; the answer is empty."""
+    Attributes:
+        event: what; to creating, updating and stopping a container the answer has a message of its
+            own, to all others it is empty.
+        message: has the ``pod``, the ``container`` if it is about one, and of an update the
+            ``linux_resources``.
+    """
 
     stream: int
     event: Event
-    pod: pb.PodSandbox
-
-    @property
-    def method(self) -> str:
-        """Its name, as in logs."""
-        return self.event.method
-
-
-class ContainerEvent(msgspec.Struct, frozen=True):
-    """Something happened to a container; the answer is empty."""
-
-    stream: int
-    event: Event
-    pod: pb.PodSandbox
-    container: pb.Container
+    message: Any
 
     @property
     def method(self) -> str:
@@ -125,15 +92,10 @@ class UpdateContainersAnswered(msgspec.Struct, frozen=True):
 
 
 PluginEvent = (
-    Registered
-    | RegistrationRefused
+    RegistrationAnswered
     | ConfigureRequested
     | SynchronizeRequested
-    | CreateContainerRequested
-    | UpdateContainerRequested
-    | StopContainerRequested
-    | PodEvent
-    | ContainerEvent
+    | Requested
     | ShutdownRequested
     | UpdateContainersAnswered
 )

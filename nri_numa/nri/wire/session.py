@@ -29,7 +29,7 @@ session alive.
 
 Memory. Besides the bytes just fed a session holds at most one unfinished message for each of the
 two connections (4 MiB; 16 MiB for requests to a plugin), 64 open calls each way, and the slices of
-one Synchronize (`SessionLimits`).
+one Synchronize (`PluginSession.max_objects` and `max_bytes`).
 """
 
 from __future__ import annotations
@@ -37,9 +37,8 @@ from __future__ import annotations
 import enum
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
-import msgspec
 from google.protobuf.message import DecodeError, Message
 
 from nri_numa.errors import LocalProtocolError, RemoteProtocolError
@@ -47,7 +46,7 @@ from nri_numa.nri.wire import events as ev
 from nri_numa.nri.wire import ttrpc
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.nri.wire.ttrpc import PLUGIN_CONNECTION, RUNTIME_CONNECTION
-from nri_numa.nri.wire.versions import NRI_VERSION, Event, identity_problem
+from nri_numa.nri.wire.versions import AGENT_EVENTS, NRI_VERSION, Event, identity_problem
 from nri_numa.runtime import RuntimeInfo
 
 PLUGIN_SERVICE: Final = "nri.pkg.api.v1alpha1.Plugin"
@@ -85,37 +84,16 @@ RUNTIME_METHODS: Final[
 }
 """Methods of the Runtime service and what they are asked with."""
 
-POD_EVENTS: Final[Mapping[str, Event]] = {
-    "RunPodSandbox": Event.RUN_POD_SANDBOX,
-    "StopPodSandbox": Event.STOP_POD_SANDBOX,
-    "RemovePodSandbox": Event.REMOVE_POD_SANDBOX,
+_EVENTS: Final[Mapping[str, Event]] = {
+    event.method: event for event in Event if event.bit & AGENT_EVENTS
 }
-"""Methods of NRI 0.12 that say something of a pod; before, StateChange says it."""
-
-CONTAINER_EVENTS: Final[Mapping[str, Event]] = {
-    "StartContainer": Event.START_CONTAINER,
-    "PostStartContainer": Event.POST_START_CONTAINER,
-    "RemoveContainer": Event.REMOVE_CONTAINER,
+"""Events by method; the others are never subscribed to."""
+_STATE_CHANGES: Final[Mapping[int, Event]] = {
+    event.value: event
+    for event in _EVENTS.values()
+    if event not in (Event.CREATE_CONTAINER, Event.UPDATE_CONTAINER, Event.STOP_CONTAINER)
 }
-"""Methods of NRI 0.12 that say something of a container; before, StateChange says it."""
-
-_EVENTS: Final = {**POD_EVENTS, **CONTAINER_EVENTS}
-_STATE_CHANGES: Final = {event.value: event for event in _EVENTS.values()}
-
-
-class SessionLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """How much of a node's picture is collected before the peer is called broken.
-
-    The defaults are far above a node: 110 pods is the usual maximum, a container with its
-    environment, mounts and devices takes 5 to 200 kB.
-
-    Attributes:
-        synchronize_objects: pods and containers together, over all slices.
-        synchronize_bytes: serialised size, over all slices.
-    """
-
-    synchronize_objects: int = 50_000
-    synchronize_bytes: int = 256 << 20
+"""Events that have a method of their own from NRI 0.12 on; before, StateChange reports them."""
 
 
 class Phase(enum.Enum):
@@ -281,12 +259,11 @@ class Session(ABC, Generic[EventT]):
 
         The codes and texts are those of the Go server; runtimes act upon code 12.
         """
-        if call.service != service:
-            self._server.refuse(call.stream, ttrpc.Code.UNIMPLEMENTED, f"service {call.service}")
-            return None
-        kind = methods.get(call.method)
+        kind = methods.get(call.method) if call.service == service else None
         if kind is None:
-            self._server.refuse(call.stream, ttrpc.Code.UNIMPLEMENTED, f"method {call.method}")
+            known = call.service == service
+            unknown = f"method {call.method}" if known else f"service {call.service}"
+            self._server.refuse(call.stream, ttrpc.Code.UNIMPLEMENTED, unknown)
             return None
         try:
             return kind.FromString(call.payload)
@@ -314,10 +291,14 @@ class PluginSession(Session[ev.PluginEvent]):
     _calls = RUNTIME_CONNECTION
     _max_request = ttrpc.MAX_REQUEST_TO_PLUGIN
 
-    def __init__(self, *, limits: SessionLimits | None = None) -> None:
-        """Make a session that has not registered yet; ``limits`` are those of Synchronize."""
+    # What one Synchronize may bring over all slices before the peer is called broken, far above a
+    # node: 110 pods is the usual maximum, a container with its environment, mounts and devices
+    # takes 5 to 200 kB.
+    max_objects = 50_000
+    max_bytes = 256 << 20
+
+    def __init__(self) -> None:
         super().__init__()
-        self._limits = limits or SessionLimits()
         self._registration: int | None = None
         # The requests whose answer moves the phase, by stream.
         self._configure: int | None = None
@@ -398,9 +379,7 @@ class PluginSession(Session[ev.PluginEvent]):
 
     def _answered(self, reply: ttrpc.Reply) -> ev.PluginEvent:
         if reply.stream == self._registration:
-            if reply.status is not None:
-                return ev.RegistrationRefused(reply.status)
-            return ev.Registered()
+            return ev.RegistrationAnswered(reply.status)
         # The client reports answers to open calls only, and updates are all the others.
         try:
             response = pb.UpdateContainersResponse.FromString(reply.payload)
@@ -414,18 +393,6 @@ class PluginSession(Session[ev.PluginEvent]):
         match request:
             case None:
                 return None
-            case pb.CreateContainerRequest():
-                self._step(Step.EVENT)
-                return ev.CreateContainerRequested(stream, request)
-            case pb.UpdateContainerRequest():
-                self._step(Step.EVENT)
-                return ev.UpdateContainerRequested(stream, request)
-            case pb.StopContainerRequest():
-                self._step(Step.EVENT)
-                return ev.StopContainerRequested(stream, request)
-            case pb.StateChangeEvent():
-                self._step(Step.EVENT)
-                return self._event(stream, _STATE_CHANGES.get(request.event), request)
             case pb.SynchronizeRequest():
                 self._step(Step.SYNCHRONIZE)
                 return self._slice(stream, request, len(call.payload))
@@ -438,17 +405,15 @@ class PluginSession(Session[ev.PluginEvent]):
                 return ev.ShutdownRequested(stream)
             case _:
                 self._step(Step.EVENT)
-                return self._event(stream, _EVENTS.get(call.method), request)
-
-    def _event(self, stream: int, event: Event | None, request: Any) -> ev.PluginEvent | None:
-        """Something happened to what ``request`` has: a pod, and for some events a container."""
-        if event is None:
-            # Never subscribed to, or of a later release: no reason to fail the runtime.
-            self._server.reply(stream, b"")
-            return None
-        if event in POD_EVENTS.values():
-            return ev.PodEvent(stream, event, request.pod)
-        return ev.ContainerEvent(stream, event, request.pod, request.container)
+                if isinstance(request, pb.StateChangeEvent):
+                    event = _STATE_CHANGES.get(request.event)
+                else:
+                    event = _EVENTS.get(call.method)
+                if event is None:
+                    # Never subscribed to, or of a later release: no reason to fail the runtime.
+                    self._server.reply(stream, b"")
+                    return None
+                return ev.Requested(stream, event, request)
 
     def _slice(
         self, stream: int, request: pb.SynchronizeRequest, size: int
@@ -462,11 +427,10 @@ class PluginSession(Session[ev.PluginEvent]):
         self._pods.extend(request.pods)
         self._containers.extend(request.containers)
         objects = len(self._pods) + len(self._containers)
-        limits = self._limits
-        if objects > limits.synchronize_objects or self._size > limits.synchronize_bytes:
+        if objects > self.max_objects or self._size > self.max_bytes:
             raise LocalProtocolError(
                 f"Synchronize brought {objects} pods and containers in {self._size} bytes; at most"
-                f" {limits.synchronize_objects} in {limits.synchronize_bytes} are taken"
+                f" {self.max_objects} in {self.max_bytes} are taken"
             )
         if request.more:
             self._server.reply(stream, pb.SynchronizeResponse(more=True).SerializeToString())

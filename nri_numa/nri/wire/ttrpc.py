@@ -81,8 +81,6 @@ def encode_frames(connection: int, message: bytes) -> bytes:
 class Trunk:
     """Both directions of one multiplexed socket, without the socket."""
 
-    __slots__ = ("_buffer", "_connection", "_left", "_out", "_start")
-
     def __init__(self) -> None:
         self._buffer = b""
         self._start = 0  # first unread byte of the buffer
@@ -237,8 +235,6 @@ class MessageReader:
     Holds at most one unfinished message (`max_body` and its header) besides the chunk just fed.
     """
 
-    __slots__ = ("_buffer", "_max_body", "_start")
-
     def __init__(self, max_body: int = MAX_BODY) -> None:
         self._buffer: bytes | bytearray = _EMPTY
         self._start = 0
@@ -286,8 +282,6 @@ class MessageReader:
 class TTRPCServer:
     """The answering side of one logical connection."""
 
-    __slots__ = ("_connection", "_last_stream", "_reader", "_trunk", "_unanswered")
-
     def __init__(self, trunk: Trunk, connection: int, *, max_body: int = MAX_BODY) -> None:
         self._trunk = trunk
         self._connection = connection
@@ -315,40 +309,31 @@ class TTRPCServer:
         while (message := self._reader.next_message()) is not None:
             stream, message_type, body = message
             if stream % 2 == 0:
-                self._send_status(
-                    stream,
-                    Code.INVALID_ARGUMENT,
-                    "StreamID must be odd for client initiated streams",
-                )
+                mistake = "StreamID must be odd for client initiated streams"
             elif message_type == MessageType.DATA:
-                self._send_status(stream, Code.INVALID_ARGUMENT, "StreamID is no longer active")
+                mistake = "StreamID is no longer active"
             elif message_type != MessageType.REQUEST:
                 continue  # types of the future are not an error
             elif stream <= self._last_stream:
-                self._send_status(
-                    stream,
-                    Code.INVALID_ARGUMENT,
-                    "StreamID cannot be re-used and must increment",
-                )
+                mistake = "StreamID cannot be re-used and must increment"
             else:
                 self._last_stream = stream
                 try:
                     request = ttrpc_pb2.Request.FromString(body)
                 except DecodeError as error:
-                    self._send_status(
-                        stream, Code.INVALID_ARGUMENT, f"unmarshal request error: {error}"
+                    mistake = f"unmarshal request error: {error}"
+                else:
+                    if len(self._unanswered) >= MAX_UNANSWERED:
+                        raise LocalProtocolError(f"more than {MAX_UNANSWERED} calls unanswered")
+                    self._unanswered.add(stream)
+                    return Call(
+                        stream=stream,
+                        service=request.service,
+                        method=request.method,
+                        payload=request.payload,
+                        timeout_nano=request.timeout_nano,
                     )
-                    continue
-                if len(self._unanswered) >= MAX_UNANSWERED:
-                    raise LocalProtocolError(f"more than {MAX_UNANSWERED} calls unanswered")
-                self._unanswered.add(stream)
-                return Call(
-                    stream=stream,
-                    service=request.service,
-                    method=request.method,
-                    payload=request.payload,
-                    timeout_nano=request.timeout_nano,
-                )
+            self._send_status(stream, Code.INVALID_ARGUMENT, mistake)
         return None
 
     def reply(self, stream: int, payload: bytes) -> None:
@@ -390,8 +375,6 @@ class TTRPCServer:
 
 class TTRPCClient:
     """The calling side of one logical connection."""
-
-    __slots__ = ("_connection", "_next_stream", "_open", "_reader", "_trunk")
 
     def __init__(self, trunk: Trunk, connection: int) -> None:
         self._trunk = trunk

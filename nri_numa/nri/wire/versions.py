@@ -84,7 +84,7 @@ class PushPath(enum.StrEnum):
     """No way is known to be safe: registrations and events deadlock (containerd#10085)."""
 
 
-_VERSION: Final = re.compile(r"\s*v?([0-9]{1,9})\.([0-9]{1,9})(?:\.([0-9]{1,9}))?(.*)", re.DOTALL)
+_VERSION: Final = re.compile(r"\s*v?([0-9]{1,9})\.([0-9]{1,9})(?:\.([0-9]{1,9}))?")
 _NO_RELEASE: Final = (0, 0, 0)
 
 
@@ -107,7 +107,8 @@ def push_path(info: RuntimeInfo) -> PushPath:
     """
     # Builds outside a release say ``0.0.0-unknown`` or ``(devel)``.
     nri = parse_version(info.nri_version) or _NO_RELEASE
-    if _is_at_least(info.nri_version, nri, (0, 12, 1)):
+    # v0.12.1-0.20260101… is a build *before* v0.12.1.
+    if nri > (0, 12, 1) or (nri == (0, 12, 1) and "-" not in info.nri_version):
         return PushPath.UPDATE_CONTAINERS
     if info.registration_timeout or info.nri_version:
         return PushPath.ONE_SHOT  # timeouts are given from NRI 0.7 on
@@ -121,13 +122,6 @@ def push_path(info: RuntimeInfo) -> PushPath:
 def synchronizes_launched_plugins(info: RuntimeInfo) -> bool:
     """Tell whether a pre-installed plugin gets Synchronize; NRI before 0.7 never sends it."""
     return bool(info.registration_timeout or info.nri_version)
-
-
-def _is_at_least(text: str, release: tuple[int, int, int], wanted: tuple[int, int, int]) -> bool:
-    # v0.12.1-0.20260101… is a build *before* v0.12.1.
-    match = _VERSION.match(text)
-    before_release = match is not None and match[4].startswith("-")
-    return release > wanted or (release == wanted and not before_release)
 
 
 def identity_problem(name: str, index: str) -> str | None:

@@ -14,11 +14,7 @@ from nri_numa.nri.transport import SessionTransport
 from nri_numa.nri.wire import events as ev
 from nri_numa.nri.wire import ttrpc
 from nri_numa.nri.wire.pb import nri_pb2 as pb
-from nri_numa.nri.wire.session import (
-    PLUGIN_METHODS,
-    POD_EVENTS,
-    RuntimeSession,
-)
+from nri_numa.nri.wire.session import PLUGIN_METHODS, RuntimeSession
 from nri_numa.nri.wire.versions import Event
 
 EVENTS_OF_0_2: Final = 0x07FF
@@ -324,7 +320,7 @@ class PluginPeer:
         if self._per_event:
             method = event.method
             kind = PLUGIN_METHODS[method]
-            parts = {"pod": pod} if method in POD_EVENTS else {"pod": pod, "container": container}
+            parts = {"pod": pod} if container is None else {"pod": pod, "container": container}
             await self.call(method, kind(**parts), limit=limit)
             return
         change = pb.StateChangeEvent(event=event.name, pod=pod)

@@ -8,23 +8,24 @@ from pathlib import Path
 from nri_numa.agent.usage import KEPT, UsageWatch, between
 from nri_numa.engine.decision import Machine
 from nri_numa.machine.synthetic import synthetic, sysfs_files
-from nri_numa.machine.usage import MachineUsage, NUMAUsage
-from nri_numa.model.machine import Topology
+from nri_numa.machine.usage import MachineUsage
+from nri_numa.model.machine import NUMAMemory, Topology
 from nri_numa.model.settings import Settings
 from tests.beds.world import StillClock, agent_of
 
-
-def numa(here: int | None, elsewhere: int | None) -> NUMAUsage:
-    return NUMAUsage(total=100, free=40, reclaimable=10, here=here, elsewhere=elsewhere)
+MEMORY = NUMAMemory(total_bytes=100, free_bytes=40, reclaimable_bytes=10)
 
 
 def test_a_sample_is_the_difference_of_two_readings() -> None:
     before = MachineUsage(
-        {0: (100, 1000), 1: (0, 1000), 3: (9, 9)}, {0: numa(10, 0), 1: numa(5, 5)}
+        {0: (100, 1000), 1: (0, 1000), 3: (9, 9)},
+        {0: MEMORY, 1: MEMORY},
+        {0: (10, 0), 1: (5, 5)},
     )
     after = MachineUsage(
         {0: (150, 1100), 1: (100, 1100), 2: (1, 1), 3: (9, 9)},
-        {0: numa(40, 10), 1: numa(5, 5), 2: numa(None, None)},
+        {0: MEMORY, 1: MEMORY, 2: MEMORY},
+        {0: (40, 10), 1: (5, 5)},
     )
     sample = between(before, after, at=7.0, seconds=5.0)
     assert sample.cpus == {0: 0.5, 1: 1.0}, "not those that came, or that did not tick"
@@ -32,8 +33,8 @@ def test_a_sample_is_the_difference_of_two_readings() -> None:
 
 
 def test_counters_that_go_backwards_are_not_believed() -> None:
-    before = MachineUsage({0: (100, 1000), 1: (100, 1000)}, {0: numa(10, 10)})
-    after = MachineUsage({0: (50, 1100), 1: (900, 900)}, {0: numa(5, 10)})
+    before = MachineUsage({0: (100, 1000), 1: (100, 1000)}, {0: MEMORY}, {0: (10, 10)})
+    after = MachineUsage({0: (50, 1100), 1: (900, 900)}, {0: MEMORY}, {0: (5, 10)})
     sample = between(before, after, at=7.0, seconds=5.0)
     assert sample.cpus == {0: 0.0}
     assert sample.remote == {0: None}

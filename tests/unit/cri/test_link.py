@@ -13,13 +13,14 @@ import pytest
 
 from nri_numa.agent.handler import AgentHandler
 from nri_numa.cri.client import UpdateFailed
-from nri_numa.cri.link import Change, CRILink, Outbox, Size, Sizes
+from nri_numa.cri.link import Change, CRILink, Live, Outbox, Size
+from nri_numa.cri.pb import cri_pb2
 from nri_numa.engine.resync import plan_corrections
 from nri_numa.engine.state import Kind
 from nri_numa.errors import RuntimeUnavailable
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.machine import Observed
-from nri_numa.model.workload import Container, ContainerUpdate, Resources
+from nri_numa.model.workload import ContainerUpdate, Resources
 from nri_numa.runtime import LinkState, RuntimeInfo
 from tests.beds.small_cri import SmallCRI
 from tests.beds.world import World
@@ -448,11 +449,14 @@ async def test_a_lost_runtime_and_a_closed_connection_are_failures_not_exception
 # --- what of a container's size somebody else changed ---------------------------------------------
 
 
-def sized(shares: int = 0, quota: int = 0, limit: int = 0) -> Container:
-    resources = Resources(
+def sized(shares: int = 0, quota: int = 0, limit: int = 0) -> Resources:
+    return Resources(
         cpu_shares=shares, cpu_quota=quota, cpu_period=100_000, memory_limit=limit, cpus="0-3"
     )
-    return Container(id="a", pod_id="p", name="main", resources=resources)
+
+
+def live(resources: Resources) -> Live:
+    return Live(cri_pb2.CONTAINER_RUNNING, Size.of(resources))
 
 
 def change(of: Change | None) -> tuple[Size, Size]:
@@ -461,47 +465,33 @@ def change(of: Change | None) -> tuple[Size, Size]:
 
 
 def test_what_differs_was_asked_for_and_what_was_before_is_told() -> None:
-    sizes = Sizes()
-    sizes.seen(sized(1024, 100_000, 5))
-    assert sizes.changed(sized(1024, 100_000, 5)) is None
-    found = sizes.changed(sized(2048, 200_000, 5))
+    one = live(sized(1024, 100_000, 5))
+    assert one.changed(sized(1024, 100_000, 5)) is None
+    found = one.changed(sized(2048, 200_000, 5))
     assert change(found) == (Size(2048, 200_000, 100_000), Size(1024, 100_000, 100_000, 5))
     assert found is not None
     assert found.before.cpus == "0-3"
-    assert change(sizes.changed(sized(2048, 200_000, 7)))[0] == Size(limit=7)
-    assert sizes.changed(sized(2048, 200_000, 7)) is None
-    assert sizes.changes("a") == 2
+    assert change(one.changed(sized(2048, 200_000, 7)))[0] == Size(limit=7)
+    assert one.changed(sized(2048, 200_000, 7)) is None
+    assert one.changes == 2
 
 
 def test_a_quota_of_ours_is_no_change_and_what_is_asked_over_it_is() -> None:
-    sizes = Sizes()
-    sizes.seen(sized(1024, 100_000))
-    sizes.sent(ContainerUpdate("a", cpus="0"))
-    sizes.sent(ContainerUpdate("a", cpu_quota=-1))
-    assert sizes.changed(sized(1024, -1)) is None
-    assert change(sizes.changed(sized(2048, 200_000)))[0].quota == 200_000
+    one = live(sized(1024, 100_000))
+    one.sent = -1
+    assert one.changed(sized(1024, -1)) is None
+    assert change(one.changed(sized(2048, 200_000)))[0].quota == 200_000
     # Given back to what it was: ours as well, when a container loses CPUs of its own.
-    sizes.sent(ContainerUpdate("a", cpu_quota=100_000))
-    assert sizes.changed(sized(2048, 100_000)) is None
+    one.sent = 100_000
+    assert one.changed(sized(2048, 100_000)) is None
 
 
 def test_a_lifted_quota_that_is_there_again_was_asked_for_even_if_nobody_saw_it_lifted() -> None:
     """So that it is lifted again at once, and not by the next search for drift."""
-    sizes = Sizes()
-    sizes.seen(sized(1024, 100_000, 5))
-    sizes.sent(ContainerUpdate("a", cpu_quota=-1))
-    asked, before = change(sizes.changed(sized(1024, 100_000, 7)))
+    one = live(sized(1024, 100_000, 5))
+    one.sent = -1
+    asked, before = change(one.changed(sized(1024, 100_000, 7)))
     assert asked == Size(0, 100_000, 100_000, 7)
     assert before == Size(1024, 100_000, 100_000, 5)
     # Where it stays, it is not asked for again.
-    assert change(sizes.changed(sized(1024, 100_000, 9)))[0] == Size(limit=9)
-
-
-def test_everybody_has_a_turn_and_who_is_gone_has_none() -> None:
-    sizes = Sizes()
-    assert sizes.turn([]) == []
-    assert sizes.turn("abcdefghij") == list("abcdefgh")
-    assert sizes.turn("abcdefghijk") == list("ij")
-    assert sizes.turn("abcdefghijk") == list("abcdefgh")
-    assert sizes.turn("ab") == []
-    assert sizes.turn("ab") == ["a", "b"]
+    assert change(one.changed(sized(1024, 100_000, 9)))[0] == Size(limit=9)

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from nri_numa.machine.cgroups import (
+    CRUN_CHILD,
     CgroupPlace,
     CgroupReader,
     CgroupWriter,
     Written,
-    find_hierarchy,
     in_the_way,
 )
 from nri_numa.model.cpuset import CPUSet
@@ -61,36 +61,12 @@ def test_the_hierarchy_with_the_cpusets_is_found(
         name, _, text = one.partition(":")
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text + "\n")
-    found = find_hierarchy(str(tmp_path))
-    assert (Path(found.path), found.unified) == ((tmp_path / path), unified)
+    found = CgroupReader(str(tmp_path))
+    assert (Path(found.hierarchy), found.unified) == ((tmp_path / path), unified)
 
 
 def test_nothing_mounted_at_all_is_no_hierarchy(tmp_path: Path) -> None:
     assert not CgroupReader(str(tmp_path / "nowhere")).available()
-
-
-@pytest.mark.parametrize("place", [SYSTEMD, CGROUPFS], ids=["systemd", "cgroupfs"])
-@pytest.mark.parametrize("layout", ["v1", "together", "v2", "hybrid"])
-def test_both_drivers_are_read_and_repaired_in_every_layout(
-    tmp_path: Path, layout: str, place: CgroupPlace
-) -> None:
-    below = SCOPE if place is SYSTEMD else CGROUPFS.cgroups_path.strip("/")
-    base = {"v1": "cpuset", "together": "cpuset,cpu", "v2": ".", "hybrid": "unified"}[layout]
-    if layout == "v2":
-        (tmp_path / "cgroup.controllers").write_text("cpuset\n")
-    elif layout == "hybrid":
-        made(tmp_path / base)
-        (tmp_path / base / "cgroup.controllers").write_text("cpuset\n")
-    else:
-        made(tmp_path / base)
-    cgroup = v2(tmp_path / base / below, "0-3", "0-3", mems="0")
-    reader = CgroupReader(str(tmp_path))
-    found = reader.observe(place)
-    assert found is not None
-    assert (str(found.cpus), str(found.mems)) == ("0-3", "0")
-    assert CgroupWriter(reader).write(place, "1", "1") == Written(changed=True)
-    assert (cgroup / "cpuset.cpus").read_text() == "1"
-    assert (cgroup / "cpuset.mems").read_text() == "1"
 
 
 def test_version_1_with_an_effective_set_of_its_own(tmp_path: Path) -> None:
@@ -148,9 +124,6 @@ def test_of_runc_the_scope_counts_whatever_its_programs_make_below(unified: Path
 
 # --- all of them together -------------------------------------------------------------------------
 
-CRUN_CHILD = "container"
-"""In which crun puts the programs of a scope, where systemd may write to the scope itself."""
-
 
 def kernel_tree(root: Path, layout: str, driver: str, runtime: str) -> tuple[Path, list[Path]]:
     """What the kernel, the driver and the runtime make of one container.
@@ -164,11 +137,12 @@ def kernel_tree(root: Path, layout: str, driver: str, runtime: str) -> tuple[Pat
         (root / "cgroup.controllers").write_text("cpuset cpu memory\n")
     else:
         # Version 1 has a tree for each controller, and each has the container's cgroup.
-        top = root / ("unified" if layout == "hybrid with v2 cpusets" else "cpuset")
+        tops = {"hybrid with v2 cpusets": "unified", "together": "cpuset,cpu"}
+        top = root / tops.get(layout, "cpuset")
         for controller in ("cpu,cpuacct", "memory", "systemd"):
             (root / controller / below).mkdir(parents=True)
             (root / controller / below / "tasks").touch()
-        if layout != "v1":
+        if layout.startswith("hybrid"):
             (root / "unified" / below).mkdir(parents=True)
             controllers = "cpuset\n" if top.name == "unified" else "\n"
             (root / "unified/cgroup.controllers").write_text(controllers)
@@ -189,7 +163,7 @@ def kernel_tree(root: Path, layout: str, driver: str, runtime: str) -> tuple[Pat
 
 @pytest.mark.parametrize("runtime", ["runc", "crun"])
 @pytest.mark.parametrize("driver", ["systemd", "cgroupfs"])
-@pytest.mark.parametrize("layout", ["v1", "v2", "hybrid", "hybrid with v2 cpusets"])
+@pytest.mark.parametrize("layout", ["v1", "together", "v2", "hybrid", "hybrid with v2 cpusets"])
 def test_what_somebody_wrote_is_read_and_repaired_where_the_programs_are(
     tmp_path: Path, layout: str, driver: str, runtime: str
 ) -> None:

@@ -233,10 +233,7 @@ def test_a_file_that_cannot_be_written_is_named(
     path.unlink()
     path.symlink_to("/dev/full")
     writer = CgroupWriter(CgroupReader(str(tree.root)))
-    reads = {"v1": "0-7", "v2": "0-7"}
-    monkeypatch.setattr(cgroups.UnifiedCpuset, "get_property", lambda self, name: reads["v2"])
-    controller = cgroups.v1_controller()
-    monkeypatch.setattr(controller, "get_property", lambda self, name: reads["v1"])
+    monkeypatch.setattr(cgroups, "text", lambda path: "0-7")
     written = writer.write(CgroupPlace(POD), "1")
     assert written.problem == f"{path}: No space left on device"
 

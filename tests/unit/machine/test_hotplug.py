@@ -14,7 +14,7 @@ import pytest
 from nri_numa.agent.reload import no_kernel_events
 from nri_numa.engine.decision import Machine
 from nri_numa.machine import hotplug
-from nri_numa.machine.hotplug import concerns_cpus, parse_uevent
+from nri_numa.machine.hotplug import concerns_cpus
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import Topology
@@ -31,7 +31,7 @@ def uevent(action: str = "offline", subsystem: str = "cpu", path: str = "/device
 
 @pytest.mark.parametrize("action", ["add", "remove", "online", "offline"])
 def test_events_of_cpus_are_recognised(action: str) -> None:
-    assert concerns_cpus(parse_uevent(uevent(action)))
+    assert concerns_cpus(uevent(action))
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_events_of_cpus_are_recognised(action: str) -> None:
     ],
 )
 def test_other_events_and_rubbish_are_passed_over(data: bytes) -> None:
-    assert not concerns_cpus(parse_uevent(data))
+    assert not concerns_cpus(data)
 
 
 class FakeKernel:

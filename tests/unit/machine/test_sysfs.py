@@ -97,60 +97,137 @@ def test_without_numa_and_meminfo_the_size_of_memory_is_not_known(tmp_path: Path
     assert "the size of the memory is not known: proc/meminfo tells no MemTotal" in machine.warnings
 
 
-def test_cpus_without_a_numa_node_stay_without(tmp_path: Path) -> None:
-    machine = _discover(tmp_path, machines.dual_adjacent(), _with(node__node1__cpulist="10-15\n"))
-    assert machine.cpus[8].numa_node is None
-    assert machine.cores[8].numa_node is None
-    assert machine.cpus[10].numa_node == 1
-    assert machine.warnings == ("CPUs 8-9 belong to no NUMA node",)
+def _empty_numa_node(files: Files) -> None:
+    files[f"{NODE}/online"] = "0-2\n"
+    files[f"{NODE}/node2/cpulist"] = "\n"
+    files[f"{NODE}/node2/meminfo"] = "Node 2 MemTotal:              0 kB\n"
+    files[f"{NODE}/node2/distance"] = "20 20 10\n"
+    files[f"{NODE}/node0/distance"] = "10 21 20\n"
+    files[f"{NODE}/node1/distance"] = "21 10 20\n"
 
 
-def test_the_only_numa_node_takes_cpus_that_belong_to_none(tmp_path: Path) -> None:
-    machine = _discover(tmp_path, machines.single_smt(), _with(node__node0__cpulist="0-5\n"))
-    assert str(machine.numa_nodes[0].cpus) == "0-7"
-    assert machine.warnings == ("CPUs 6-7 belong to no NUMA node; the only one, 0, is assumed",)
+def _one_offline(files: Files) -> None:
+    files[f"{NODE}/online"] = "0\n"
+    files[f"{NODE}/node0/distance"] = "10\n"
+    files[f"{CPU}/online"] = "0-7\n"
 
 
-def test_a_numa_node_without_anything_is_kept_and_said(tmp_path: Path) -> None:
-    def change(files: Files) -> None:
-        files[f"{NODE}/online"] = "0-2\n"
-        files[f"{NODE}/node2/cpulist"] = "\n"
-        files[f"{NODE}/node2/meminfo"] = "Node 2 MemTotal:              0 kB\n"
-        files[f"{NODE}/node2/distance"] = "20 20 10\n"
-        files[f"{NODE}/node0/distance"] = "10 21 20\n"
-        files[f"{NODE}/node1/distance"] = "21 10 20\n"
-
-    machine = _discover(tmp_path, machines.dual_adjacent(), change)
-    assert machine.numa_ids == NUMASet([0, 1, 2])
-    assert machine.memory_nodes == NUMASet([0, 1])
-    assert machine.warnings == ("NUMA node 2 has neither CPUs nor memory",)
+def _old_mask(files: Files) -> None:
+    del files[f"{CPU}/cpu0/topology/thread_siblings_list"]
+    files[f"{CPU}/cpu0/topology/thread_siblings"] = "0xff\n"
 
 
-def test_files_of_a_numa_node_may_be_missing(tmp_path: Path) -> None:
-    machine = _discover(
-        tmp_path, machines.dual_adjacent(), _without("node1/cpulist", "node0/meminfo")
-    )
-    assert machine.numa_nodes[0].memory_bytes == 0
-    assert machine.numa_nodes[1].cpus == NO_CPUS
-    assert machine.warnings == (
-        "NUMA node 0 does not tell the size of its memory; 0 is assumed",
-        "NUMA node 1 does not tell its CPUs",
-        "NUMA node 0 has CPUs but no memory",
+# What is odd, with the machine, what is changed of it, what is read of it then, and what is said.
+ODD: dict[str, tuple[Callable[[], Topology], Change, Callable[[Topology], object], object, str]] = {
+    "CPUs without a NUMA node stay without": (
+        machines.dual_adjacent,
+        _with(node__node1__cpulist="10-15\n"),
+        lambda m: (m.cpus[8].numa_node, m.cores[8].numa_node, m.cpus[10].numa_node),
+        (None, None, 1),
+        "CPUs 8-9 belong to no NUMA node",
+    ),
+    "the only NUMA node takes CPUs that belong to none": (
+        machines.single_smt,
+        _with(node__node0__cpulist="0-5\n"),
+        lambda m: str(m.numa_nodes[0].cpus),
+        "0-7",
+        "CPUs 6-7 belong to no NUMA node; the only one, 0, is assumed",
+    ),
+    "a NUMA node without anything is kept": (
+        machines.dual_adjacent,
+        _empty_numa_node,
+        lambda m: (m.numa_ids, m.memory_nodes),
+        (NUMASet([0, 1, 2]), NUMASet([0, 1])),
+        "NUMA node 2 has neither CPUs nor memory",
+    ),
+    "files of a NUMA node may be missing": (
+        machines.dual_adjacent,
+        _without("node1/cpulist", "node0/meminfo"),
+        lambda m: (m.numa_nodes[0].memory_bytes, m.numa_nodes[1].cpus),
+        (0, NO_CPUS),
+        "NUMA node 0 does not tell the size of its memory; 0 is assumed\n"
+        "NUMA node 1 does not tell its CPUs\n"
+        "NUMA node 0 has CPUs but no memory\n"
         "CPUs 8-15 belong to no NUMA node",
-    )
-
-
-def test_numa_nodes_that_overlap_give_each_cpu_to_one_owner(tmp_path: Path) -> None:
-    machine = _discover(tmp_path, machines.dual_adjacent(), _with(node__node1__cpulist="4-15\n"))
-    assert str(machine.numa_nodes[0].cpus) == "0-7"  # no links: the lowest
-    assert str(machine.numa_nodes[1].cpus) == "8-15"
-    assert machine.warnings == (
+    ),
+    "NUMA nodes that overlap give each CPU to one owner; without links the lowest": (
+        machines.dual_adjacent,
+        _with(node__node1__cpulist="4-15\n"),
+        lambda m: [str(node.cpus) for node in m.numa_nodes.values()],
+        ["0-7", "8-15"],
         "NUMA nodes 0-1 all claim CPUs 4-7; each CPU is counted for the one that its own "
         "directory links to, else the lowest",
-    )
+    ),
+    "an online NUMA node without directory is ignored": (
+        machines.dual_adjacent,
+        _with(node__online="0-1,5\n"),
+        lambda m: m.numa_ids,
+        NUMASet([0, 1]),
+        "NUMA node 5 is online but has no directory; ignored",
+    ),
+    "an offline NUMA node is not part of the machine": (
+        machines.dual_adjacent,
+        _one_offline,
+        lambda m: (m.numa_ids, str(m.present)),
+        (NUMASet([0]), "0-15"),
+        "",
+    ),
+    "distances that tell nothing": (
+        machines.dual_adjacent,
+        _with(node__node0__distance="10 10\n", node__node1__distance="10 10\n"),
+        lambda m: m.distance(0, 1),
+        10,
+        "some NUMA nodes are told to be no farther away than the local one",
+    ),
+    "CPUs without topology are cores of socket 0": (
+        machines.dual_adjacent,
+        _without("/topology/", "/cache/"),
+        lambda m: (len(m.cores), list(m.sockets), m.l3_groups, m.cpus[0].l3),
+        (16, [0], {}, None),
+        "CPUs 0-15 tell no siblings; each is taken for a core\n"
+        "CPUs 0-15 tell no socket; socket 0 is assumed",
+    ),
+    "a socket of minus one is not known": (
+        machines.dual_no_smt,
+        _with(cpu__cpu3__topology__physical_package_id="-1\n"),
+        lambda m: m.cpus[3].socket,
+        0,
+        "CPU 3 tells no socket; socket 0 is assumed",
+    ),
+    "contradicting siblings leave each CPU in one core": (
+        machines.dual_adjacent,
+        _with(cpu__cpu2__topology__thread_siblings_list="1-3\n"),
+        lambda m: (str(m.cores[0].cpus), str(m.cores[2].cpus)),
+        ("0-1", "2-3"),
+        "the siblings of CPU 2 contradict those of lower CPUs",
+    ),
+    "contradicting caches leave each CPU in one group": (
+        machines.dual_adjacent,
+        _with(cpu__cpu8__cache__index3__shared_cpu_list="0-15\n"),
+        lambda m: {str(group.cpus) for group in m.l3_groups.values()},
+        {"0-7", "8-15"},
+        "the L3 caches of CPU 8 contradict those of lower CPUs",
+    ),
+    "a damaged mask is ignored": (
+        machines.one_cpu,
+        _old_mask,
+        lambda m: len(m.cores),
+        1,
+        f"{CPU}/cpu0/topology/thread_siblings is ignored: it is not a mask of hexadecimal digits\n"
+        "CPU 0 tells no siblings; each is taken for a core",
+    ),
+}
 
 
-def test_the_kernels_own_link_decides_between_overlapping_numa_nodes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", ODD)
+def test_what_is_odd_is_read_as_well_as_it_can_be_and_said(case: str, tmp_path: Path) -> None:
+    build, change, facts, expected, said = ODD[case]
+    machine = _discover(tmp_path, build(), change)
+    assert facts(machine) == expected
+    assert "\n".join(machine.warnings) == said
+
+
+def test_the_kernels_own_link_decides_between_empty_numa_nodes(tmp_path: Path) -> None:
     write_sysfs(tmp_path, machines.dual_adjacent())
     (tmp_path / NODE / "node1/cpulist").write_text("4-15\n")
     for i in (4, 5, 6):
@@ -164,24 +241,6 @@ def test_the_kernels_own_link_decides_between_overlapping_numa_nodes(tmp_path: P
 def test_numa_nodes_are_listed_from_directories_on_old_kernels(tmp_path: Path) -> None:
     machine = _discover(tmp_path, machines.sparse_ids(), _without("node/online"))
     assert machine == machines.sparse_ids()
-
-
-def test_an_online_numa_node_without_directory_is_ignored(tmp_path: Path) -> None:
-    machine = _discover(tmp_path, machines.dual_adjacent(), _with(node__online="0-1,5\n"))
-    assert machine.numa_ids == NUMASet([0, 1])
-    assert machine.warnings == ("NUMA node 5 is online but has no directory; ignored",)
-
-
-def test_an_offline_numa_node_is_not_part_of_the_machine(tmp_path: Path) -> None:
-    def change(files: Files) -> None:
-        files[f"{NODE}/online"] = "0\n"
-        files[f"{NODE}/node0/distance"] = "10\n"
-        files[f"{CPU}/online"] = "0-7\n"
-
-    machine = _discover(tmp_path, machines.dual_adjacent(), change)
-    assert machine.numa_ids == NUMASet([0])
-    assert str(machine.present) == "0-15"
-    assert machine.warnings == ()
 
 
 @pytest.mark.parametrize(
@@ -223,18 +282,6 @@ def test_distances_are_columns_of_online_numa_nodes_in_order(tmp_path: Path) -> 
     assert machine.numa_nodes[8].distances == {0: 21, 8: 10, 252: 17}
 
 
-def test_distances_that_tell_nothing_are_said(tmp_path: Path) -> None:
-    machine = _discover(
-        tmp_path,
-        machines.dual_adjacent(),
-        _with(node__node0__distance="10 10\n", node__node1__distance="10 10\n"),
-    )
-    assert machine.distance(0, 1) == 10
-    assert machine.warnings == (
-        "some NUMA nodes are told to be no farther away than the local one",
-    )
-
-
 # -- CPUs, cores, caches --------------------------------------------------------------------------
 
 
@@ -269,49 +316,6 @@ def test_offline_cpus_are_found_without_a_list(tmp_path: Path) -> None:
     assert machine == machines.offline_cpus()
 
 
-def test_cpus_without_topology_are_cores_of_socket_0(tmp_path: Path) -> None:
-    machine = _discover(tmp_path, machines.dual_adjacent(), _without("/topology/", "/cache/"))
-    assert len(machine.cores) == 16
-    assert list(machine.sockets) == [0]
-    assert machine.l3_groups == {}
-    assert machine.cpus[0].l3 is None
-    assert machine.warnings == (
-        "CPUs 0-15 tell no siblings; each is taken for a core",
-        "CPUs 0-15 tell no socket; socket 0 is assumed",
-    )
-
-
-def test_a_socket_of_minus_one_is_not_known(tmp_path: Path) -> None:
-    machine = _discover(
-        tmp_path,
-        machines.dual_no_smt(),
-        _with(cpu__cpu3__topology__physical_package_id="-1\n"),
-    )
-    assert machine.cpus[3].socket == 0
-    assert machine.warnings == ("CPU 3 tells no socket; socket 0 is assumed",)
-
-
-def test_contradicting_siblings_leave_each_cpu_in_one_core(tmp_path: Path) -> None:
-    machine = _discover(
-        tmp_path,
-        machines.dual_adjacent(),
-        _with(cpu__cpu2__topology__thread_siblings_list="1-3\n"),
-    )
-    assert str(machine.cores[0].cpus) == "0-1"
-    assert str(machine.cores[2].cpus) == "2-3"
-    assert machine.warnings == ("the siblings of CPU 2 contradict those of lower CPUs",)
-
-
-def test_contradicting_caches_leave_each_cpu_in_one_group(tmp_path: Path) -> None:
-    machine = _discover(
-        tmp_path,
-        machines.dual_adjacent(),
-        _with(cpu__cpu8__cache__index3__shared_cpu_list="0-15\n"),
-    )
-    assert {str(g.cpus) for g in machine.l3_groups.values()} == {"0-7", "8-15"}
-    assert machine.warnings == ("the L3 caches of CPU 8 contradict those of lower CPUs",)
-
-
 def test_level_3_may_be_under_any_index(tmp_path: Path) -> None:
     """Where a level counts as one cache, or there are two of level 1, the numbers differ."""
 
@@ -335,18 +339,6 @@ def test_a_damaged_list_is_said_and_ignored(name: str, tmp_path: Path) -> None:
     assert replace(machine, warnings=()) == machines.dual_adjacent()
     path = "sys/devices/system/" + name.replace("__", "/")
     assert machine.warnings == (f"{path} is ignored: '0-x' is not a number or a range such as 0-3",)
-
-
-def test_a_damaged_mask_is_said_and_ignored(tmp_path: Path) -> None:
-    def change(files: Files) -> None:
-        del files[f"{CPU}/cpu0/topology/thread_siblings_list"]
-        files[f"{CPU}/cpu0/topology/thread_siblings"] = "0xff\n"
-
-    machine = _discover(tmp_path, machines.one_cpu(), change)
-    assert machine.warnings == (
-        f"{CPU}/cpu0/topology/thread_siblings is ignored: it is not a mask of hexadecimal digits",
-        "CPU 0 tells no siblings; each is taken for a core",
-    )
 
 
 def test_isolated_cpus_are_known(tmp_path: Path) -> None:
@@ -432,34 +424,23 @@ def test_our_own_status_counts_where_no_cgroup_is_seen(tmp_path: Path) -> None:
     )
 
 
-def test_isolated_cpus_are_not_lost_to_our_affinity(tmp_path: Path) -> None:
-    status = "Cpus_allowed_list:\t0-1,4-9,12-15\n"
-    machine = _allowed(tmp_path, {"proc/self/status": status}, machines.isolated_cpus())
-    assert machine.allowed == machine.online
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "sys/fs/cgroup/kubepods.slice/cpuset.cpus.effective",
-        "sys/fs/cgroup/kubepods/cpuset.cpus.effective",
-        "sys/fs/cgroup/cpuset/kubepods.slice/cpuset.effective_cpus",
-        "sys/fs/cgroup/cpuset/kubepods/cpuset.cpus",
-        "sys/fs/cgroup/kubelet.slice/kubelet-kubepods.slice/cpuset.cpus.effective",
-    ],
-)
-def test_the_pods_cgroup_counts_before_our_own(name: str, tmp_path: Path) -> None:
-    machine = _allowed(
-        tmp_path,
-        {name: "4-15\n", "proc/self/status": STATUS, "proc/self/cpuset": "/x\n"},
-    )
-    assert str(machine.allowed) == "4-15"
-    assert machine.withheld_memory == NUMASet()
-
-
-def test_the_nearest_ancestor_with_a_cpuset_counts(tmp_path: Path) -> None:
-    machine = _allowed(
-        tmp_path,
+# Files, the machine, and the CPUs and NUMA nodes without memory for containers that follow.
+ALLOWED: dict[str, tuple[Files, str, str]] = {
+    **{
+        f"the pods' cgroup counts before our own: {name}": (
+            {name: "4-15\n", "proc/self/status": STATUS, "proc/self/cpuset": "/x\n"},
+            "4-15",
+            "",
+        )
+        for name in (
+            "sys/fs/cgroup/kubepods.slice/cpuset.cpus.effective",
+            "sys/fs/cgroup/kubepods/cpuset.cpus.effective",
+            "sys/fs/cgroup/cpuset/kubepods.slice/cpuset.effective_cpus",
+            "sys/fs/cgroup/cpuset/kubepods/cpuset.cpus",
+            "sys/fs/cgroup/kubelet.slice/kubelet-kubepods.slice/cpuset.cpus.effective",
+        )
+    },
+    "the nearest ancestor with a cpuset counts": (
         {
             "proc/self/cpuset": "/system.slice/nri-numa.service\n",
             "sys/fs/cgroup/system.slice/cpuset.cpus.effective": "0-11\n",
@@ -467,60 +448,64 @@ def test_the_nearest_ancestor_with_a_cpuset_counts(tmp_path: Path) -> None:
             "sys/fs/cgroup/cpuset.cpus.effective": "0-15\n",
             "proc/self/status": STATUS,
         },
-    )
-    assert str(machine.allowed) == "0-11"
-    assert machine.withheld_memory == NUMASet([1])
-    assert "our cgroup /system.slice/nri-numa.service allows only" in machine.warnings[0]
-
-
-def test_our_affinity_does_not_narrow_what_containers_may_have(tmp_path: Path) -> None:
-    machine = _allowed(
-        tmp_path,
+        "0-11",
+        "1",
+    ),
+    "our affinity does not narrow what containers may have": (
         {
             "proc/self/cpuset": "/\n",
             "sys/fs/cgroup/cpuset.cpus.effective": "0-15\n",
             "proc/self/status": STATUS,
         },
-    )
-    assert machine == machines.dual_adjacent()
-
-
-def test_cpusets_are_found_where_they_are_mounted(tmp_path: Path) -> None:
-    machine = _allowed(
-        tmp_path,
+        "0-15",
+        "",
+    ),
+    "cpusets are found where they are mounted": (
         {
             "proc/mounts": "short\nx relative cgroup2 rw 0 0\nproc /proc proc rw 0 0\n"
             "cgroup /cg/memory cgroup rw,memory 0 0\nnone /dev/cpuset cgroup rw,cpuset 0 0\n",
             "proc/self/cpuset": "/job\n",
             "dev/cpuset/job/cpus": "2-5\n",
         },
-    )
-    assert str(machine.allowed) == "2-5"
-
-
-@pytest.mark.parametrize("mounts", ["", "none /sys/fs/cgroup cgroup2 rw 0 0\n"])
-def test_our_own_status_counts_where_the_cgroups_have_no_cpusets(
-    mounts: str, tmp_path: Path
-) -> None:
-    machine = _allowed(
-        tmp_path,
-        {"proc/mounts": mounts, "proc/self/cpuset": "/x\n", "proc/self/status": STATUS},
-    )
-    assert str(machine.allowed) == "0-3"
-
-
-def test_a_cgroup_outside_of_our_view_tells_nothing(tmp_path: Path) -> None:
-    machine = _allowed(
-        tmp_path,
+        "2-5",
+        "",
+    ),
+    **{
+        f"our own status counts where the cgroups have no cpusets: {mounts!r}": (
+            {"proc/mounts": mounts, "proc/self/cpuset": "/x\n", "proc/self/status": STATUS},
+            "0-3",
+            "0",
+        )
+        for mounts in ("", "none /sys/fs/cgroup cgroup2 rw 0 0\n")
+    },
+    "a cgroup outside of our view tells nothing": (
         {"proc/self/cpuset": "/../other\n", "sys/fs/cgroup/other/cpuset.cpus.effective": "1\n"},
-    )
+        "0-15",
+        "",
+    ),
+    **{
+        f"a cpuset without CPUs is not counted: {text!r}": (
+            {"sys/fs/cgroup/kubepods.slice/cpuset.cpus.effective": text},
+            "0-15",
+            "",
+        )
+        for text in ("", "\n", "0-x\n", "-\n")
+    },
+}
+
+
+@pytest.mark.parametrize("case", ALLOWED)
+def test_what_containers_may_have(case: str, tmp_path: Path) -> None:
+    files, cpus, withheld = ALLOWED[case]
+    machine = _allowed(tmp_path, files)
+    assert (str(machine.allowed), str(machine.withheld_memory)) == (cpus, withheld)
+    assert all("allows only" in said or "does not allow" in said for said in machine.warnings)
+
+
+def test_isolated_cpus_are_not_lost_to_our_affinity(tmp_path: Path) -> None:
+    status = "Cpus_allowed_list:\t0-1,4-9,12-15\n"
+    machine = _allowed(tmp_path, {"proc/self/status": status}, machines.isolated_cpus())
     assert machine.allowed == machine.online
-
-
-@pytest.mark.parametrize("text", ["", "\n", "0-x\n", "-\n"])
-def test_a_cpuset_without_cpus_is_not_counted(text: str, tmp_path: Path) -> None:
-    machine = _allowed(tmp_path, {"sys/fs/cgroup/kubepods.slice/cpuset.cpus.effective": text})
-    assert machine == machines.dual_adjacent()
 
 
 def test_limits_without_any_online_cpu_are_ignored_and_said(tmp_path: Path) -> None:

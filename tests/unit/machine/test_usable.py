@@ -207,37 +207,27 @@ def test_version_1_lets_nobody_have_what_is_exclusive_to_another(
     assert reread(tmp_path, machine).allowed == machine.online
 
 
-def test_version_1_our_own_exclusive_cpuset_is_not_what_pods_will_have(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "cpus", "own", "allowed"),
+    [
+        ("agents", "0-3", "/agents", "4-15"),
+        ("kubepods.slice", "4-15", "", "4-15"),
+        ("everything", "0-15", "/", "0-15"),
+        ("odd", "x", "/", "0-15"),
+    ],
+    ids=["our own is not what pods have", "the pods' is theirs", "all of them", "makes no sense"],
+)
+def test_version_1_what_an_exclusive_cpuset_leaves(
+    tmp_path: Path, name: str, cpus: str, own: str, allowed: str
+) -> None:
     write_sysfs(tmp_path, machines.dual_smt_16())
     _v1(tmp_path, "", "0-15", "1")
-    _v1(tmp_path, "agents", "0-3", "1")
-    write_tree(tmp_path, {"proc/self/cpuset": "/agents\n"})
-    assert str(discover(tmp_path).allowed) == "4-15"
-
-
-def test_version_1_pods_that_are_exclusive_have_their_cpus(tmp_path: Path) -> None:
-    write_sysfs(tmp_path, machines.dual_smt_16())
-    _v1(tmp_path, "", "0-15", "1")
-    _v1(tmp_path, "kubepods.slice", "4-15", "1")
+    _v1(tmp_path, name, cpus, "1")
+    if own:
+        write_tree(tmp_path, {"proc/self/cpuset": f"{own}\n"})
     machine = discover(tmp_path)
-    assert (str(machine.allowed), machine.partitions) == ("4-15", ())
-
-
-def test_version_1_all_exclusive_to_others_is_no_reason_to_give_nothing(tmp_path: Path) -> None:
-    write_sysfs(tmp_path, machines.dual_smt_16())
-    _v1(tmp_path, "", "0-15", "1")
-    _v1(tmp_path, "everything", "0-15", "1")
-    write_tree(tmp_path, {"proc/self/cpuset": "/\n"})
-    machine = discover(tmp_path)
-    assert machine.allowed == machine.online
-
-
-def test_version_1_a_list_that_makes_no_sense_takes_nothing(tmp_path: Path) -> None:
-    write_sysfs(tmp_path, machines.dual_smt_16())
-    _v1(tmp_path, "", "0-15", "1")
-    _v1(tmp_path, "odd", "x", "1")
-    write_tree(tmp_path, {"proc/self/cpuset": "/\n"})
-    assert discover(tmp_path).allowed == machines.dual_smt_16().online
+    assert str(machine.allowed) == allowed
+    assert "kubepods.slice" not in [one.cgroup for one in machine.partitions]
 
 
 def test_what_is_no_cgroup_is_no_partition(tmp_path: Path) -> None:

@@ -55,10 +55,8 @@ def test_a_machine(tmp_path: Path) -> None:
     stat.write_text("numa_hit 10\nlocal_node 7\nother_node 3\n")
     usage = read_usage(tmp_path, topology)
     assert usage.cpus[1] == (250, 1000)
-    zero, one = usage.numa_nodes[0], usage.numa_nodes[1]
-    assert (zero.here, zero.elsewhere) == (None, None)
-    assert (one.here, one.elsewhere) == (7, 3)
-    assert one.total == topology.numa_nodes[1].memory_bytes
+    assert usage.pages == {1: (7, 3)}
+    assert usage.memory[1].total_bytes == topology.numa_nodes[1].memory_bytes
     (tmp_path / "proc/stat").unlink()
     assert read_usage(tmp_path, topology).cpus == {}
     with pytest.raises(TopologyError):

@@ -22,10 +22,20 @@ def request(method: str = "M", payload: bytes = b"", timeout_nano: int = 0) -> b
     ).SerializeToString()
 
 
-def server() -> tuple[ttrpc.TTRPCServer, Callable[[], list[tuple[int, ttrpc_pb2.Response]]]]:
-    """Return a server and a function that reads the answers it has sent."""
+def ask(made: ttrpc.TTRPCServer, stream: int) -> None:
+    """Make a call that waits for its answer then."""
+    made.receive_data(ttrpc.encode_message(stream, REQUEST, request()))
+    assert made.next_call() is not None
+
+
+def server(
+    *calls: int,
+) -> tuple[ttrpc.TTRPCServer, Callable[[], list[tuple[int, ttrpc_pb2.Response]]]]:
+    """Return a server with these calls open and a function that reads the answers it has sent."""
     trunk = ttrpc.Trunk()
     made = ttrpc.TTRPCServer(trunk, 1)
+    for stream in calls:
+        ask(made, stream)
 
     def answers() -> list[tuple[int, ttrpc_pb2.Response]]:
         other, reader = ttrpc.Trunk(), ttrpc.MessageReader()
@@ -96,9 +106,7 @@ def test_a_call_is_handed_on_with_its_time_left_even_when_negative(timeout_nano:
 def test_a_mistake_is_answered_with_the_go_servers_code_and_text(
     stream: int, message_type: int, body: bytes, code: int, text: str
 ) -> None:
-    made, answers = server()
-    made.receive_data(ttrpc.encode_message(5, REQUEST, request()))
-    assert made.next_call() is not None
+    made, answers = server(5)
     made.receive_data(ttrpc.encode_message(stream, message_type, body))
     assert made.next_call() is None
     ((answered, response),) = answers()
@@ -106,24 +114,19 @@ def test_a_mistake_is_answered_with_the_go_servers_code_and_text(
     assert response.status.code == code
     assert response.status.message.startswith(text)
     # The connection goes on: gaps between numbers are allowed.
-    made.receive_data(ttrpc.encode_message(101, REQUEST, request()))
-    assert made.next_call() is not None
+    ask(made, 101)
 
 
 @pytest.mark.parametrize("message_type", [RESPONSE, 9, 255])
 def test_a_server_ignores_message_types_it_does_not_know(message_type: int) -> None:
     made, answers = server()
     made.receive_data(ttrpc.encode_message(1, message_type, b"whatever"))
-    made.receive_data(ttrpc.encode_message(1, REQUEST, request()))
-    assert made.next_call() is not None
+    ask(made, 1)
     assert answers() == []
 
 
 def test_each_call_is_answered_once_and_in_any_order() -> None:
-    made, answers = server()
-    for stream in (1, 3):
-        made.receive_data(ttrpc.encode_message(stream, REQUEST, request()))
-        assert made.next_call() is not None
+    made, answers = server(1, 3)
     assert made.unanswered == 2
     made.refuse(3, 2, "no")
     made.reply(1, b"yes")
@@ -140,16 +143,13 @@ def test_each_call_is_answered_once_and_in_any_order() -> None:
 def test_an_empty_success_is_an_empty_body() -> None:
     trunk = ttrpc.Trunk()
     made = ttrpc.TTRPCServer(trunk, 2)
-    made.receive_data(ttrpc.encode_message(1, REQUEST, request()))
-    assert made.next_call() is not None
+    ask(made, 1)
     made.reply(1, b"")
     assert trunk.data_to_send().hex() == "000000020000000a00000000000000010200"
 
 
 def test_a_refusal_needs_an_error_code_and_survives_any_text() -> None:
-    made, answers = server()
-    made.receive_data(ttrpc.encode_message(1, REQUEST, request()))
-    assert made.next_call() is not None
+    made, answers = server(1)
     with pytest.raises(LocalProtocolError, match="other than 0"):
         made.refuse(1, 0, "fine?")
     made.refuse(1, 2, "half a character \ud800 and far too long " + "x" * 100_000)
@@ -159,9 +159,7 @@ def test_a_refusal_needs_an_error_code_and_survives_any_text() -> None:
 
 
 def test_an_answer_that_is_too_large_leaves_the_call_open() -> None:
-    made, answers = server()
-    made.receive_data(ttrpc.encode_message(1, REQUEST, request()))
-    assert made.next_call() is not None
+    made, answers = server(1)
     with pytest.raises(LocalProtocolError, match="at most"):
         made.reply(1, b"x" * ttrpc.MAX_BODY)
     made.reply(1, b"smaller")
@@ -169,13 +167,9 @@ def test_an_answer_that_is_too_large_leaves_the_call_open() -> None:
 
 
 def test_a_flood_of_calls_without_waiting_for_answers_is_refused() -> None:
-    made, _ = server()
-    for number in range(ttrpc.MAX_UNANSWERED + 1):
-        made.receive_data(ttrpc.encode_message(2 * number + 1, REQUEST, request()))
-        if number < ttrpc.MAX_UNANSWERED:
-            assert made.next_call() is not None
+    made, _ = server(*range(1, 2 * ttrpc.MAX_UNANSWERED, 2))
     with pytest.raises(LocalProtocolError, match="unanswered"):
-        made.next_call()
+        ask(made, 2 * ttrpc.MAX_UNANSWERED + 1)
 
 
 def test_a_client_numbers_its_calls_with_odd_numbers_and_sorts_its_metadata() -> None:

@@ -390,6 +390,7 @@ class CgroupWriter:
         self._thread = ThreadPoolExecutor(1, "cgroups")
         self._last: Future[object] | None = None
         self.held_up: Callable[[CgroupPlace], object] = lambda place: None
+        self._write = _unified if reader.unified else _version_1()
 
     @property
     def busy(self) -> bool:
@@ -442,7 +443,7 @@ class CgroupWriter:
             return False
         if self.busy:
             raise TimeoutError
-        self._last = self._thread.submit(_write, path, wanted)
+        self._last = self._thread.submit(self._write, path, wanted)
         try:
             self._last.result(BOUND)
         except TimeoutError:
@@ -453,7 +454,23 @@ class CgroupWriter:
         return True
 
 
-def _write(path: str, value: str) -> None:
+class _Node(msgspec.Struct, frozen=True):
+    """What a controller of cgroupspy needs to know; its own node walks the whole tree."""
+
+    full_path: str
+
+
+def _version_1() -> Callable[[str, str], object]:
+    from cgroupspy.controllers import CpuSetController  # it knows no other version
+
+    def write(path: str, value: str) -> None:
+        directory, name = os.path.split(path)
+        CpuSetController(_Node(directory)).set_property(name, value)
+
+    return write
+
+
+def _unified(path: str, value: str) -> None:
     """In one write, as the kernel wants it."""
     fd = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
     try:

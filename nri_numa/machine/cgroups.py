@@ -390,7 +390,7 @@ class CgroupWriter:
         self._thread = ThreadPoolExecutor(1, "cgroups")
         self._last: Future[object] | None = None
         self.held_up: Callable[[CgroupPlace], object] = lambda place: None
-        self._write = _unified if reader.unified else _version_1()
+        self._write_file = _unified if reader.unified else _version_1()
 
     @property
     def busy(self) -> bool:
@@ -443,7 +443,7 @@ class CgroupWriter:
             return False
         if self.busy:
             raise TimeoutError
-        self._last = self._thread.submit(self._write, path, wanted)
+        self._last = self._thread.submit(self._write_file, path, wanted)
         try:
             self._last.result(BOUND)
         except TimeoutError:

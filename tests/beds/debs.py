@@ -11,18 +11,17 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import fcntl
 import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tests.beds.testbed import TestbedUnavailable, cache_dir
+from tests.beds.testbed import TestbedUnavailable, cache_dir, locked
 
 # The newest suite last: a package that is in none of its preferred suites is taken from the oldest
 # that has it, because an older build runs on a newer C library and not the other way round.
@@ -198,19 +197,8 @@ class DebCache:
                 found.append(package or self._download(each))
             return found
 
-    @contextlib.contextmanager
-    def _lock(self) -> Iterator[None]:
-        try:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            handle = (self.directory / ".lock").open("w")
-        except OSError as error:
-            raise TestbedUnavailable(
-                f"cannot write the cache {self.directory}: {error.strerror}",
-                "set NRI_NUMA_CACHE to a writable directory",
-            ) from error
-        with handle:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-            yield
+    def _lock(self) -> contextlib.AbstractContextManager[int]:
+        return locked(self.directory / ".lock")
 
     def _apt_options(self) -> list[str]:
         apt = self.directory / "apt"

@@ -36,7 +36,7 @@ import msgspec
 from tests.beds import vm_counted, vm_system
 from tests.beds.containerd import find_binaries, find_crun
 from tests.beds.debs import CNI_PLUGINS
-from tests.beds.testbed import TestbedUnavailable, cache_dir
+from tests.beds.testbed import TestbedUnavailable, cache_dir, locked
 from tests.beds.vm_kernel import Kernel, KernelCache
 from tests.beds.vm_qmp import QMPError, execute
 from tests.beds.vm_records import (
@@ -538,18 +538,9 @@ def one_machine_at_a_time() -> Iterator[int]:
     """
     if getattr(_THIS_THREAD, "runs_a_machine", False):
         raise RuntimeError("a virtual machine of this thread still runs; end it before the next")
-    try:
-        cache_dir().mkdir(parents=True, exist_ok=True)
-        handle = (cache_dir() / "vm.lock").open("w")
-    except OSError as error:
-        raise TestbedUnavailable(
-            f"cannot write the cache {cache_dir()}: {error.strerror}",
-            "set NRI_NUMA_CACHE to a writable directory",
-        ) from error
-    with handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+    with locked(cache_dir() / "vm.lock") as descriptor:
         _THIS_THREAD.runs_a_machine = True
         try:
-            yield handle.fileno()
+            yield descriptor
         finally:
             _THIS_THREAD.runs_a_machine = False

@@ -22,6 +22,7 @@ from typing import Any, Self, TypeVar
 import grpc
 
 from nri_numa.cri.pb import cri_pb2
+from nri_numa.model.cpuset import CPUSet
 from tests.beds.images import FIRST_LINE_COMMAND, IMAGE
 
 _OPTIONS = [
@@ -87,6 +88,14 @@ class Resources:
 
 
 MIB = 1024 * 1024
+PREFIX = "numa.kubernetes.io"
+
+
+def asks(**keys: str) -> dict[str, str]:
+    """Annotations; ``on_failure`` means ``on-failure`` and ``numacpu__web`` ``numacpu.web``."""
+    return {
+        f"{PREFIX}/{key.replace('__', '.').replace('_', '-')}": text for key, text in keys.items()
+    }
 
 
 def guaranteed(cpus: float, memory: int = 64 * MIB) -> Resources:
@@ -430,6 +439,20 @@ class CRI:
         self.start(container)
         return container
 
+    def pod(
+        self, name: str, *, limit: float = 0, namespace: str = "default", **keys: str
+    ) -> Container:
+        """Run a pod with one container: Guaranteed with a limit of CPUs, else BestEffort.
+
+        `keys`: what it asks for, as in `asks`.
+        """
+        pod = self.run_pod(name, namespace=namespace, annotations=asks(**keys))
+        return self.run(pod, resources=guaranteed(limit) if limit else BEST_EFFORT)
+
+    def owner(self, name: str = "owner", cpus: int = 1) -> Container:
+        """Run a pod with CPUs of its own."""
+        return self.pod(name, limit=cpus, cpus="exclusive")
+
     def stop(self, container: Container | str, *, timeout_s: int = 0) -> None:
         """StopContainer; with the timeout 0 it is killed at once."""
         request = cri_pb2.StopContainerRequest(container_id=_id(container), timeout=timeout_s)
@@ -479,6 +502,14 @@ class CRI:
     def allowed(self, container: Container | str) -> Seen:
         """What the kernel says the first process may use, now."""
         return allowed(self.pid(container))
+
+    def cpus(self, container: Container | str) -> CPUSet:
+        """`allowed`, only the CPUs."""
+        return CPUSet.parse(self.allowed(container).cpus)
+
+    def settles(self, container: Container, cpus: CPUSet) -> None:
+        """Wait until a container may use exactly these CPUs."""
+        poll(lambda: self.cpus(container) == cpus, f"{container.pod.name} on CPUs {cpus}")
 
     def spec_annotations(self, container: Container | str) -> dict[str, str]:
         """Annotations of the OCI spec, where NRI plugins leave theirs."""

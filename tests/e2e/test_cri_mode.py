@@ -127,7 +127,7 @@ def test_neighbours_leave_exclusive_cpus_and_get_them_back(
 ) -> None:
     plugin = start(over_cri(bed))
     cri = bed.cri
-    neighbour = cri.run(cri.run_pod("neighbour"))
+    neighbour = cri.pod("neighbour")
     pod = cri.run_pod("owner", annotations={f"{KEY}/cpus": "exclusive"})
     owner = cri.run(pod, resources=guaranteed(1))
     poll(lambda: cri.allowed(owner).cpus != str(MACHINE), "the owner's CPUs")
@@ -227,7 +227,7 @@ def test_from_cri_to_nri_and_back_nothing_moves(
     plugin = start_plugin(over_cri(containerd))
     pod = cri.run_pod("owner", annotations={f"{KEY}/cpus": "exclusive"})
     owner = cri.run(pod, resources=guaranteed(1))
-    neighbour = cri.run(cri.run_pod("neighbour"))
+    neighbour = cri.pod("neighbour")
     poll(lambda: cri.allowed(owner).cpus != str(MACHINE), "the owner's CPUs")
     owned = cri.allowed(owner).cpus
     shared = str(MACHINE - type(MACHINE).parse(owned))

@@ -173,12 +173,10 @@ def test_the_plugin_pins_from_inside_a_container(
     assert "NoNewPrivs:\t1" in status
     assert "Seccomp:\t2" in status
 
-    owner = cri.run(
-        cri.run_pod("owner", annotations={f"{PREFIX}/cpus": "exclusive"}), resources=guaranteed(1)
-    )
+    owner = cri.owner()
     own = cri.allowed(owner)
     listed_cpu = str(max(MACHINE - CPUSet.parse(own.cpus)))
-    listed = cri.run(cri.run_pod("listed", annotations={f"{PREFIX}/numacpu": listed_cpu}))
+    listed = cri.pod("listed", numacpu=listed_cpu)
     assert cri.first_line(owner) == own
     assert own.cpus != whole.cpus
     assert cri.allowed(listed).cpus == listed_cpu
@@ -233,9 +231,7 @@ def test_the_seccomp_profile_is_enough_for_the_pod(
     plugin = kubelet.run()
     poll(lambda: answers(port, "/readyz"), "ready")
     assert "Seccomp:\t2" in Path(f"/proc/{cri.pid(plugin)}/status").read_text()
-    owner = cri.run(
-        cri.run_pod("owner", annotations={f"{PREFIX}/cpus": "exclusive"}), resources=guaranteed(1)
-    )
+    owner = cri.owner()
     own = cri.allowed(owner)
     assert own.cpus != whole.cpus
     cri.stop(plugin, timeout_s=5)
@@ -255,7 +251,7 @@ def test_cgroups_of_containers_can_be_written_from_inside(
     )
     plugin = kubelet.run()
     poll(lambda: answers(port, "/readyz"), "ready")
-    listed = cri.run(cri.run_pod("listed", annotations={f"{PREFIX}/numacpu": "1"}))
+    listed = cri.pod("listed", numacpu="1")
     inside = Path(f"/proc/{cri.pid(plugin)}/root/sys/fs/cgroup")
     path = cri.info(listed)["runtimeSpec"]["linux"]["cgroupsPath"].lstrip("/")
     cpus = (inside if unified() else inside / "cpuset") / path / "cpuset.cpus"

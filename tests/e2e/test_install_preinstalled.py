@@ -85,7 +85,7 @@ def test_the_drop_in_counts_from_the_start(
     installed.configure(rules=[{"match": {"namespaces": ["ruled"]}, "set": {"numacpu": LAST}}])
     os.kill(installed.pid(), signal.SIGHUP)
     poll(lambda: "changed=rules" in installed.log.read_text(), "reloaded")
-    assert cri.allowed(cri.run(cri.run_pod("by-rule", namespace="ruled"))).cpus == LAST
+    assert cri.allowed(cri.pod("by-rule", namespace="ruled")).cpus == LAST
 
 
 def test_a_mistake_in_the_drop_in_costs_the_drop_in_only(
@@ -101,4 +101,4 @@ def test_a_mistake_in_the_drop_in_costs_the_drop_in_only(
     pod = cri.run_pod("listed", annotations={"numa.kubernetes.io/numacpu": "1"})
     assert cri.allowed(cri.run(pod)).cpus == "1"
     assert "strategie" in installed.log.read_text()
-    assert cri.allowed(cri.run(cri.run_pod("free"))).mems == allowed("self").mems
+    assert cri.allowed(cri.pod("free")).mems == allowed("self").mems

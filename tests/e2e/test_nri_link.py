@@ -127,7 +127,7 @@ def test_a_refusal_is_in_the_cri_error(cri: CRI, link: Plugin) -> None:
 
 
 def test_updates_of_others_ride_on_answers(cri: CRI, link: Plugin) -> None:
-    first = cri.run(cri.run_pod("first"))
+    first = cri.pod("first")
     link.handler.hooks["create_container"] = lambda *_: adjusted("", "", update(first.id, FIRST))
     second = cri.create(cri.run_pod("second"))
     assert cri.allowed(first).cpus == FIRST
@@ -237,4 +237,4 @@ def test_pushes_arrive_and_never_lock_the_runtime(cri: CRI, link: Plugin) -> Non
             lambda c=container: cri.allowed(c).cpus == expected or None,  # type: ignore[misc]  # bound per turn
             "the last push",
         )
-    assert cri.first_line(cri.run(cri.run_pod("late"))) == allowed("self")
+    assert cri.first_line(cri.pod("late")) == allowed("self")

@@ -64,14 +64,14 @@ def test_pins_and_takes_its_drop_in_configuration(
     """Ready before the first pod, because the runtime waits for its own plugins."""
     pod = cri.run_pod("listed", annotations={"numa.kubernetes.io/numacpu": "1"})
     assert cri.first_line(cri.run(pod)) == Seen(cpus="1", mems=allowed("self").mems)
-    ruled = cri.run(cri.run_pod("by-rule", namespace="ruled"))
+    ruled = cri.pod("by-rule", namespace="ruled")
     assert cri.first_line(ruled).cpus == LAST
 
 
 def test_the_next_one_started_goes_on(containerd: Containerd, cri: CRI, launched: Path) -> None:
     """It ends with its runtime, and the one that the next runtime starts moves nothing."""
-    owner = cri.run(cri.run_pod("owner", annotations=EXCLUSIVE), resources=guaranteed(1))
-    shared = cri.run(cri.run_pod("shared"))
+    owner = cri.owner()
+    shared = cri.pod("shared")
     before = (cri.allowed(owner), cri.allowed(shared))
     for kill in (False, True):
         containerd.restart(kill=kill)
@@ -83,9 +83,9 @@ def test_the_next_one_started_goes_on(containerd: Containerd, cri: CRI, launched
             cri.create(late, resources=guaranteed(1))
     else:
         own = cri.run(late, resources=guaranteed(1))
-        assert not CPUSet.parse(cri.allowed(own).cpus) & CPUSet.parse(before[0].cpus)
+        assert not cri.cpus(own) & CPUSet.parse(before[0].cpus)
         cri.stop_pod(late)
-    poll(lambda: CPUSet.parse(cri.allowed(shared).cpus) == rest, "late gave back")
+    poll(lambda: cri.cpus(shared) == rest, "late gave back")
     # NRI 0.6 tells launched plugins no stop of a pod older than itself: the plugin looks.
     cri.remove_pod(owner.pod)
     poll(lambda: cri.allowed(shared).cpus == allowed("self").cpus, "CPUs given back")

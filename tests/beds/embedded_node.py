@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from nri_numa.machine.synthetic import synthetic, sysfs_files
+from nri_numa.machine.synthetic import synthetic
 from nri_numa.model.cpuset import NO_CPUS, CPUSet
 from nri_numa.model.machine import Topology
 from nri_numa.nri.wire.pb import nri_pb2 as pb
@@ -31,6 +31,7 @@ from tests.beds.embedded.runtime import (
 )
 from tests.beds.embedded.world import World
 from tests.beds.plugin_process import PluginProcess
+from tests.machines.named import write_sysfs
 
 PREFIX = "numa.kubernetes.io/"
 PRELUDE = Path(__file__).resolve().parents[1] / "faults" / "prelude.py"
@@ -193,10 +194,7 @@ class Node:
 
     def write_machine(self, topology: Topology) -> None:
         """Write the files that the plugin reads the machine from."""
-        for path, text in sysfs_files(topology).items():
-            file = self.sysfs_root / path
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text, encoding="ascii")
+        write_sysfs(self.sysfs_root, topology)
 
     def start(self, fault: str = "", *, wait: bool = True) -> None:
         """Start the plugin.

@@ -158,7 +158,7 @@ class Container:
 
 
 def poll(
-    probe: Callable[[], _T | None], what: str, *, timeout_s: float = 180.0, every_s: float = 0.2
+    probe: Callable[[], _T | None], what: str, timeout_s: float = 180.0, *, every_s: float = 0.2
 ) -> _T:
     """Ask until the answer is true, more slowly each time; the limit only bounds a failure."""
     deadline = time.monotonic() + timeout_s
@@ -413,29 +413,9 @@ class CRI:
         request = cri_pb2.StartContainerRequest(container_id=_id(container))
         self.call("StartContainer", request, cri_pb2.StartContainerResponse)
 
-    def run(
-        self,
-        pod: Pod,
-        name: str = "main",
-        *,
-        resources: Resources = BEST_EFFORT,
-        command: Sequence[str] = FIRST_LINE_COMMAND,
-        annotations: Mapping[str, str] | None = None,
-        env: Mapping[str, str] | None = None,
-        attempt: int = 0,
-        mounts: Mapping[str, str] | None = None,
-    ) -> Container:
+    def run(self, pod: Pod, name: str = "main", **more: Any) -> Container:
         """`create` and `start`."""
-        container = self.create(
-            pod,
-            name,
-            resources=resources,
-            command=command,
-            annotations=annotations,
-            env=env,
-            attempt=attempt,
-            mounts=mounts,
-        )
+        container = self.create(pod, name, **more)
         self.start(container)
         return container
 

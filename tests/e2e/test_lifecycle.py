@@ -19,6 +19,7 @@ from tests.beds.cri import (
     CRIError,
     QoS,
     Resources,
+    asks,
     burstable,
     guaranteed,
     poll,
@@ -58,22 +59,13 @@ class Node:
         return [cri.cpus(each) for each in (self.owner, self.listed, self.shared)]
 
     def check(self, cri: CRI) -> None:
-        """Nobody moved, and the next owner gets CPUs that nobody owns, or none."""
+        """Nobody moved, and nobody gets what the owner has."""
         assert self.now(cri) == self.seen
-        pod = cri.run_pod("late", annotations=EXCLUSIVE)
-        if len(MACHINE) == 2:
-            with pytest.raises(CRIError, match="default/late"):
-                cri.create(pod, resources=guaranteed(1))
-            assert self.now(cri) == self.seen
-        else:
-            late = cri.run(pod, resources=guaranteed(1))
-            new = cri.cpus(late)
-            assert len(new) == 1
-            assert not new & self.seen[0]
-            assert not new & self.seen[1]
-            assert cri.cpus(self.shared) == MACHINE - self.seen[0] - new
-            cri.remove_pod(pod)
-        cri.settles(self.shared, self.seen[2])
+        late = cri.run_pod("late", annotations=asks(numacpu=str(self.seen[0])))
+        with pytest.raises(CRIError, match="default/late"):
+            cri.create(late)
+        assert self.now(cri) == self.seen
+        cri.remove_pod(late)
         cri.remove_pod(self.owner.pod)
         cri.settles(self.shared, MACHINE)
 

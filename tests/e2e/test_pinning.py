@@ -17,7 +17,6 @@ from tests.beds.cri import (
     asks,
     burstable,
     guaranteed,
-    poll,
 )
 from tests.beds.plugin_process import PluginProcess, StartPlugin
 from tests.machines.cpus import FIRST, LAST
@@ -80,7 +79,6 @@ def test_the_decision_can_be_read_back(cri: CRI, plugin: PluginProcess) -> None:
 def test_the_api_tells_the_same(cri: CRI, plugin: PluginProcess) -> None:
     pod = cri.run_pod("api", annotations=asks(numacpu=LAST))
     container = cri.run(pod)
-    poll(lambda: plugin.responsive(), "HTTP served")
     assert plugin.get("/readyz")[0] == 200
     assert container.id in json.dumps(plugin.json("/v1/assignments"))
     info = plugin.json("/v2/system/numa/info")

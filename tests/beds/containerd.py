@@ -131,7 +131,6 @@ class Containerd(processes.Daemon):
         *,
         root: Path | None = None,
         state: Path | None = None,
-        snapshotter: str = "overlayfs",
         nri: bool = True,
         nri_request_timeout: str = "2s",
         image: Path | None = None,
@@ -151,7 +150,6 @@ class Containerd(processes.Daemon):
         self.log_level = log_level
         self.root = root or directory / "root"
         self.state = state or directory / "state"
-        self.snapshotter = snapshotter
         self.nri = nri
         self.nri_request_timeout = nri_request_timeout
         self.socket = directory / "c.sock"
@@ -241,7 +239,7 @@ disabled_plugins = [
   disable_tcp_service = true
   [{cri}.cni]{cni}
   [{cri}.containerd]
-    snapshotter = '{self.snapshotter}'
+    snapshotter = 'overlayfs'
     default_runtime_name = 'runc'
     [{cri}.containerd.runtimes.runc]{runtime}
       [{cri}.containerd.runtimes.runc.options]{options}
@@ -249,7 +247,7 @@ disabled_plugins = [
         runtime_table = "plugins.'io.containerd.cri.v1.runtime'"
         return f"""version = 3{common}
 [plugins.'io.containerd.cri.v1.images']
-  snapshotter = '{self.snapshotter}'
+  snapshotter = 'overlayfs'
   [plugins.'io.containerd.cri.v1.images'.pinned_images]
     sandbox = '{IMAGE}'
 [{runtime_table}]
@@ -328,10 +326,11 @@ disabled_plugins = [
         archive = self._image_archive or build_image(
             self.binaries.busybox, self.directory / "image.tar"
         )
-        # --local: the transfer service knows no unpack platform for a snapshotter that is not
-        # its default.
-        self.ctr("images", "import", "--local", "--snapshotter", self.snapshotter, str(archive))
+        self.import_image(archive)
         poll(lambda: IMAGE in self.cri.images(), f"image {IMAGE} known to CRI")
+
+    def import_image(self, archive: Path) -> None:
+        self.ctr("images", "import", "--local", "--snapshotter", "overlayfs", str(archive))
 
     def ctr(self, *arguments: str) -> str:
         """Run ``ctr`` in the namespace of Kubernetes; returns its output."""

@@ -110,14 +110,10 @@ def guaranteed(cpus: float, memory: int = 64 * MIB) -> Resources:
     )
 
 
-def burstable(
-    cpu_request: float, *, cpu_limit: float = 0, memory_limit: int = 0, oom_score_adj: int = 900
-) -> Resources:
-    """A request below the limit, or without one."""
+def burstable(cpu_request: float, *, memory_limit: int = 0, oom_score_adj: int = 900) -> Resources:
+    """A request without a limit of CPUs."""
     return Resources(
         shares=max(2, round(cpu_request * 1000) * 1024 // 1000),
-        quota=round(cpu_limit * 100_000),
-        period=100_000 if cpu_limit else 0,
         memory=memory_limit,
         oom_score_adj=oom_score_adj,
     )

@@ -140,22 +140,14 @@ class Parts:
     qemu: str
     systems: Mapping[str, vm_system.System] = field(default_factory=dict)
 
-    def kernel_of(self, machine: Machine) -> Kernel:
-        """What a machine boots: a whole Debian has its own."""
-        return self.systems[machine.system].kernel if machine.system else self.kernel
-
 
 def prepare(
     *,
     containerd: Sequence[str] = ("1.7", "2.3"),
     cni: bool = False,
     systems: Iterable[str] = (),
-    cache: Path | None = None,
 ) -> Parts:
-    """Install and download what is missing; a second call takes no download.
-
-    `cache`: where downloads are kept, default `cache_dir`.
-    """
+    """Install and download what is missing; a second call takes no download."""
     if missing := missing_packages():
         _install(missing)
         if still := missing_packages():
@@ -164,7 +156,7 @@ def prepare(
                 "add /usr/sbin and /usr/bin to PATH",
             )
     virtme = _virtme()
-    debs = KernelCache(cache)
+    debs = KernelCache()
     try:
         for label in containerd:
             find_binaries(label, debs)
@@ -172,7 +164,7 @@ def prepare(
         if cni:
             debs.fetch(CNI_PLUGINS)
         kernel = debs.kernel()
-        images = {release: vm_system.system(release, cache) for release in systems if release}
+        images = {release: vm_system.system(release) for release in systems if release}
     except OSError as error:
         raise TestbedUnavailable(
             f"cannot write the cache {debs.directory}: {error}",

@@ -128,9 +128,7 @@ def kubelet(
     request: pytest.FixtureRequest, containerd: Containerd, image: Path, tmp_path: Path
 ) -> Iterator[Kubelet]:
     if IMAGE not in containerd.cri.images():
-        containerd.ctr(
-            "images", "import", "--local", "--snapshotter", containerd.snapshotter, str(image)
-        )
+        containerd.import_image(image)
         poll(lambda: IMAGE in containerd.cri.images(), "image known to CRI")
     manifest = yaml.safe_load((REPOSITORY / "config/kubernetes/base/daemonset.yaml").read_text())
     directories = {name: tmp_path / name for name in ("state", "config")}

@@ -20,8 +20,9 @@ import pytest
 from tests.beds.containerd import Containerd, find_binaries
 from tests.beds.cri import CRI, MIB, Container, Seen, guaranteed, poll
 from tests.beds.plugin_process import PluginProcess, StartPlugin, plugin_environment
+from tests.beds.reports import attach_if_failed
 from tests.beds.testbed import TestbedUnavailable, require_root
-from tests.e2e.conftest import attach_if_failed, unavailable
+from tests.e2e.conftest import unavailable
 from tests.machines.cpus import FIRST, LAST, MACHINE, NO_CPU
 
 pytestmark = pytest.mark.e2e
@@ -57,7 +58,7 @@ def start(request: pytest.FixtureRequest, bed: Containerd) -> Iterator[StartPlug
     yield starter
     for number, plugin in enumerate(starter.started):
         plugin.close()
-        attach_if_failed(request.node, f"plugin-{number}.log", plugin.log())
+        attach_if_failed(request.node, f"plugin-{number}.log", plugin.log)
 
 
 def over_cri(containerd: Containerd) -> dict[str, object]:

@@ -139,7 +139,7 @@ recorded: $(STAMP) ## Write down again what pods get in tests/golden; read the d
 	$(BIN)/python -m tests.beds.lives
 	$(BIN)/python -m tests.beds.odd_lives
 
-soak: $(STAMP) ## 10,000 pods through the embedded runtime, 500 through containerd
+soak: $(STAMP) ## 10,000 pods through the embedded runtime
 	$(BIN)/python -m tests.soak
 
 proto: $(STAMP) ## Generate the protobuf code again

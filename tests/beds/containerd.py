@@ -11,7 +11,6 @@ virtual machine (put `state` and `root` on a tmpfs below /run there). Free of py
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -19,15 +18,13 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from tests.beds import cgroups, processes
-from tests.beds.cri import CRI, CRIError, guaranteed, poll
+from tests.beds.cri import CRI, CRIError, poll
 from tests.beds.debs import BUSYBOX, CONTAINERD_1_7, CRUN, RUNC, YAJL, DebCache
 from tests.beds.images import IMAGE, build_image
 from tests.beds.kube.build import CONTAINERD, find_containerd, find_runc
@@ -134,7 +131,6 @@ class Containerd(processes.Daemon):
         *,
         root: Path | None = None,
         state: Path | None = None,
-        snapshotter: str = "overlayfs",
         nri: bool = True,
         nri_request_timeout: str = "2s",
         image: Path | None = None,
@@ -154,7 +150,6 @@ class Containerd(processes.Daemon):
         self.log_level = log_level
         self.root = root or directory / "root"
         self.state = state or directory / "state"
-        self.snapshotter = snapshotter
         self.nri = nri
         self.nri_request_timeout = nri_request_timeout
         self.socket = directory / "c.sock"
@@ -244,7 +239,7 @@ disabled_plugins = [
   disable_tcp_service = true
   [{cri}.cni]{cni}
   [{cri}.containerd]
-    snapshotter = '{self.snapshotter}'
+    snapshotter = 'overlayfs'
     default_runtime_name = 'runc'
     [{cri}.containerd.runtimes.runc]{runtime}
       [{cri}.containerd.runtimes.runc.options]{options}
@@ -252,7 +247,7 @@ disabled_plugins = [
         runtime_table = "plugins.'io.containerd.cri.v1.runtime'"
         return f"""version = 3{common}
 [plugins.'io.containerd.cri.v1.images']
-  snapshotter = '{self.snapshotter}'
+  snapshotter = 'overlayfs'
   [plugins.'io.containerd.cri.v1.images'.pinned_images]
     sandbox = '{IMAGE}'
 [{runtime_table}]
@@ -331,10 +326,11 @@ disabled_plugins = [
         archive = self._image_archive or build_image(
             self.binaries.busybox, self.directory / "image.tar"
         )
-        # --local: the transfer service knows no unpack platform for a snapshotter that is not
-        # its default.
-        self.ctr("images", "import", "--local", "--snapshotter", self.snapshotter, str(archive))
+        self.import_image(archive)
         poll(lambda: IMAGE in self.cri.images(), f"image {IMAGE} known to CRI")
+
+    def import_image(self, archive: Path) -> None:
+        self.ctr("images", "import", "--local", "--snapshotter", "overlayfs", str(archive))
 
     def ctr(self, *arguments: str) -> str:
         """Run ``ctr`` in the namespace of Kubernetes; returns its output."""
@@ -429,41 +425,3 @@ def _accepts(path: Path) -> bool:
         except OSError:
             return False
     return True
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a private containerd until interrupted, to try the plugin by hand.
-
-    Reads lines ``POD [KEY=VALUE …]`` from standard input; each makes a pod with these annotations
-    below ``numa.kubernetes.io/`` and shows the first line its container prints.
-    """
-    parser = argparse.ArgumentParser(prog="python -m tests.beds.containerd")
-    parser.add_argument("series", choices=SERIES, nargs="?", default=MAIN_SERIES)
-    parser.add_argument("--directory", type=Path, help="default: a new one below /tmp")
-    options = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory(prefix="nri-numa-bed-") as scratch:
-        try:
-            bed = Containerd(find_binaries(options.series), options.directory or Path(scratch))
-            bed.start()
-        except TestbedUnavailable as error:
-            print(f"error: {error.what}\nremedy: {error.remedy}", file=sys.stderr)
-            return 3
-        with bed, contextlib.suppress(KeyboardInterrupt):
-            print(f"{bed.cri.version()}\nCRI socket {bed.socket}\nNRI socket {bed.nri_socket}")
-            print("POD [KEY=VALUE ...] starts a pod; end of input ends it all", flush=True)
-            for line in sys.stdin:
-                name, *pairs = line.split() or [""]
-                if not name:
-                    continue
-                keys = dict(pair.partition("=")[::2] for pair in pairs)
-                annotations = {f"numa.kubernetes.io/{key}": text for key, text in keys.items()}
-                try:
-                    pod = bed.cri.run_pod(name, annotations=annotations)
-                    print(bed.cri.first_line(bed.cri.run(pod, resources=guaranteed(1))), flush=True)
-                except CRIError as error:
-                    print(error, flush=True)
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

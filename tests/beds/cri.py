@@ -22,6 +22,7 @@ from typing import Any, Self, TypeVar
 import grpc
 
 from nri_numa.cri.pb import cri_pb2
+from nri_numa.model.cpuset import CPUSet
 from tests.beds.images import FIRST_LINE_COMMAND, IMAGE
 
 _OPTIONS = [
@@ -87,6 +88,14 @@ class Resources:
 
 
 MIB = 1024 * 1024
+PREFIX = "numa.kubernetes.io"
+
+
+def asks(**keys: str) -> dict[str, str]:
+    """Annotations; ``on_failure`` means ``on-failure`` and ``numacpu__web`` ``numacpu.web``."""
+    return {
+        f"{PREFIX}/{key.replace('__', '.').replace('_', '-')}": text for key, text in keys.items()
+    }
 
 
 def guaranteed(cpus: float, memory: int = 64 * MIB) -> Resources:
@@ -101,14 +110,10 @@ def guaranteed(cpus: float, memory: int = 64 * MIB) -> Resources:
     )
 
 
-def burstable(
-    cpu_request: float, *, cpu_limit: float = 0, memory_limit: int = 0, oom_score_adj: int = 900
-) -> Resources:
-    """A request below the limit, or without one."""
+def burstable(cpu_request: float, *, memory_limit: int = 0, oom_score_adj: int = 900) -> Resources:
+    """A request without a limit of CPUs."""
     return Resources(
         shares=max(2, round(cpu_request * 1000) * 1024 // 1000),
-        quota=round(cpu_limit * 100_000),
-        period=100_000 if cpu_limit else 0,
         memory=memory_limit,
         oom_score_adj=oom_score_adj,
     )
@@ -149,7 +154,7 @@ class Container:
 
 
 def poll(
-    probe: Callable[[], _T | None], what: str, *, timeout_s: float = 180.0, every_s: float = 0.2
+    probe: Callable[[], _T | None], what: str, timeout_s: float = 180.0, *, every_s: float = 0.2
 ) -> _T:
     """Ask until the answer is true, more slowly each time; the limit only bounds a failure."""
     deadline = time.monotonic() + timeout_s
@@ -404,31 +409,25 @@ class CRI:
         request = cri_pb2.StartContainerRequest(container_id=_id(container))
         self.call("StartContainer", request, cri_pb2.StartContainerResponse)
 
-    def run(
-        self,
-        pod: Pod,
-        name: str = "main",
-        *,
-        resources: Resources = BEST_EFFORT,
-        command: Sequence[str] = FIRST_LINE_COMMAND,
-        annotations: Mapping[str, str] | None = None,
-        env: Mapping[str, str] | None = None,
-        attempt: int = 0,
-        mounts: Mapping[str, str] | None = None,
-    ) -> Container:
+    def run(self, pod: Pod, name: str = "main", **more: Any) -> Container:
         """`create` and `start`."""
-        container = self.create(
-            pod,
-            name,
-            resources=resources,
-            command=command,
-            annotations=annotations,
-            env=env,
-            attempt=attempt,
-            mounts=mounts,
-        )
+        container = self.create(pod, name, **more)
         self.start(container)
         return container
+
+    def pod(
+        self, name: str, *, limit: float = 0, namespace: str = "default", **keys: str
+    ) -> Container:
+        """Run a pod with one container: Guaranteed with a limit of CPUs, else BestEffort.
+
+        `keys`: what it asks for, as in `asks`.
+        """
+        pod = self.run_pod(name, namespace=namespace, annotations=asks(**keys))
+        return self.run(pod, resources=guaranteed(limit) if limit else BEST_EFFORT)
+
+    def owner(self, name: str = "owner", cpus: int = 1) -> Container:
+        """Run a pod with CPUs of its own."""
+        return self.pod(name, limit=cpus, cpus="exclusive")
 
     def stop(self, container: Container | str, *, timeout_s: int = 0) -> None:
         """StopContainer; with the timeout 0 it is killed at once."""
@@ -479,6 +478,14 @@ class CRI:
     def allowed(self, container: Container | str) -> Seen:
         """What the kernel says the first process may use, now."""
         return allowed(self.pid(container))
+
+    def cpus(self, container: Container | str) -> CPUSet:
+        """`allowed`, only the CPUs."""
+        return CPUSet.parse(self.allowed(container).cpus)
+
+    def settles(self, container: Container, cpus: CPUSet) -> None:
+        """Wait until a container may use exactly these CPUs."""
+        poll(lambda: self.cpus(container) == cpus, f"{container.pod.name} on CPUs {cpus}")
 
     def spec_annotations(self, container: Container | str) -> dict[str, str]:
         """Annotations of the OCI spec, where NRI plugins leave theirs."""

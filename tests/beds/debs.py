@@ -3,26 +3,21 @@
 A second apt configuration beside the machine's own (own source list, own package lists, own
 archives) reaches newer suites of the mirror which the machine uses already, with the same keyring
 and the same proxy settings. What was unpacked once is used without the network from then on.
-
-``python -m tests.beds.debs`` prints what the cache holds, ``--refresh`` resolves anew.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import fcntl
 import json
 import os
 import re
 import subprocess
-import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tests.beds.testbed import TestbedUnavailable, cache_dir
+from tests.beds.testbed import TestbedUnavailable, cache_dir, locked
 
 # The newest suite last: a package that is in none of its preferred suites is taken from the oldest
 # that has it, because an older build runs on a newer C library and not the other way round.
@@ -81,7 +76,6 @@ CNI_PLUGINS = Wanted(
 )
 # Its parser only: installed, it would be a service that every emulated machine starts, too.
 APPARMOR = Wanted(label="apparmor", package="apparmor", suites=("bookworm",))
-CONTAINER_BED = (CONTAINERD_1_7, RUNC, BUSYBOX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,38 +173,18 @@ class DebCache:
         # somebody may still have emptied it by hand.
         return package if any(package.root.glob("*")) else None
 
-    def labels(self) -> list[str]:
-        """Labels of everything in the cache, sorted."""
-        return sorted(file.stem for file in self.directory.glob("*.json"))
-
     # -- getting more ----------------------------------------------------------------------
 
-    def fetch(self, *wanted: Wanted, refresh: bool = False) -> list[Package]:
+    def fetch(self, *wanted: Wanted) -> list[Package]:
         """Have these packages, from the cache where possible."""
-        if not refresh:
-            have = [self.cached(each.label) for each in wanted]
-            if all(have):
-                return [package for package in have if package is not None]
+        have = [self.cached(each.label) for each in wanted]
+        if all(have):
+            return [package for package in have if package is not None]
         with self._lock():
-            found = []
-            for each in wanted:
-                package = None if refresh else self.cached(each.label)
-                found.append(package or self._download(each))
-            return found
+            return [self.cached(each.label) or self._download(each) for each in wanted]
 
-    @contextlib.contextmanager
-    def _lock(self) -> Iterator[None]:
-        try:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            handle = (self.directory / ".lock").open("w")
-        except OSError as error:
-            raise TestbedUnavailable(
-                f"cannot write the cache {self.directory}: {error.strerror}",
-                "set NRI_NUMA_CACHE to a writable directory",
-            ) from error
-        with handle:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-            yield
+    def _lock(self) -> contextlib.AbstractContextManager[int]:
+        return locked(self.directory / ".lock")
 
     def _apt_options(self) -> list[str]:
         apt = self.directory / "apt"
@@ -338,30 +312,3 @@ class DebCache:
         scratch = file.with_suffix(f".{os.getpid()}.tmp")
         scratch.write_text(text, encoding="utf-8")
         scratch.replace(file)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Fill the cache with the container bed's packages and print what it holds."""
-    parser = argparse.ArgumentParser(prog="python -m tests.beds.debs", description=main.__doc__)
-    parser.add_argument("--refresh", action="store_true", help="resolve versions anew")
-    parser.add_argument("--offline", action="store_true", help="only print what is there")
-    options = parser.parse_args(arguments)
-    cache = DebCache()
-    if not options.offline:
-        try:
-            cache.fetch(*CONTAINER_BED, refresh=options.refresh)
-        except TestbedUnavailable as error:
-            print(f"error: {error.what}\nremedy: {error.remedy}", file=sys.stderr)
-            return 3  # apart from 1, which would read as a failure of the thing under test
-    for label in cache.labels():
-        package = cache.cached(label)
-        if package is None:
-            print(f"{label}: broken, will be fetched again")
-        else:
-            where = f"{package.package} {package.version} ({package.suite})"
-            print(f"{label:16} {where:48} {package.root}")
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from nri_numa.machine.synthetic import synthetic, sysfs_files
+from nri_numa.machine.synthetic import synthetic
 from nri_numa.model.cpuset import NO_CPUS, CPUSet
 from nri_numa.model.machine import Topology
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from tests.beds.cgroup_tree import CgroupTree
+from tests.beds.cri import poll as until
 from tests.beds.embedded.runtime import (
     ContainerState,
     CRIError,
@@ -31,20 +31,12 @@ from tests.beds.embedded.runtime import (
 )
 from tests.beds.embedded.world import World
 from tests.beds.plugin_process import PluginProcess
+from tests.machines.named import write_sysfs
 
 PREFIX = "numa.kubernetes.io/"
 PRELUDE = Path(__file__).resolve().parents[1] / "faults" / "prelude.py"
 
 T = TypeVar("T")
-
-
-def until(condition: Callable[[], T], what: str, timeout_s: float = 180.0) -> T:
-    """Wait until a condition is true, and return its value; AssertionError when it never is."""
-    end = time.monotonic() + timeout_s
-    while not (value := condition()):
-        assert time.monotonic() < end, f"not within {timeout_s:g} s: {what}"
-        time.sleep(0.01)
-    return value
 
 
 def limits(cpus: float) -> pb.LinuxResources:
@@ -193,10 +185,7 @@ class Node:
 
     def write_machine(self, topology: Topology) -> None:
         """Write the files that the plugin reads the machine from."""
-        for path, text in sysfs_files(topology).items():
-            file = self.sysfs_root / path
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text, encoding="ascii")
+        write_sysfs(self.sysfs_root, topology)
 
     def start(self, fault: str = "", *, wait: bool = True) -> None:
         """Start the plugin.
@@ -419,8 +408,8 @@ class Node:
             return not said
 
         try:
-            until(holds, "the node is right", timeout_s)
-        except AssertionError:
+            until(holds, "the node is right", timeout_s=timeout_s)
+        except TimeoutError:
             raise AssertionError(f"{said}\n{self.plugin.log()[-4000:]}") from None
         # Of those with CPUs of their own nobody may have moved, not even for a moment.
         for container_id, before in self.pinned.items():
@@ -437,7 +426,7 @@ class Node:
 
     def logged(self, text: str, timeout_s: float = 180.0) -> None:
         """Wait until a line of the plugin's log holds a text."""
-        until(lambda: text in self.plugin.log(), f"a log line with {text!r}", timeout_s)
+        until(lambda: text in self.plugin.log(), f"a log line with {text!r}", timeout_s=timeout_s)
 
 
 __all__ = ["CRIError", "FaultyPlugin", "Node", "Pinned", "until"]

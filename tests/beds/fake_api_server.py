@@ -56,15 +56,12 @@ class FakeAPIServer:
 
     Args:
         directory: for its certificate; becomes the directory of credentials.
-        skew: seconds that its clock is ahead.
     """
 
-    def __init__(
-        self, directory: Path, answer: Callable[[Asked], Said], *, skew: float = 0.0
-    ) -> None:
+    def __init__(self, directory: Path, answer: Callable[[Asked], Said]) -> None:
         self.directory = directory
         self.answer = answer
-        self.skew = skew
+        self.skew = 0.0  # seconds that its clock is ahead
         self.asked: list[Asked] = []
         subprocess.run(
             [

@@ -16,11 +16,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from nri_numa.machine.synthetic import sysfs_files
 from nri_numa.model.machine import Topology
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from tests.beds.embedded.runtime import CRIError, EmbeddedRuntime
 from tests.beds.plugin_process import PluginProcess, free_port
+from tests.machines.named import write_sysfs
 
 Result = TypeVar("Result")
 PREFIX = "numa.kubernetes.io/"
@@ -40,10 +40,9 @@ class PageNode:
         self, directory: Path, topology: Topology, config: Mapping[str, Any] | None = None
     ) -> None:
         self.topology = topology
-        self.machine = directory / "machine"
+        self.machine = write_sysfs(directory / "machine", topology)
         self._cgroup_root = directory / "cgroup"
         self._cgroups: dict[str, str] = {}
-        self._write_machine(self.machine)
         for name in ("cgroup", "kubelet"):
             (directory / name).mkdir()
         self.port = free_port()
@@ -153,12 +152,6 @@ class PageNode:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
-
-    def _write_machine(self, root: Path) -> None:
-        for name, text in sysfs_files(self.topology).items():
-            path = root / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
 
 
 @contextmanager

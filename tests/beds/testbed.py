@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -21,6 +24,26 @@ def cache_dir() -> Path:
     """The folder for downloaded parts: ``$NRI_NUMA_CACHE``, else ``~/.cache/nri-numa``."""
     configured = os.environ.get("NRI_NUMA_CACHE", "")
     return Path(configured) if configured else Path.home() / ".cache" / "nri-numa"
+
+
+@contextlib.contextmanager
+def locked(file: Path) -> Iterator[int]:
+    """Have a file of the cache to ourselves, among all processes; waits for the others.
+
+    Yields:
+        The descriptor that holds the lock.
+    """
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        handle = file.open("w")
+    except OSError as error:
+        raise TestbedUnavailable(
+            f"cannot write the cache {file.parent}: {error.strerror}",
+            "set NRI_NUMA_CACHE to a writable directory",
+        ) from error
+    with handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield handle.fileno()
 
 
 def require_root(what_for: str) -> None:

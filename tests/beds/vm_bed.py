@@ -36,7 +36,7 @@ import msgspec
 from tests.beds import vm_counted, vm_system
 from tests.beds.containerd import find_binaries, find_crun
 from tests.beds.debs import CNI_PLUGINS
-from tests.beds.testbed import TestbedUnavailable, cache_dir
+from tests.beds.testbed import TestbedUnavailable, cache_dir, locked
 from tests.beds.vm_kernel import Kernel, KernelCache
 from tests.beds.vm_qmp import QMPError, execute
 from tests.beds.vm_records import (
@@ -140,22 +140,14 @@ class Parts:
     qemu: str
     systems: Mapping[str, vm_system.System] = field(default_factory=dict)
 
-    def kernel_of(self, machine: Machine) -> Kernel:
-        """What a machine boots: a whole Debian has its own."""
-        return self.systems[machine.system].kernel if machine.system else self.kernel
-
 
 def prepare(
     *,
     containerd: Sequence[str] = ("1.7", "2.3"),
     cni: bool = False,
     systems: Iterable[str] = (),
-    cache: Path | None = None,
 ) -> Parts:
-    """Install and download what is missing; a second call takes no download.
-
-    `cache`: where downloads are kept, default `cache_dir`.
-    """
+    """Install and download what is missing; a second call takes no download."""
     if missing := missing_packages():
         _install(missing)
         if still := missing_packages():
@@ -164,7 +156,7 @@ def prepare(
                 "add /usr/sbin and /usr/bin to PATH",
             )
     virtme = _virtme()
-    debs = KernelCache(cache)
+    debs = KernelCache()
     try:
         for label in containerd:
             find_binaries(label, debs)
@@ -172,7 +164,7 @@ def prepare(
         if cni:
             debs.fetch(CNI_PLUGINS)
         kernel = debs.kernel()
-        images = {release: vm_system.system(release, cache) for release in systems if release}
+        images = {release: vm_system.system(release) for release in systems if release}
     except OSError as error:
         raise TestbedUnavailable(
             f"cannot write the cache {debs.directory}: {error}",
@@ -538,18 +530,9 @@ def one_machine_at_a_time() -> Iterator[int]:
     """
     if getattr(_THIS_THREAD, "runs_a_machine", False):
         raise RuntimeError("a virtual machine of this thread still runs; end it before the next")
-    try:
-        cache_dir().mkdir(parents=True, exist_ok=True)
-        handle = (cache_dir() / "vm.lock").open("w")
-    except OSError as error:
-        raise TestbedUnavailable(
-            f"cannot write the cache {cache_dir()}: {error.strerror}",
-            "set NRI_NUMA_CACHE to a writable directory",
-        ) from error
-    with handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+    with locked(cache_dir() / "vm.lock") as descriptor:
         _THIS_THREAD.runs_a_machine = True
         try:
-            yield handle.fileno()
+            yield descriptor
         finally:
             _THIS_THREAD.runs_a_machine = False

@@ -41,12 +41,9 @@ class _Backports(DebCache):
     archive_suites = _SUITES
 
 
-def write_emulator(file: Path, cache: Path | None = None) -> None:
-    """Have the emulator in the cache, and write a program that starts it with its clock.
-
-    `cache`: where downloads are kept, default `cache_dir`.
-    """
-    packages = _Backports((cache or cache_dir()) / "backports")
+def write_emulator(file: Path) -> None:
+    """Have the emulator in the cache, and write a program that starts it with its clock."""
+    packages = _Backports(cache_dir() / "backports")
     qemu, data, bios = packages.fetch(_QEMU, _DATA, _BIOS)
     if tuple(int(part) for part in qemu.upstream_version.split(".")[:2]) < _LEAST:
         raise TestbedUnavailable(

@@ -93,14 +93,11 @@ class System:
     kernel: Kernel
 
 
-def system(release: str, cache: Path | None = None) -> System:
-    """An image, made where it is missing: minutes.
-
-    `cache`: where it is kept, default `cache_dir`.
-    """
-    debs = KernelCache(cache)
+def system(release: str) -> System:
+    """An image, made where it is missing: minutes."""
+    debs = KernelCache()
     kernel = debs.kernel(_KERNEL[release])
-    directory = (cache or cache_dir()) / "systems"
+    directory = cache_dir() / "systems"
     pinned = (REPOSITORY / "requirements/runtime.txt").read_text()
     parts = (
         _PACKAGES,

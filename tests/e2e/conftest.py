@@ -21,9 +21,8 @@ import pytest
 from tests.beds.containerd import MAIN_SERIES, SERIES, Containerd, find_binaries
 from tests.beds.cri import CRI
 from tests.beds.plugin_process import PluginProcess, StartPlugin
+from tests.beds.reports import attach_if_failed, pytest_runtest_makereport  # noqa: F401  # the hook
 from tests.beds.testbed import TestbedUnavailable, require_root
-
-_FAILED = pytest.StashKey[bool]()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -105,8 +104,7 @@ def containerd(request: pytest.FixtureRequest, beds: Beds, series: str) -> Itera
         raise
     begin = len(bed.log())
     yield bed
-    if request.node.stash.get(_FAILED, False):
-        _attach(request.node, f"containerd-{series}.log", bed.log()[begin:])
+    attach_if_failed(request.node, f"containerd-{series}.log", lambda: bed.log()[begin:])
     try:
         if not bed.running:
             bed.start()
@@ -130,34 +128,10 @@ def start_plugin(request: pytest.FixtureRequest, containerd: Containerd) -> Iter
     yield starter
     for number, plugin in enumerate(starter.started):
         plugin.close()
-        if request.node.stash.get(_FAILED, False):
-            _attach(request.node, f"plugin-{number}.log", plugin.log())
+        attach_if_failed(request.node, f"plugin-{number}.log", plugin.log)
 
 
 @pytest.fixture
 def plugin(start_plugin: StartPlugin) -> PluginProcess:
     """``nri-numa run`` with the default configuration, ready."""
     return start_plugin()
-
-
-def attach_if_failed(node: pytest.Item, name: str, text: str) -> None:
-    """Put a log into the report of a test that failed."""
-    if node.stash.get(_FAILED, False):
-        _attach(node, name, text)
-
-
-def _attach(node: pytest.Item, name: str, text: str) -> None:
-    node.add_report_section("teardown", name, "\n".join(text.splitlines()[-60:]))
-    artifacts = os.environ.get("NRI_NUMA_ARTIFACTS")
-    if artifacts:
-        directory = Path(artifacts) / node.name.replace("/", "_")
-        directory.mkdir(parents=True, exist_ok=True)
-        (directory / name).write_text(text, encoding="utf-8")
-
-
-@pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    outcome = yield
-    report = outcome.get_result()  # type: ignore[attr-defined]  # pluggy's result object
-    if report.failed:
-        item.stash[_FAILED] = True

@@ -62,7 +62,7 @@ def test_status_shows_who_has_what(cri: CRI, plugin: PluginProcess) -> None:
 
 
 def test_explain_tells_placements_and_refusals(cri: CRI, plugin: PluginProcess) -> None:
-    cri.run(cri.run_pod("fine", annotations={f"{PREFIX}/numacpu": "1"}))
+    cri.pod("fine", numacpu="1")
     bad = cri.run_pod("bad", annotations={f"{PREFIX}/numacpu": "63"})
     with pytest.raises(CRIError):
         cri.create(bad)
@@ -79,7 +79,7 @@ def test_explain_tells_placements_and_refusals(cri: CRI, plugin: PluginProcess) 
 
 
 def test_the_checkpoint_can_be_read_while_the_plugin_runs(cri: CRI, plugin: PluginProcess) -> None:
-    container = cri.run(cri.run_pod("kept", annotations={f"{PREFIX}/numacpu": "1"}))
+    container = cri.pod("kept", numacpu="1")
     done = nri_numa("checkpoint", f"--state-dir={plugin.state_directory}", "-o", "json")
     assert done.returncode == 0, done.stderr
     assert container.id in done.stdout
@@ -89,9 +89,7 @@ def test_a_second_plugin_on_the_same_state_leaves(
     containerd: Containerd, cri: CRI, plugin: PluginProcess
 ) -> None:
     """It says so and goes, and the first one goes on as if nothing had been."""
-    owner = cri.run(
-        cri.run_pod("owner", annotations={f"{PREFIX}/cpus": "exclusive"}), resources=guaranteed(1)
-    )
+    owner = cri.owner()
     second = PluginProcess(plugin.directory / "second", containerd.nri_socket)
     second.state_directory = plugin.state_directory
     with pytest.raises(RuntimeError, match=str(plugin.state_directory)):

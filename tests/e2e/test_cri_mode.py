@@ -14,15 +14,15 @@ import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.beds.containerd import Containerd, find_binaries
 from tests.beds.cri import CRI, MIB, Container, Seen, guaranteed, poll
 from tests.beds.plugin_process import PluginProcess, StartPlugin, plugin_environment
+from tests.beds.reports import attach_if_failed
 from tests.beds.testbed import TestbedUnavailable, require_root
-from tests.e2e.conftest import attach_if_failed, unavailable
+from tests.e2e.conftest import unavailable
 from tests.machines.cpus import FIRST, LAST, MACHINE, NO_CPU
 
 pytestmark = pytest.mark.e2e
@@ -58,7 +58,7 @@ def start(request: pytest.FixtureRequest, bed: Containerd) -> Iterator[StartPlug
     yield starter
     for number, plugin in enumerate(starter.started):
         plugin.close()
-        attach_if_failed(request.node, f"plugin-{number}.log", plugin.log())
+        attach_if_failed(request.node, f"plugin-{number}.log", plugin.log)
 
 
 def over_cri(containerd: Containerd) -> dict[str, object]:
@@ -78,15 +78,9 @@ def settled(cri: CRI, container: Container, cpus: str) -> None:
     poll(lambda: cri.allowed(container).cpus == cpus, f"{container.pod.name} on CPUs {cpus}")
 
 
-def asked(plugin: PluginProcess, path: str) -> Any:
-    """What the agent's API says; HTTP comes up a moment after the agent is ready."""
-    poll(lambda: plugin.responsive(), "http")
-    return plugin.json(path)
-
-
 def late(plugin: PluginProcess) -> dict[str, float | None]:
     """By pod, the seconds that its container was late."""
-    return {c["pod"]: c.get("late") for c in asked(plugin, "/v1/assignments")["containers"]}
+    return {c["pod"]: c.get("late") for c in plugin.json("/v1/assignments")["containers"]}
 
 
 def test_pods_that_start_together_get_their_cpus(bed: Containerd, start: StartPlugin) -> None:
@@ -117,8 +111,8 @@ def test_pods_that_start_together_get_their_cpus(bed: Containerd, start: StartPl
     )
     assert set(names) <= {f"together{n}" for n in range(6)}
     assert plugin.metric("nri_numa_late_seconds_count") >= len(names)
-    assert asked(plugin, "/v1/status")["link"]["over"] == "cri"
-    (told,) = asked(plugin, f"/v1/explain/default/{names[0]}")["explanations"]
+    assert plugin.json("/v1/status")["link"]["over"] == "cri"
+    (told,) = plugin.json(f"/v1/explain/default/{names[0]}")["explanations"]
     assert any("ate by" in step or "n time" in step for step in told["steps"]), told["steps"]
 
 
@@ -127,7 +121,7 @@ def test_neighbours_leave_exclusive_cpus_and_get_them_back(
 ) -> None:
     plugin = start(over_cri(bed))
     cri = bed.cri
-    neighbour = cri.run(cri.run_pod("neighbour"))
+    neighbour = cri.pod("neighbour")
     pod = cri.run_pod("owner", annotations={f"{KEY}/cpus": "exclusive"})
     owner = cri.run(pod, resources=guaranteed(1))
     poll(lambda: cri.allowed(owner).cpus != str(MACHINE), "the owner's CPUs")
@@ -135,7 +129,7 @@ def test_neighbours_leave_exclusive_cpus_and_get_them_back(
     settled(cri, neighbour, str(MACHINE - type(MACHINE).parse(owned)))
     cri.stop_pod(pod)
     settled(cri, neighbour, str(MACHINE))
-    asked(plugin, "/v1/status")
+    plugin.json("/v1/status")
     assert plugin.metric("nri_numa_internal_errors_total") == 0
 
 
@@ -150,7 +144,7 @@ def test_a_resize_that_nobody_tells_of_is_decided_about(
     shared = cri.run(cri.run_pod("sized-shared", annotations=asks), resources=guaranteed(0.25))
 
     def has() -> dict[str, tuple[int, int]]:
-        found = asked(plugin, "/v1/assignments")["containers"]
+        found = plugin.json("/v1/assignments")["containers"]
         return {c["pod"]: (c["cpuMilli"], c["memoryBytes"] // MIB) for c in found}
 
     def quota(container: Container) -> int:
@@ -175,11 +169,11 @@ def test_a_resize_that_nobody_tells_of_is_decided_about(
 def test_a_refused_container_runs_and_that_is_said(bed: Containerd, start: StartPlugin) -> None:
     plugin = start(over_cri(bed))
     refused = listed(bed.cri, "refused", NO_CPU)
-    poll(lambda: asked(plugin, "/v1/refusals")["refusals"], "the refusal")
+    poll(lambda: plugin.json("/v1/refusals")["refusals"], "the refusal")
     poll(lambda: plugin.metric("nri_numa_refused_running_total") == 1, "the count")
     assert bed.cri.running(refused)
     assert bed.cri.allowed(refused) == Seen(cpus=str(MACHINE), mems=bed.cri.allowed(refused).mems)
-    (one,) = asked(plugin, "/v1/refusals")["refusals"]
+    (one,) = plugin.json("/v1/refusals")["refusals"]
     assert (one["pod"], one["container"]) == ("refused", "main")
     poll(
         lambda: any("starts nevertheless" in r.get("msg", "") for r in plugin.records()),
@@ -227,7 +221,7 @@ def test_from_cri_to_nri_and_back_nothing_moves(
     plugin = start_plugin(over_cri(containerd))
     pod = cri.run_pod("owner", annotations={f"{KEY}/cpus": "exclusive"})
     owner = cri.run(pod, resources=guaranteed(1))
-    neighbour = cri.run(cri.run_pod("neighbour"))
+    neighbour = cri.pod("neighbour")
     poll(lambda: cri.allowed(owner).cpus != str(MACHINE), "the owner's CPUs")
     owned = cri.allowed(owner).cpus
     shared = str(MACHINE - type(MACHINE).parse(owned))
@@ -237,7 +231,7 @@ def test_from_cri_to_nri_and_back_nothing_moves(
         plugin.write_config(runtime)
         plugin.start()
         assert (cri.allowed(owner).cpus, cri.allowed(neighbour).cpus) == (owned, shared)
-        kinds = {c["pod"]: c["kind"] for c in asked(plugin, "/v1/assignments")["containers"]}
+        kinds = {c["pod"]: c["kind"] for c in plugin.json("/v1/assignments")["containers"]}
         assert kinds == {"owner": "exclusive", "neighbour": "unbound"}
         assert not [r for r in plugin.records() if r.get("gap") is True]
         plugin.terminate()

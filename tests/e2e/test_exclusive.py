@@ -7,7 +7,6 @@ import pytest
 from nri_numa.model.cpuset import CPUSet
 from tests.beds.cri import (
     CRI,
-    Container,
     CRIError,
     QoS,
     Resources,
@@ -23,55 +22,50 @@ pytestmark = pytest.mark.e2e
 EXCLUSIVE = {"numa.kubernetes.io/cpus": "exclusive"}
 
 
-def cpus(cri: CRI, container: Container) -> CPUSet:
-    """CPUs that a running container may use now."""
-    return CPUSet.parse(cri.allowed(container).cpus)
-
-
 @pytest.mark.core
 def test_grant_and_return(cri: CRI, plugin: PluginProcess) -> None:
     """The grant's own answer takes the CPUs from all others; the end of its pod gives them back."""
     before = cri.run(cri.run_pod("before", qos=QoS.BURSTABLE), resources=burstable(0.5))
     pod = cri.run_pod("owner", annotations=EXCLUSIVE)
     owner = cri.create(pod, resources=guaranteed(1))
-    taken = MACHINE - cpus(cri, before)
+    taken = MACHINE - cri.cpus(before)
     assert len(taken) == 1  # before the owner's first instruction
     cri.start(owner)
     assert CPUSet.parse(cri.first_line(owner).cpus) == taken
     after = cri.run(cri.run_pod("after", qos=QoS.BURSTABLE), resources=burstable(0.5))
     assert CPUSet.parse(cri.first_line(after).cpus) == MACHINE - taken
     cri.stop(owner)
-    assert cpus(cri, before) == MACHINE - taken  # its pod may start it again
+    assert cri.cpus(before) == MACHINE - taken  # its pod may start it again
     cri.stop_pod(pod)
     for container in (before, after):
-        poll(lambda c=container: cpus(cri, c) == MACHINE, "CPUs given back")  # type: ignore[misc]  # bound per turn
+        poll(lambda c=container: cri.cpus(c) == MACHINE, "CPUs given back")  # type: ignore[misc]  # bound per turn
 
 
 def test_an_owner_that_exits_by_itself_has_its_cpus_again(cri: CRI, plugin: PluginProcess) -> None:
     """They are kept for its pod; with the pod they are given back."""
-    shared = cri.run(cri.run_pod("shared"))
+    shared = cri.pod("shared")
     pod = cri.run_pod("short", annotations=EXCLUSIVE)
     first = cri.run(pod, resources=guaranteed(1), command=("/bin/true",))
-    kept = MACHINE - cpus(cri, shared)
+    kept = MACHINE - cri.cpus(shared)
     assert len(kept) == 1
     poll(lambda: not cri.running(first), "its end")
-    assert cpus(cri, cri.run(pod, "main", resources=guaranteed(1), attempt=1)) == kept
-    assert cpus(cri, shared) == MACHINE - kept
+    assert cri.cpus(cri.run(pod, "main", resources=guaranteed(1), attempt=1)) == kept
+    assert cri.cpus(shared) == MACHINE - kept
     cri.remove_pod(pod)
-    poll(lambda: cpus(cri, shared) == MACHINE, "CPUs given back")
+    cri.settles(shared, MACHINE)
 
 
 def test_the_shared_pool_is_never_empty(cri: CRI, plugin: PluginProcess) -> None:
-    shared = cri.run(cri.run_pod("shared"))
+    shared = cri.pod("shared")
     pod = cri.run_pod("greedy", annotations=EXCLUSIVE)
     with pytest.raises(CRIError, match="default/greedy"):
         cri.create(pod, resources=guaranteed(len(MACHINE)))
-    assert cpus(cri, shared) == MACHINE
+    assert cri.cpus(shared) == MACHINE
 
 
 @pytest.mark.core
 def test_listed_cpus_of_an_owner_are_refused(cri: CRI, plugin: PluginProcess) -> None:
-    owner = cri.run(cri.run_pod("owner", annotations=EXCLUSIVE), resources=guaranteed(1))
+    owner = cri.owner()
     taken = cri.first_line(owner).cpus
     pod = cri.run_pod("thief", annotations={"numa.kubernetes.io/numacpu": taken})
     with pytest.raises(CRIError) as caught:
@@ -81,23 +75,21 @@ def test_listed_cpus_of_an_owner_are_refused(cri: CRI, plugin: PluginProcess) ->
 
 
 def test_an_unpaid_list_gives_way_to_an_owner(cri: CRI, plugin: PluginProcess) -> None:
-    listed = cri.run(
-        cri.run_pod("listed", annotations={"numa.kubernetes.io/numacpu": str(MACHINE)})
-    )
-    assert cpus(cri, listed) == MACHINE
+    listed = cri.pod("listed", numacpu=str(MACHINE))
+    assert cri.cpus(listed) == MACHINE
     pod = cri.run_pod("owner", annotations=EXCLUSIVE)
-    own = cpus(cri, cri.run(pod, resources=guaranteed(1)))
-    assert cpus(cri, listed) == MACHINE - own
+    own = cri.cpus(cri.run(pod, resources=guaranteed(1)))
+    assert cri.cpus(listed) == MACHINE - own
     cri.remove_pod(pod)
-    poll(lambda: cpus(cri, listed) == MACHINE, "the list as it was")
+    cri.settles(listed, MACHINE)
 
 
 def test_listed_cpus_can_be_owned(cri: CRI, plugin: PluginProcess) -> None:
-    shared = cri.run(cri.run_pod("shared"))
+    shared = cri.pod("shared")
     annotations = {**EXCLUSIVE, "numa.kubernetes.io/numacpu": LAST}
     owner = cri.run(cri.run_pod("owner", annotations=annotations), resources=guaranteed(1))
     assert cri.first_line(owner).cpus == LAST
-    assert cpus(cri, shared) == MACHINE - CPUSet.parse(LAST)
+    assert cri.cpus(shared) == MACHINE - CPUSet.parse(LAST)
 
 
 def test_reserved_cpus_are_not_given_away(cri: CRI, start_plugin: StartPlugin) -> None:
@@ -111,26 +103,26 @@ def test_reserved_cpus_are_not_given_away(cri: CRI, start_plugin: StartPlugin) -
 
 def test_exclusive_cpus_run_without_quota(cri: CRI, plugin: PluginProcess) -> None:
     """A quota of n CPUs on n own CPUs would only throttle in bursts; the kubelet lifts it too."""
-    owner = cri.run(cri.run_pod("owner", annotations=EXCLUSIVE), resources=guaranteed(1))
+    owner = cri.owner()
     quota = cri.info(owner)["runtimeSpec"]["linux"]["resources"]["cpu"]["quota"]
     assert quota == -1
 
 
 def test_nobody_widens_a_pin_by_accident(cri: CRI, plugin: PluginProcess) -> None:
     """Somebody else's cpuset in an update does not move an owner, a list or the shared ones."""
-    owner = cri.run(cri.run_pod("owner", annotations=EXCLUSIVE), resources=guaranteed(1))
+    owner = cri.owner()
     listed_pod = cri.run_pod("listed", annotations={"numa.kubernetes.io/numacpu": LAST})
     listed = cri.run(listed_pod)
-    shared = cri.run(cri.run_pod("shared"))
-    before = [cpus(cri, each) for each in (owner, listed, shared)]
+    shared = cri.pod("shared")
+    before = [cri.cpus(each) for each in (owner, listed, shared)]
     for container in (owner, listed, shared):
         cri.update(container, Resources(cpus=str(MACHINE)))
-    assert [cpus(cri, each) for each in (owner, listed, shared)] == before
+    assert [cri.cpus(each) for each in (owner, listed, shared)] == before
 
 
 def test_a_failed_creation_gives_back(cri: CRI, plugin: PluginProcess) -> None:
     """The runtime fails after we granted: the start of a program that is not there."""
-    shared = cri.run(cri.run_pod("shared"))
+    shared = cri.pod("shared")
     pod = cri.run_pod("broken", annotations=EXCLUSIVE)
     most = len(MACHINE) - 1
     broken = cri.create(pod, resources=guaranteed(most), command=("/bin/not-there",))
@@ -138,6 +130,6 @@ def test_a_failed_creation_gives_back(cri: CRI, plugin: PluginProcess) -> None:
         cri.start(broken)
     cri.remove(broken)
     fine = cri.run(pod, "main", resources=guaranteed(most), attempt=1)
-    assert len(cpus(cri, fine)) == most
+    assert len(cri.cpus(fine)) == most
     cri.remove_pod(pod)
-    poll(lambda: cpus(cri, shared) == MACHINE, "CPUs given back")
+    cri.settles(shared, MACHINE)

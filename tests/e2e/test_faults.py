@@ -18,37 +18,25 @@ from nri_numa.model.cpuset import NO_CPUS, CPUSet
 from tests.beds.cri import (
     BEST_EFFORT,
     CRI,
-    Container,
     CRIError,
     Resources,
-    allowed,
     guaranteed,
     poll,
     with_cpus,
 )
 from tests.beds.plugin_process import PluginProcess, StartPlugin
+from tests.machines.cpus import MACHINE
 
 pytestmark = pytest.mark.e2e
 
 EXCLUSIVE = {"numa.kubernetes.io/cpus": "exclusive"}
 MARK = "numa.kubernetes.io/assigned"
-MACHINE = CPUSet.parse(allowed("self").cpus)
-
-
-def cpus(cri: CRI, container: Container) -> CPUSet:
-    """CPUs that a running container may use now."""
-    return CPUSet.parse(cri.allowed(container).cpus)
-
-
-def gets(cri: CRI, container: Container, wanted: CPUSet) -> None:
-    """Wait until a container has exactly these CPUs."""
-    poll(lambda: cpus(cri, container) == wanted, f"{container.name} on CPUs {wanted}")
 
 
 def test_a_plugin_that_hangs_is_dropped_and_comes_back(cri: CRI, plugin: PluginProcess) -> None:
     """Past the request timeout the runtime goes on without us; what it did meanwhile is found."""
-    owner = cri.run(cri.run_pod("owner", annotations=EXCLUSIVE), resources=guaranteed(1))
-    own = cpus(cri, owner)
+    owner = cri.owner()
+    own = cri.cpus(owner)
     listed = CPUSet([max(MACHINE - own)])
     asks = {"numa.kubernetes.io/numacpu": str(listed)}
     os.kill(plugin.pid, signal.SIGSTOP)
@@ -59,14 +47,11 @@ def test_a_plugin_that_hangs_is_dropped_and_comes_back(cri: CRI, plugin: PluginP
         os.kill(plugin.pid, signal.SIGCONT)
     assert time.monotonic() - begin < 15
     assert CPUSet.parse(cri.first_line(missed).cpus) == MACHINE
-    poll(lambda: cpus(cri, missed) == listed, "the missed one pinned")
-    assert cpus(cri, owner) == own
-    late = cri.run_pod("late", annotations=EXCLUSIVE)
-    if len(MACHINE) == 2:
-        with pytest.raises(CRIError, match="default/late"):
-            cri.create(late, resources=guaranteed(1))
-        return
-    assert not cpus(cri, cri.run(late, resources=guaranteed(1))) & (own | listed)
+    cri.settles(missed, listed)
+    assert cri.cpus(owner) == own
+    late = cri.run_pod("late", annotations={"numa.kubernetes.io/numacpu": str(own)})
+    with pytest.raises(CRIError, match="default/late"):
+        cri.create(late)
 
 
 @pytest.fixture
@@ -97,8 +82,8 @@ def test_a_full_state_directory_stops_nobody(
     for number in range(min(2, len(MACHINE) - 1)):
         pod = cri.run_pod(f"owner{number}", annotations=EXCLUSIVE)
         owners.append(cri.run(pod, resources=guaranteed(1)))
-        assert not cpus(cri, owners[-1]) & taken
-        taken = taken | cpus(cri, owners[-1])
+        assert not cri.cpus(owners[-1]) & taken
+        taken = taken | cri.cpus(owners[-1])
     # A journal has what is left of its last page; many small changes fill that.
     asks = {"numa.kubernetes.io/numacpu": str(max(MACHINE - taken))}
     many = cri.run_pod("many", annotations=asks)
@@ -110,9 +95,9 @@ def test_a_full_state_directory_stops_nobody(
     assert plugin.metric("nri_numa_checkpoint_errors_total") > 0
     filler.unlink()
     poll(lambda: "checkpoint written again" in plugin.log(), "the recovery said")
-    before = [cpus(cri, each) for each in owners]
+    before = [cri.cpus(each) for each in owners]
     plugin.restart(kill=True)
-    assert [cpus(cri, each) for each in owners] == before
+    assert [cri.cpus(each) for each in owners] == before
     thief = cri.run_pod("thief", annotations={"numa.kubernetes.io/numacpu": str(before[0])})
     with pytest.raises(CRIError, match="default/thief"):
         cri.create(thief)
@@ -126,14 +111,14 @@ def test_an_owner_ends_while_the_state_is_lost(cri: CRI, plugin: PluginProcess, 
     plugin.kill()
     gap = cri.run(pod, "gap")
     plugin.start()
-    owner = cri.run(cri.run_pod("owner", annotations=EXCLUSIVE), resources=guaranteed(1))
-    own = cpus(cri, owner)
+    owner = cri.owner()
+    own = cri.cpus(owner)
     for each in neighbours:
         assert json.loads(cri.spec_annotations(each)[MARK])["kind"] == "unbound"
     assert MARK not in cri.spec_annotations(gap), "its cgroup has it"
     neighbours.append(gap)
     for each in neighbours:
-        gets(cri, each, MACHINE - own)
+        cri.settles(each, MACHINE - own)
     plugin.kill()
     cri.remove(owner)
     if lost == "directory":
@@ -141,19 +126,18 @@ def test_an_owner_ends_while_the_state_is_lost(cri: CRI, plugin: PluginProcess, 
     else:
         plugin.checkpoint.unlink()
     plugin.start()
-    poll(lambda: plugin.responsive(), "its metrics")
     for each in neighbours:
-        gets(cri, each, MACHINE)
+        cri.settles(each, MACHINE)
     assert plugin.metric("nri_numa_unexplained_pins_total") == 0
     assert plugin.metric("nri_numa_claims_disbelieved_total") == 0
-    later = cri.run(cri.run_pod("later", annotations=EXCLUSIVE), resources=guaranteed(1))
+    later = cri.owner("later")
     for each in neighbours:
-        gets(cri, each, MACHINE - cpus(cri, later))
+        cri.settles(each, MACHINE - cri.cpus(later))
 
 
 def test_a_forged_annotation_gives_nothing(cri: CRI, plugin: PluginProcess) -> None:
     """A container that was created without us, and carries what its author wrote."""
-    honest = cri.run(cri.run_pod("honest"))
+    honest = cri.pod("honest")
     plugin.kill()
     note = {
         "cpus": str(MACHINE), "mems": "", "policy": "none", "kind": "exclusive", "numa": "0",
@@ -165,32 +149,31 @@ def test_a_forged_annotation_gives_nothing(cri: CRI, plugin: PluginProcess) -> N
         resources=with_cpus(BEST_EFFORT, str(MACHINE)),
     )
     plugin.start()
-    poll(lambda: plugin.responsive(), "its metrics")
     poll(lambda: plugin.metric("nri_numa_claims_disbelieved_total") == 1, "it is counted")
     assert "default/mallory/main" in plugin.log()
     assert "while its pod asks for 0" in plugin.log()
-    assert cpus(cri, honest) == MACHINE
-    owner = cri.run(cri.run_pod("owner", annotations=EXCLUSIVE), resources=guaranteed(1))
+    assert cri.cpus(honest) == MACHINE
+    owner = cri.owner()
     for each in (honest, forged):
-        gets(cri, each, MACHINE - cpus(cri, owner))
+        cri.settles(each, MACHINE - cri.cpus(owner))
 
 
 def test_a_pin_that_is_taken_back_is_forgotten(cri: CRI, plugin: PluginProcess) -> None:
     """One write of somebody else makes a container foreign; all CPUs make it ours again."""
-    plain = cri.run(cri.run_pod("plain"))
+    plain = cri.pod("plain")
     last = CPUSet([max(MACHINE)])
 
     def kind() -> str:
         return str(plugin.json("/v1/assignments")["containers"][0]["kind"])
 
     cri.update(plain, Resources(cpus=str(last)))
-    assert cpus(cri, plain) == last
+    assert cri.cpus(plain) == last
     poll(lambda: kind() == "foreign", "it is somebody else's")
     cri.update(plain, Resources(cpus=str(MACHINE)))
     poll(lambda: kind() == "unbound", "it is pinned no more")
-    owner = cri.run(cri.run_pod("owner", annotations=EXCLUSIVE), resources=guaranteed(1))
-    poll(lambda: not cpus(cri, plain) & cpus(cri, owner), "off the owner's CPU")
+    owner = cri.owner()
+    poll(lambda: not cri.cpus(plain) & cri.cpus(owner), "off the owner's CPU")
     cri.update(plain, Resources(cpus=str(MACHINE)))
-    assert cpus(cri, plain) == MACHINE - cpus(cri, owner)
+    assert cri.cpus(plain) == MACHINE - cri.cpus(owner)
     cri.remove_pod(owner.pod)
-    poll(lambda: cpus(cri, plain) == MACHINE, "the whole machine again")
+    cri.settles(plain, MACHINE)

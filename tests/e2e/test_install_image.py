@@ -13,7 +13,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +25,13 @@ from nri_numa.cri.pb import cri_pb2
 from nri_numa.model.cpuset import CPUSet
 from tests.beds.cgroups import unified
 from tests.beds.containerd import Containerd
-from tests.beds.cri import CRI, CRIError, Pod, allowed, guaranteed, poll
+from tests.beds.cri import CRI, CRIError, Pod, allowed, asks, poll
 from tests.beds.plugin_process import REPOSITORY, free_port
 from tests.machines.cpus import MACHINE
 
 pytestmark = pytest.mark.e2e
 
 IMAGE = f"localhost/nri-numa:{__version__}"
-PREFIX = "numa.kubernetes.io"
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +56,7 @@ class Kubelet:
         }
         assert self._spec["hostNetwork"]
         self.log_file = Path("/dev/null")
-        self.seccomp = cri_pb2.SecurityProfile(profile_type=cri_pb2.RuntimeDefault)
+        self.seccomp: cri_pb2.SecurityProfile | None = None
         self.pod: Pod = cri.run_pod("nri-numa", namespace="nri-numa")
 
     def run(self, *arguments: str, attempt: int = 0) -> str:
@@ -129,9 +128,7 @@ def kubelet(
     request: pytest.FixtureRequest, containerd: Containerd, image: Path, tmp_path: Path
 ) -> Iterator[Kubelet]:
     if IMAGE not in containerd.cri.images():
-        containerd.ctr(
-            "images", "import", "--local", "--snapshotter", containerd.snapshotter, str(image)
-        )
+        containerd.import_image(image)
         poll(lambda: IMAGE in containerd.cri.images(), "image known to CRI")
     manifest = yaml.safe_load((REPOSITORY / "config/kubernetes/base/daemonset.yaml").read_text())
     directories = {name: tmp_path / name for name in ("state", "config")}
@@ -157,10 +154,27 @@ def answers(port: int, path: str) -> bool | None:
         return None
 
 
+def runtime_default(tmp_path: Path) -> cri_pb2.SecurityProfile:
+    return cri_pb2.SecurityProfile(profile_type=cri_pb2.RuntimeDefault)
+
+
+def ours(tmp_path: Path) -> cri_pb2.SecurityProfile:
+    """The shipped profile, which a runtime is told by its whole path."""
+    profile = tmp_path / "nri-numa.json"
+    shutil.copy(REPOSITORY / "config/security/nri-numa.json", profile)
+    return cri_pb2.SecurityProfile(profile_type=cri_pb2.Localhost, localhost_ref=str(profile))
+
+
+@pytest.mark.parametrize("seccomp", [runtime_default, ours], ids=["runtime-default", "ours"])
 def test_the_plugin_pins_from_inside_a_container(
-    cri: CRI, kubelet: Kubelet, tmp_path: Path
+    cri: CRI, kubelet: Kubelet, tmp_path: Path, seccomp: Callable[[Path], cri_pb2.SecurityProfile]
 ) -> None:
-    """It pins other pods, keeps its state over its own restart, and gives everything back."""
+    """It pins other pods, keeps its state over its own restart, and gives everything back.
+
+    Also by our own profile, as a runtime applies it, which needs some calls itself before the
+    program begins.
+    """
+    kubelet.seccomp = seccomp(tmp_path)
     port = free_port()
     (tmp_path / "config" / "agent.yaml").write_text(
         json.dumps({"http": {"address": f"127.0.0.1:{port}"}})
@@ -173,12 +187,10 @@ def test_the_plugin_pins_from_inside_a_container(
     assert "NoNewPrivs:\t1" in status
     assert "Seccomp:\t2" in status
 
-    owner = cri.run(
-        cri.run_pod("owner", annotations={f"{PREFIX}/cpus": "exclusive"}), resources=guaranteed(1)
-    )
+    owner = cri.owner()
     own = cri.allowed(owner)
     listed_cpu = str(max(MACHINE - CPUSet.parse(own.cpus)))
-    listed = cri.run(cri.run_pod("listed", annotations={f"{PREFIX}/numacpu": listed_cpu}))
+    listed = cri.pod("listed", numacpu=listed_cpu)
     assert cri.first_line(owner) == own
     assert own.cpus != whole.cpus
     assert cri.allowed(listed).cpus == listed_cpu
@@ -190,14 +202,18 @@ def test_the_plugin_pins_from_inside_a_container(
     again = kubelet.run(attempt=1)
     poll(lambda: answers(port, "/readyz"), "ready again")
     assert cri.allowed(owner) == own
-    second_pod = cri.run_pod("second", annotations={f"{PREFIX}/cpus": "exclusive"})
     pinned = [owner, listed]
-    if len(MACHINE) == 2:
-        with pytest.raises(CRIError, match="default/second"):
-            cri.create(second_pod, resources=guaranteed(1))
-    else:
-        pinned.append(cri.run(second_pod, resources=guaranteed(1)))
-        assert cri.allowed(pinned[-1]).cpus not in (own.cpus, listed_cpu, whole.cpus)
+    second = cri.run_pod("second", annotations=asks(numacpu=own.cpus))
+    with pytest.raises(CRIError, match="default/second"):
+        cri.create(second)
+    # A mount that is read-only would leave starting containers to the runtime. It is the plugin's
+    # user that owns the file; it has no capability that would help.
+    inside = Path(f"/proc/{cri.pid(again)}/root/sys/fs/cgroup")
+    path = cri.info(listed)["runtimeSpec"]["linux"]["cgroupsPath"].lstrip("/")
+    cpus = (inside if unified() else inside / "cpuset") / path / "cpuset.cpus"
+    assert cpus.read_text() == f"{listed_cpu}\n"
+    cpus.write_text(f"{listed_cpu}\n")
+    assert (cpus.stat().st_uid, cpus.stat().st_mode & stat.S_IWUSR) == (0, stat.S_IWUSR)
 
     busy = kubelet.run("release", attempt=2)
     assert kubelet.wait(busy) == 1
@@ -213,54 +229,3 @@ def test_the_plugin_pins_from_inside_a_container(
     poll(lambda: "Waiting to be stopped." in kubelet.log(), "released and stays")
     cri.stop(stays, timeout_s=10)
     assert cri.status(stays).status.exit_code == 0
-
-
-def test_the_seccomp_profile_is_enough_for_the_pod(
-    cri: CRI, kubelet: Kubelet, tmp_path: Path
-) -> None:
-    """As a runtime applies it, which needs some calls itself before the program begins."""
-    # Where a kubelet takes it from; a runtime is told the whole path.
-    profile = tmp_path / "nri-numa.json"
-    shutil.copy(REPOSITORY / "config/security/nri-numa.json", profile)
-    kubelet.seccomp = cri_pb2.SecurityProfile(
-        profile_type=cri_pb2.Localhost, localhost_ref=str(profile)
-    )
-    port = free_port()
-    (tmp_path / "config" / "agent.yaml").write_text(
-        json.dumps({"http": {"address": f"127.0.0.1:{port}"}})
-    )
-    whole = allowed("self")
-    plugin = kubelet.run()
-    poll(lambda: answers(port, "/readyz"), "ready")
-    assert "Seccomp:\t2" in Path(f"/proc/{cri.pid(plugin)}/status").read_text()
-    owner = cri.run(
-        cri.run_pod("owner", annotations={f"{PREFIX}/cpus": "exclusive"}), resources=guaranteed(1)
-    )
-    own = cri.allowed(owner)
-    assert own.cpus != whole.cpus
-    cri.stop(plugin, timeout_s=5)
-    assert cri.status(plugin).status.exit_code == 0
-    released = kubelet.run("release", attempt=1)
-    assert kubelet.wait(released) == 0, kubelet.log()
-    assert cri.allowed(owner) == whole
-
-
-def test_cgroups_of_containers_can_be_written_from_inside(
-    cri: CRI, kubelet: Kubelet, tmp_path: Path
-) -> None:
-    """A mount that is read-only would leave starting containers to the runtime."""
-    port = free_port()
-    (tmp_path / "config" / "agent.yaml").write_text(
-        json.dumps({"http": {"address": f"127.0.0.1:{port}"}})
-    )
-    plugin = kubelet.run()
-    poll(lambda: answers(port, "/readyz"), "ready")
-    listed = cri.run(cri.run_pod("listed", annotations={f"{PREFIX}/numacpu": "1"}))
-    inside = Path(f"/proc/{cri.pid(plugin)}/root/sys/fs/cgroup")
-    path = cri.info(listed)["runtimeSpec"]["linux"]["cgroupsPath"].lstrip("/")
-    cpus = (inside if unified() else inside / "cpuset") / path / "cpuset.cpus"
-    assert cpus.read_text() == "1\n"
-    cpus.write_text("1\n")
-    # It is the plugin's user that owns the file; it has no capability that would help.
-    assert cpus.stat().st_uid == 0
-    assert cpus.stat().st_mode & stat.S_IWUSR

@@ -19,33 +19,20 @@ from tests.beds.cri import (
     CRIError,
     QoS,
     Resources,
-    allowed,
+    asks,
     burstable,
     guaranteed,
     poll,
 )
 from tests.beds.plugin_process import PluginProcess, StartPlugin
+from tests.machines.cpus import MACHINE
 
 pytestmark = [pytest.mark.e2e, pytest.mark.every_series]
 
 EXCLUSIVE = {"numa.kubernetes.io/cpus": "exclusive"}
-LISTED = {"numa.kubernetes.io/numacpu": "1", "numa.kubernetes.io/numamem": "0"}
-MACHINE = CPUSet.parse(allowed("self").cpus)
+LISTED = {"numacpu": "1", "numamem": "0"}
 MANY = min(2, len(MACHINE) - 1)
 """CPUs that one owner can have beside the list, more than one where there are three."""
-
-
-def cpus(cri: CRI, container: Container) -> CPUSet:
-    """CPUs that a running container may use now."""
-    return CPUSet.parse(cri.allowed(container).cpus)
-
-
-def settled(cri: CRI, container: Container, expected: CPUSet) -> None:
-    """Wait until the container's CPUs are these."""
-    poll(
-        lambda: cpus(cri, container) == expected,
-        f"{container.pod.name} on CPUs {expected}, it is on {cpus(cri, container)}",
-    )
 
 
 @dataclass
@@ -60,8 +47,8 @@ class Node:
     @classmethod
     def create(cls, cri: CRI) -> Node:
         shared = cri.run(cri.run_pod("shared", qos=QoS.BURSTABLE), resources=burstable(0.5))
-        listed = cri.run(cri.run_pod("listed", annotations=LISTED))
-        owner = cri.run(cri.run_pod("owner", annotations=EXCLUSIVE), resources=guaranteed(1))
+        listed = cri.pod("listed", **LISTED)
+        owner = cri.owner()
         node = cls(owner=owner, listed=listed, shared=shared)
         node.seen = node.now(cri)
         assert node.seen[1] == CPUSet.parse("1")
@@ -69,27 +56,18 @@ class Node:
         return node
 
     def now(self, cri: CRI) -> list[CPUSet]:
-        return [cpus(cri, each) for each in (self.owner, self.listed, self.shared)]
+        return [cri.cpus(each) for each in (self.owner, self.listed, self.shared)]
 
     def check(self, cri: CRI) -> None:
-        """Nobody moved, and the next owner gets CPUs that nobody owns, or none."""
+        """Nobody moved, and nobody gets what the owner has."""
         assert self.now(cri) == self.seen
-        pod = cri.run_pod("late", annotations=EXCLUSIVE)
-        if len(MACHINE) == 2:
-            with pytest.raises(CRIError, match="default/late"):
-                cri.create(pod, resources=guaranteed(1))
-            assert self.now(cri) == self.seen
-        else:
-            late = cri.run(pod, resources=guaranteed(1))
-            new = cpus(cri, late)
-            assert len(new) == 1
-            assert not new & self.seen[0]
-            assert not new & self.seen[1]
-            assert cpus(cri, self.shared) == MACHINE - self.seen[0] - new
-            cri.remove_pod(pod)
-        settled(cri, self.shared, self.seen[2])
+        late = cri.run_pod("late", annotations=asks(numacpu=str(self.seen[0])))
+        with pytest.raises(CRIError, match="default/late"):
+            cri.create(late)
+        assert self.now(cri) == self.seen
+        cri.remove_pod(late)
         cri.remove_pod(self.owner.pod)
-        settled(cri, self.shared, MACHINE)
+        cri.settles(self.shared, MACHINE)
 
 
 @pytest.mark.core
@@ -145,8 +123,8 @@ STEPS: tuple[tuple[str, Callable[[CRI, dict[str, Container]], None]], ...] = (
 @pytest.mark.parametrize("killed_after", range(len(STEPS)), ids=[name for name, _ in STEPS])
 def test_kill_between_any_two_steps(cri: CRI, plugin: PluginProcess, killed_after: int) -> None:
     """After each step of a pod's life: kill -9, start again, go on; the books stay right."""
-    shared = cri.run(cri.run_pod("shared"))
-    listed = cri.run(cri.run_pod("listed", annotations=LISTED))
+    shared = cri.pod("shared")
+    listed = cri.pod("listed", **LISTED)
     own: dict[str, Container] = {}
     for number, (name, step) in enumerate(STEPS):
         step(cri, own)
@@ -155,33 +133,31 @@ def test_kill_between_any_two_steps(cri: CRI, plugin: PluginProcess, killed_afte
         if name in ("nothing", "its pod removed"):
             taken = NO_CPUS
         elif name in ("started", "resized"):
-            taken = cpus(cri, own["owner"])
+            taken = cri.cpus(own["owner"])
             assert len(taken) == (MANY if name == "started" else 1)
             assert CPUSet.parse("1") != taken
         if name != "created":
-            settled(cri, shared, MACHINE - taken)
-        assert cpus(cri, listed) == CPUSet.parse("1")
+            cri.settles(shared, MACHINE - taken)
+        assert cri.cpus(listed) == CPUSet.parse("1")
     # All CPUs but the listed one are free again, and can be owned.
     pod = cri.run_pod("final", annotations=EXCLUSIVE)
     most = max(1, len(MACHINE) - 2)
     final = cri.run(pod, resources=guaranteed(most))
-    assert len(cpus(cri, final)) == most
+    assert len(cri.cpus(final)) == most
 
 
 def test_containers_started_while_we_were_away_are_found(cri: CRI, plugin: PluginProcess) -> None:
-    shared = cri.run(cri.run_pod("shared"))
+    shared = cri.pod("shared")
     plugin.kill()
-    listed = cri.run(cri.run_pod("listed", annotations=LISTED))
-    owner = cri.run(cri.run_pod("owner", annotations=EXCLUSIVE), resources=guaranteed(1))
-    impossible = cri.run(
-        cri.run_pod("impossible", annotations={"numa.kubernetes.io/numacpu": "63"})
-    )
+    listed = cri.pod("listed", **LISTED)
+    owner = cri.owner()
+    impossible = cri.pod("impossible", numacpu="63")
     for container in (listed, owner, impossible):
         assert CPUSet.parse(cri.first_line(container).cpus) == MACHINE  # nobody was there
     plugin.start()
-    settled(cri, listed, CPUSet.parse("1"))
-    poll(lambda: len(cpus(cri, owner)) == 1, "the owner pinned")
-    settled(cri, shared, MACHINE - cpus(cri, owner))
+    cri.settles(listed, CPUSet.parse("1"))
+    poll(lambda: len(cri.cpus(owner)) == 1, "the owner pinned")
+    cri.settles(shared, MACHINE - cri.cpus(owner))
     assert cri.running(impossible)  # it runs already: said and counted, not killed
     gaps = [record for record in plugin.records() if "gap" in str(record).lower()]
     assert gaps, "found containers are in the log"
@@ -192,7 +168,7 @@ def test_containers_gone_while_we_were_away_give_back(cri: CRI, plugin: PluginPr
     plugin.kill()
     cri.remove_pod(node.owner.pod)
     plugin.start()
-    settled(cri, node.shared, MACHINE)
+    cri.settles(node.shared, MACHINE)
 
 
 @pytest.mark.core
@@ -222,15 +198,15 @@ def test_a_pod_older_than_its_runtime_gives_back_when_it_ends(
     containerd.restart(kill=True)
     plugin.wait_ready()
     cri.remove_pod(node.owner.pod)
-    settled(cri, node.shared, MACHINE)
+    cri.settles(node.shared, MACHINE)
 
 
 def test_a_failed_start_keeps_its_cpus_for_its_pod_alone(cri: CRI, plugin: PluginProcess) -> None:
     """Not reported by the runtime: the next attempt has the same CPUs, until the sandbox stops."""
-    shared = cri.run(cri.run_pod("shared"))
+    shared = cri.pod("shared")
     pod = cri.run_pod("owner", annotations=EXCLUSIVE)
     failed = cri.create(pod, resources=guaranteed(1), command=["/missing"])
-    own = MACHINE - cpus(cri, shared)
+    own = MACHINE - cri.cpus(shared)
     assert len(own) == 1
     with pytest.raises(CRIError, match="missing"):
         cri.start(failed)
@@ -238,20 +214,20 @@ def test_a_failed_start_keeps_its_cpus_for_its_pod_alone(cri: CRI, plugin: Plugi
     with pytest.raises(CRIError, match="default/late"):
         cri.create(late)
     again = cri.run(pod, resources=guaranteed(1), attempt=1)
-    assert cpus(cri, again) == own
+    assert cri.cpus(again) == own
     cri.stop(again)
     with pytest.raises(CRIError, match="missing"):
         cri.run(pod, resources=guaranteed(1), command=["/missing"], attempt=2)
-    assert cpus(cri, shared) == MACHINE - own
+    assert cri.cpus(shared) == MACHINE - own
     cri.stop_pod(pod)
-    settled(cri, shared, MACHINE)
+    cri.settles(shared, MACHINE)
 
 
 def test_a_create_that_its_client_cancelled_gives_back_when_its_pod_ends(
     containerd: Containerd, cri: CRI, plugin: PluginProcess
 ) -> None:
     """Containerd 1.7 does not undo it; later series do."""
-    shared = cri.run(cri.run_pod("shared"))
+    shared = cri.pod("shared")
     pod = cri.run_pod("owner", annotations=EXCLUSIVE)
     began = f'CreateContainer within sandbox \\"{pod.id}\\"'
     with containerd.client() as hasty, ThreadPoolExecutor(1) as thread:
@@ -266,7 +242,7 @@ def test_a_create_that_its_client_cancelled_gives_back_when_its_pod_ends(
             os.kill(plugin.pid, signal.SIGCONT)
     poll(lambda: '"pod":"default/owner"' in plugin.log(), "decided")
     cri.stop_pod(pod)
-    settled(cri, shared, MACHINE)
+    cri.settles(shared, MACHINE)
 
 
 def test_the_plugin_may_start_before_containerd(
@@ -279,13 +255,13 @@ def test_the_plugin_may_start_before_containerd(
     assert not plugin.ready()
     containerd.start()
     plugin.wait_ready()
-    assert cri.first_line(cri.run(cri.run_pod("listed", annotations=LISTED))).cpus == "1"
+    assert cri.first_line(cri.pod("listed", **LISTED)).cpus == "1"
 
 
 def test_updates_before_and_after_a_restart_agree(cri: CRI, plugin: PluginProcess) -> None:
     """An update that comes after a restart starts from the pin, not from the whole machine."""
-    listed = cri.run(cri.run_pod("listed", annotations=LISTED))
+    listed = cri.pod("listed", **LISTED)
     plugin.restart(kill=True)
     cri.update(listed, Resources(shares=512))
     cri.update(listed, Resources(cpus=str(MACHINE)))
-    assert cpus(cri, listed) == CPUSet.parse("1")
+    assert cri.cpus(listed) == CPUSet.parse("1")

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.beds.containerd import Containerd
-from tests.beds.cri import CRI, CRIError, guaranteed
+from tests.beds.cri import CRI, CRIError, asks, guaranteed
 from tests.beds.plugin_process import PluginProcess
-from tests.e2e.test_pinning import asks
 
 pytestmark = pytest.mark.e2e
 
@@ -56,6 +55,6 @@ def test_a_memory_policy_is_in_force_or_refused(
 
 
 def test_without_the_key_the_kernel_has_its_own(cri: CRI, plugin: PluginProcess) -> None:
-    container = cri.run(cri.run_pod("policy-none", annotations=asks(numamem="0")))
+    container = cri.pod("policy-none", numamem="0")
     maps = Path(f"/proc/{cri.pid(container)}/numa_maps").read_text(encoding="ascii")
     assert {line.split()[1] for line in maps.splitlines()} == {"default"}

@@ -1,30 +1,23 @@
-"""The NRI link alone, with a handler of a few lines, against real runtimes: what is on the wire."""
+"""The NRI link alone against real runtimes: what is on the wire."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 import time
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import pytest
 
-from nri_numa.model.workload import (
-    NO_ADJUSTMENT,
-    Container,
-    ContainerAdjustment,
-    ContainerUpdate,
-    Pods,
-    PodSandbox,
-)
-from nri_numa.model.workload import Resources as WantedResources
+from nri_numa.model.workload import Container, PodSandbox
 from nri_numa.nri.link import LinkSettings, NRILink
 from nri_numa.nri.wire.versions import AGENT_EVENTS
-from nri_numa.runtime import LinkState, PushResult, RequestRefused, RuntimeInfo
+from nri_numa.runtime import LinkState, PushResult, RequestRefused
 from tests.beds.containerd import Containerd
 from tests.beds.cri import CRI, CRIError, Resources, allowed, poll
+from tests.beds.recording_plugin import Created, RecordingPlugin, adjusted, update
 from tests.machines.cpus import FIRST, LAST
 
 pytestmark = [pytest.mark.e2e, pytest.mark.every_series]
@@ -32,92 +25,19 @@ pytestmark = [pytest.mark.e2e, pytest.mark.every_series]
 _T = TypeVar("_T")
 
 
-class Handler:
-    """Pins to the CPUs in annotation ``cpus``, refuses where there is ``refuse``, keeps notes."""
-
-    def __init__(self) -> None:
-        self.info: RuntimeInfo | None = None
-        self.calls: list[str] = []
-        self.pods: list[str] = []
-        self.containers: list[str] = []
-        self.on_create: dict[str, str] = {}
-        self.on_stop: dict[str, str] = {}
-        self.on_synchronize: dict[str, str] = {}
-        self.states: list[LinkState] = []
-
-    reads_mentions = False
-
-    def configured(self, info: RuntimeInfo) -> None:
-        self.info = info
-
-    def synchronize(self, pods: Pods, containers: Sequence[Container]) -> Sequence[ContainerUpdate]:
-        self.pods = list(pods.uids)
-        self.containers = [container.id for container in containers]
-        return updates(self.on_synchronize)
-
-    def create_container(
-        self, pod: PodSandbox, container: Container
-    ) -> tuple[ContainerAdjustment, Sequence[ContainerUpdate]]:
-        self.calls.append("create")
-        wanted = pod.annotations
-        if "refuse" in wanted:
-            raise RequestRefused(f"no: {wanted['refuse']}")
-        adjustment = NO_ADJUSTMENT
-        if "cpus" in wanted:
-            note = "n" * int(wanted.get("note", "0"))
-            adjustment = ContainerAdjustment(cpus=wanted["cpus"], annotations={"note": note})
-        return adjustment, updates(self.on_create)
-
-    def update_container(
-        self, pod: PodSandbox, container: Container, requested: WantedResources
-    ) -> Sequence[ContainerUpdate]:
-        self.calls.append("update")
-        return ()
-
-    def stop_container(self, container_id: str) -> Sequence[ContainerUpdate]:
-        self.calls.append("stop")
-        return updates(self.on_stop)
-
-    def remove_container(self, container_id: str) -> None:
-        self.calls.append("remove")
-
-    def start_container(self, pod: PodSandbox, container: Container) -> None:
-        self.calls.append("start")
-
-    def post_start_container(self, pod: PodSandbox, container: Container) -> None:
-        self.calls.append("started")
-
-    def run_pod(self, pod: PodSandbox) -> None:
-        self.calls.append("run-pod")
-
-    def stop_pod(self, pod: PodSandbox) -> None:
-        self.calls.append("stop-pod")
-
-    def remove_pod(self, pod: PodSandbox) -> None:
-        self.calls.append("remove-pod")
-
-    def replied(self, event_name: str, seconds: float) -> None:
-        pass
-
-    def link_changed(self, state: LinkState, detail: str) -> None:
-        self.states.append(state)
-
-    def protocol_broken(self) -> None:
-        raise AssertionError("the runtime broke the protocol")
-
-    def internal_error(self, event_name: str, error: Exception) -> None:
-        raise error
-
-
-def updates(wanted: dict[str, str]) -> list[ContainerUpdate]:
-    return [ContainerUpdate(container_id, cpus) for container_id, cpus in wanted.items()]
+def created(pod: PodSandbox, container: Container) -> Created:
+    """Pins to the CPUs in annotation ``cpus``, and refuses where there is ``refuse``."""
+    wanted = pod.annotations
+    if "refuse" in wanted:
+        raise RequestRefused(f"no: {wanted['refuse']}")
+    return adjusted(wanted.get("cpus", ""), note="n" * int(wanted.get("note", "0")))
 
 
 class Plugin:
     """A link that runs in a thread with a loop of its own."""
 
-    def __init__(self, containerd: Containerd) -> None:
-        self.handler = Handler()
+    def __init__(self, containerd: Containerd, **hooks: Any) -> None:
+        self.handler = RecordingPlugin(create_container=created, **hooks)
         self._containerd = containerd
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -152,7 +72,7 @@ class Plugin:
 
     def push(self, wanted: dict[str, str]) -> PushResult:
         async def work() -> PushResult:
-            return await self.link.push(updates(wanted))
+            return await self.link.push([update(*each) for each in wanted.items()])
 
         return self.call(work())
 
@@ -164,11 +84,12 @@ class Plugin:
 
 
 @contextmanager
-def linked(containerd: Containerd) -> Iterator[Plugin]:
-    plugin = Plugin(containerd)
+def linked(containerd: Containerd, **hooks: Any) -> Iterator[Plugin]:
+    plugin = Plugin(containerd, **hooks)
     try:
         plugin.wait_active()
         yield plugin
+        assert (plugin.handler.errors, plugin.handler.broken) == ([], 0)
     finally:
         plugin.close()
 
@@ -195,7 +116,7 @@ def test_a_long_answer_arrives_whole(cri: CRI, link: Plugin) -> None:
     """100 kB leave as one frame of 4,096 bytes and one for the rest, as the Go side wants it."""
     pod = cri.run_pod(annotations={"cpus": "1", "note": "100000"})
     container = cri.run(pod)
-    assert len(cri.spec_annotations(container)["note"]) == 100_000
+    assert len(cri.spec_annotations(container)["k"]) == 100_000
     assert cri.first_line(container).cpus == "1"
 
 
@@ -206,11 +127,11 @@ def test_a_refusal_is_in_the_cri_error(cri: CRI, link: Plugin) -> None:
 
 
 def test_updates_of_others_ride_on_answers(cri: CRI, link: Plugin) -> None:
-    first = cri.run(cri.run_pod("first"))
-    link.handler.on_create = {first.id: FIRST}
+    first = cri.pod("first")
+    link.handler.hooks["create_container"] = lambda *_: adjusted("", "", update(first.id, FIRST))
     second = cri.create(cri.run_pod("second"))
     assert cri.allowed(first).cpus == FIRST
-    link.handler.on_create, link.handler.on_stop = {}, {first.id: LAST}
+    link.handler.hooks["stop_container"] = lambda *_: [update(first.id, LAST)]
     cri.start(second)
     cri.stop(second)
     poll(lambda: cri.allowed(first).cpus == LAST, "update in the answer to a stop")
@@ -221,24 +142,27 @@ def test_every_event_of_a_life_is_seen(cri: CRI, link: Plugin) -> None:
     container = cri.run(pod)
     cri.update(container, Resources(shares=512))
     cri.remove_pod(pod)
-    wanted = ["run-pod", "create", "update", "stop", "stop-pod", "remove", "remove-pod"]
-    poll(lambda: set(wanted) <= set(link.handler.calls), f"events {link.handler.calls}")
-    assert link.handler.calls[:2] == ["run-pod", "create"]
+    heard = link.handler.log
+    wanted = {
+        *(
+            f"{event} {pod.name}"
+            for event in ("RunPodSandbox", "StopPodSandbox", "RemovePodSandbox")
+        ),
+        *(f"{event}Container main" for event in ("Create", "Update", "Stop", "Remove")),
+    }
+    poll(lambda: wanted <= set(heard), f"events {heard}")
+    begin = heard.index(f"RunPodSandbox {pod.name}")
+    assert heard[begin + 1] == "CreateContainer main"
 
 
 def test_synchronize_shows_what_runs_and_takes_updates(containerd: Containerd, cri: CRI) -> None:
     pod = cri.run_pod()
     container = cri.run(pod)
-    plugin = Plugin(containerd)
-    try:
-        plugin.handler.on_synchronize = {container.id: LAST}
-        plugin.wait_active()
-        assert plugin.handler.pods == [pod.id]
-        assert plugin.handler.containers == [container.id]
-    finally:
-        plugin.close()
-    with linked(containerd) as again:
-        again.handler.on_synchronize = {}
+    moves = lambda *_: [update(container.id, LAST)]  # noqa: E731
+    with linked(containerd, synchronize=moves) as plugin:
+        assert list(plugin.handler.pods) == [pod.id]
+        assert list(plugin.handler.containers) == [container.id]
+    with linked(containerd):
         poll(lambda: cri.allowed(container).cpus == LAST, "update in the synchronisation")
 
 
@@ -313,4 +237,4 @@ def test_pushes_arrive_and_never_lock_the_runtime(cri: CRI, link: Plugin) -> Non
             lambda c=container: cri.allowed(c).cpus == expected or None,  # type: ignore[misc]  # bound per turn
             "the last push",
         )
-    assert cri.first_line(cri.run(cri.run_pod("late"))) == allowed("self")
+    assert cri.first_line(cri.pod("late")) == allowed("self")

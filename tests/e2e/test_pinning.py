@@ -8,28 +8,20 @@ import pytest
 
 from tests.beds.cri import (
     CRI,
+    PREFIX,
     CRIError,
     QoS,
     Resources,
     Seen,
     allowed,
+    asks,
     burstable,
     guaranteed,
-    poll,
 )
 from tests.beds.plugin_process import PluginProcess, StartPlugin
 from tests.machines.cpus import FIRST, LAST
 
 pytestmark = pytest.mark.e2e
-
-PREFIX = "numa.kubernetes.io"
-
-
-def asks(**keys: str) -> dict[str, str]:
-    """Annotations; ``on_failure`` means ``on-failure`` and ``numacpu__web`` ``numacpu.web``."""
-    return {
-        f"{PREFIX}/{key.replace('__', '.').replace('_', '-')}": text for key, text in keys.items()
-    }
 
 
 @pytest.mark.core
@@ -87,7 +79,6 @@ def test_the_decision_can_be_read_back(cri: CRI, plugin: PluginProcess) -> None:
 def test_the_api_tells_the_same(cri: CRI, plugin: PluginProcess) -> None:
     pod = cri.run_pod("api", annotations=asks(numacpu=LAST))
     container = cri.run(pod)
-    poll(lambda: plugin.responsive(), "HTTP served")
     assert plugin.get("/readyz")[0] == 200
     assert container.id in json.dumps(plugin.json("/v1/assignments"))
     info = plugin.json("/v2/system/numa/info")
@@ -119,7 +110,7 @@ def test_a_bad_value_fails_the_creation_with_our_words(
         assert words in caught.value.message
     assert cri.containers() == []
     # The next one is served, and nothing of the refused one is remembered.
-    fine = cri.run(cri.run_pod("fine", annotations=asks(numacpu="1")))
+    fine = cri.pod("fine", numacpu="1")
     assert cri.first_line(fine).cpus == "1"
     remembered = plugin.checkpoint.read_text()
     assert "fine" in remembered
@@ -142,9 +133,9 @@ def test_rules_speak_for_pods_that_say_nothing(cri: CRI, start_plugin: StartPlug
             "quotas": {"listedCPUs": "100%"},
         }
     )
-    ruled = cri.run(cri.run_pod("ruled", namespace="batch-night"))
+    ruled = cri.pod("ruled", namespace="batch-night")
     own = cri.run(cri.run_pod("own", namespace="batch-night", annotations=asks(numacpu=FIRST)))
-    other = cri.run(cri.run_pod("other", namespace="web"))
+    other = cri.pod("other", namespace="web")
     assert cri.first_line(ruled).cpus == LAST
     assert cri.first_line(own).cpus == FIRST
     assert cri.first_line(other) == allowed("self")
@@ -152,9 +143,9 @@ def test_rules_speak_for_pods_that_say_nothing(cri: CRI, start_plugin: StartPlug
 
 def test_observe_changes_nothing(cri: CRI, start_plugin: StartPlugin) -> None:
     start_plugin({"observe": True})
-    listed = cri.run(cri.run_pod("listed", annotations=asks(numacpu="1")))
+    listed = cri.pod("listed", numacpu="1")
     assert cri.first_line(listed) == allowed("self")
-    refused = cri.run(cri.run_pod("refused", annotations=asks(numacpu="63")))
+    refused = cri.pod("refused", numacpu="63")
     assert cri.first_line(refused) == allowed("self")
 
 

@@ -1,91 +1,127 @@
-"""Pre-installed mode: containerd starts the plugin itself and gives it a connected socket."""
+"""Pre-installed: containerd starts the plugin itself, and a drop-in is all that configures it."""
 
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from nri_numa.model.cpuset import CPUSet
 from tests.beds.containerd import Containerd
-from tests.beds.cri import CRI, CRIError, Seen, allowed, guaranteed, poll
-from tests.beds.plugin_process import REPOSITORY
+from tests.beds.cri import CRI, CRIError, Seen, allowed, asks, poll
+from tests.beds.plugin_process import REPOSITORY, free_port
 from tests.machines.cpus import LAST, MACHINE
 
 pytestmark = [pytest.mark.e2e, pytest.mark.every_series]
 
-EXCLUSIVE = {"numa.kubernetes.io/cpus": "exclusive"}
+RULED = {"rules": [{"match": {"namespaces": ["ruled"]}, "set": {"numacpu": LAST}}]}
+
+
+class Installed:
+    """A containerd that launches the plugin."""
+
+    def __init__(self, containerd: Containerd, directory: Path) -> None:
+        self.containerd = containerd
+        self.log = directory / "plugin.log"
+        self.state = directory / "state"
+        self.program = containerd.nri_plugin_directory / "90-nri-numa"
+        self.drop_in = containerd.nri_config_directory / "nri-numa.conf"
+        self.port = free_port()
+
+    def configure(self, **more: object) -> None:
+        document = {
+            "stateDir": str(self.state),
+            "http": {"address": f"127.0.0.1:{self.port}"},
+            "log": {"file": str(self.log)},
+            "runtime": {"nriSocket": str(self.containerd.nri_socket)},
+        }
+        self.drop_in.write_text(json.dumps(document | more))
+
+    def pid(self) -> int:
+        """Of the plugin, from the lock of its state directory."""
+        return int((self.state / "lock").read_text())
 
 
 @pytest.fixture
-def launched(
+def installed(
     request: pytest.FixtureRequest, containerd: Containerd, tmp_path: Path
-) -> Iterator[Path]:
-    """Containerd restarted with ``90-nri-numa`` in its plugin directory; the plugin's log."""
-    log = tmp_path / "plugin.log"
-    program = containerd.nri_plugin_directory / "90-nri-numa"
-    # The runtime gives no argument, no PATH, no HOME, and /dev/null for all output. What is read
-    # at start comes from a file or the environment, because the drop-in arrives with the link.
-    settings = {
-        "PYTHONPATH": str(REPOSITORY),
-        "NRI_NUMA_STATE_DIR": str(tmp_path / "state"),
-        "NRI_NUMA_HTTP": "off",
-        "NRI_NUMA_NRI_SOCKET": str(containerd.nri_socket),
-    }
-    exports = "".join(f"export {key}={shlex.quote(text)}\n" for key, text in settings.items())
-    program.write_text(
-        f"#!/bin/sh\n{exports}exec {shlex.quote(sys.executable)} -m nri_numa 2>>{log}\n"
+) -> Iterator[Installed]:
+    bed = Installed(containerd, tmp_path)
+    # Where the drop-ins are is the only thing that is not as on a real node.
+    bed.program.write_text(
+        f"#!/bin/sh\nPYTHONPATH={shlex.quote(str(REPOSITORY))} exec {shlex.quote(sys.executable)}"
+        f" -m nri_numa run --nri-config-dir={containerd.nri_config_directory}\n"
     )
-    program.chmod(0o755)
-    drop_in = containerd.nri_config_directory / "90-nri-numa.conf"
-    drop_in.write_text(
-        json.dumps({"rules": [{"match": {"namespaces": ["ruled"]}, "set": {"numacpu": LAST}}]})
-    )
+    bed.program.chmod(0o755)
+    bed.configure()
     containerd.stop()
     try:
-        containerd.start()
-        yield log
+        yield bed
     finally:
-        if log.exists():
-            request.node.add_report_section("teardown", "plugin.log", log.read_text()[-6000:])
-        containerd.stop()
-        program.unlink()
-        drop_in.unlink()
+        if bed.log.exists():
+            request.node.add_report_section("teardown", "plugin.log", bed.log.read_text()[-6000:])
+        if containerd.running:
+            containerd.stop()
+        bed.program.unlink()
+        bed.drop_in.unlink()
         containerd.start()
 
 
-def test_pins_and_takes_its_drop_in_configuration(
-    containerd: Containerd, cri: CRI, launched: Path
+def test_the_drop_in_counts_from_the_start(
+    containerd: Containerd, cri: CRI, installed: Installed
 ) -> None:
-    """Ready before the first pod, because the runtime waits for its own plugins."""
-    pod = cri.run_pod("listed", annotations={"numa.kubernetes.io/numacpu": "1"})
-    assert cri.first_line(cri.run(pod)) == Seen(cpus="1", mems=allowed("self").mems)
-    ruled = cri.run(cri.run_pod("by-rule", namespace="ruled"))
-    assert cri.first_line(ruled).cpus == LAST
+    """State directory, HTTP address and log file come from it, and a changed one is reloaded.
+
+    It is ready before the first pod, because the runtime waits for its own plugins.
+    """
+    containerd.start()
+    assert cri.first_line(cri.pod("listed", numacpu="1")) == Seen(
+        cpus="1", mems=allowed("self").mems
+    )
+    assert (installed.state / "checkpoint").exists()
+    text = installed.log.read_text()
+    assert f"127.0.0.1:{installed.port}" in text
+    assert "too late" not in text
+
+    installed.configure(**RULED)
+    os.kill(installed.pid(), signal.SIGHUP)
+    poll(lambda: "changed=rules" in installed.log.read_text(), "reloaded")
+    assert cri.first_line(cri.pod("by-rule", namespace="ruled")).cpus == LAST
 
 
-def test_the_next_one_started_goes_on(containerd: Containerd, cri: CRI, launched: Path) -> None:
+def test_the_next_one_started_goes_on(
+    containerd: Containerd, cri: CRI, installed: Installed
+) -> None:
     """It ends with its runtime, and the one that the next runtime starts moves nothing."""
-    owner = cri.run(cri.run_pod("owner", annotations=EXCLUSIVE), resources=guaranteed(1))
-    shared = cri.run(cri.run_pod("shared"))
+    containerd.start()
+    owner, shared = cri.owner(), cri.pod("shared")
     before = (cri.allowed(owner), cri.allowed(shared))
     for kill in (False, True):
         containerd.restart(kill=kill)
         assert (cri.allowed(owner), cri.allowed(shared)) == before
-    late = cri.run_pod("late", annotations=EXCLUSIVE)
-    rest = MACHINE - CPUSet.parse(before[0].cpus)
-    if len(MACHINE) == 2:
-        with pytest.raises(CRIError, match="default/late"):
-            cri.create(late, resources=guaranteed(1))
-    else:
-        own = cri.run(late, resources=guaranteed(1))
-        assert not CPUSet.parse(cri.allowed(own).cpus) & CPUSet.parse(before[0].cpus)
-        cri.stop_pod(late)
-    poll(lambda: CPUSet.parse(cri.allowed(shared).cpus) == rest, "late gave back")
+    late = cri.run_pod("late", annotations=asks(numacpu=before[0].cpus))
+    with pytest.raises(CRIError, match="default/late"):
+        cri.create(late)
     # NRI 0.6 tells launched plugins no stop of a pod older than itself: the plugin looks.
     cri.remove_pod(owner.pod)
-    poll(lambda: cri.allowed(shared).cpus == allowed("self").cpus, "CPUs given back")
+    cri.settles(shared, MACHINE)
+
+
+def test_a_mistake_in_the_drop_in_costs_the_drop_in_only(
+    containerd: Containerd, cri: CRI, installed: Installed
+) -> None:
+    """Older runtimes end when a plugin of theirs does; this one goes on with its defaults."""
+    installed.program.write_text(
+        installed.program.read_text().rstrip()
+        + f" --state-dir={installed.state} --http=off 2>>{installed.log}\n"
+    )
+    installed.drop_in.write_text("strategie: spread\n")
+    containerd.start()
+    assert cri.allowed(cri.pod("listed", numacpu="1")).cpus == "1"
+    assert "strategie" in installed.log.read_text()
+    assert cri.allowed(cri.pod("free")).mems == allowed("self").mems

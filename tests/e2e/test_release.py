@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from nri_numa.model.cpuset import CPUSet
 from tests.beds.cgroups import hierarchies
 from tests.beds.containerd import Containerd
 from tests.beds.cri import CRI, allowed, guaranteed, poll, with_cpus
@@ -72,10 +71,8 @@ def test_everything_is_given_back(containerd: Containerd, cri: CRI, plugin: Plug
             "listed", annotations={f"{PREFIX}/numacpu": "1", f"{PREFIX}/numamem": whole.mems}
         )
     )
-    owner = cri.run(
-        cri.run_pod("owner", annotations={f"{PREFIX}/cpus": "exclusive"}), resources=guaranteed(1)
-    )
-    unbound = cri.run(cri.run_pod("unbound"))
+    owner = cri.owner()
+    unbound = cri.pod("unbound")
     foreign = cri.run(cri.run_pod("foreign"), resources=with_cpus(guaranteed(1), "0"))
     own = cri.allowed(owner).cpus
     assert cri.allowed(unbound).cpus != whole.cpus
@@ -116,10 +113,8 @@ def test_everything_is_given_back(containerd: Containerd, cri: CRI, plugin: Plug
 def test_without_its_checkpoint(cri: CRI, plugin: PluginProcess) -> None:
     """Annotations and the shared pool tell what was ours."""
     whole = allowed("self")
-    owner = cri.run(
-        cri.run_pod("owner", annotations={f"{PREFIX}/cpus": "exclusive"}), resources=guaranteed(1)
-    )
-    unbound = cri.run(cri.run_pod("unbound"))
+    owner = cri.owner()
+    unbound = cri.pod("unbound")
     plugin.terminate()
     plugin.checkpoint.unlink()
     done = release(plugin)
@@ -131,15 +126,13 @@ def test_without_its_checkpoint(cri: CRI, plugin: PluginProcess) -> None:
 
 def test_a_plugin_that_comes_back_pins_again(cri: CRI, plugin: PluginProcess) -> None:
     """Uninstalling is no one-way street."""
-    owner = cri.run(
-        cri.run_pod("owner", annotations={f"{PREFIX}/cpus": "exclusive"}), resources=guaranteed(1)
-    )
-    unbound = cri.run(cri.run_pod("unbound"))
+    owner = cri.owner()
+    unbound = cri.pod("unbound")
     plugin.terminate()
     assert release(plugin).returncode == 0
     assert cri.allowed(owner) == cri.allowed(unbound) == allowed("self")
     plugin.start()
-    poll(lambda: len(CPUSet.parse(cri.allowed(owner).cpus)) == 1, "owner pinned again")
+    poll(lambda: len(cri.cpus(owner)) == 1, "owner pinned again")
     poll(lambda: cri.allowed(unbound) != allowed("self"), "unbound narrowed")
 
 

@@ -1,7 +1,6 @@
 """Nobody else on an owned CPU while containers start: rounds of ordinary pods and an owner at once.
 
-``NRI_NUMA_RACE_ROUNDS`` sets how many rounds each combination has; ``python -m tests.race`` prints
-the figures.
+``NRI_NUMA_RACE_ROUNDS`` sets how many rounds each combination has; ``-rP`` shows the figures.
 """
 
 from __future__ import annotations

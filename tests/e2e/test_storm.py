@@ -14,16 +14,14 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from nri_numa.model.cpuset import CPUSet
 from tests.beds import cgroups
 from tests.beds.containerd import Containerd
-from tests.beds.cri import CRI, CRIError, QoS, Resources, allowed, burstable, guaranteed, poll
+from tests.beds.cri import CRI, CRIError, QoS, Resources, burstable, guaranteed, poll
 from tests.beds.plugin_process import StartPlugin
-from tests.machines.cpus import LAST
+from tests.machines.cpus import LAST, MACHINE
 
 pytestmark = pytest.mark.e2e
 
-MACHINE = CPUSet.parse(allowed("self").cpus)
 ROUNDS = 3  # of each sort of load, at least
 SECONDS = 6.0  # plain UpdateContainers locks 2.1.9 within 3 s of such a load
 
@@ -131,13 +129,9 @@ def test_pushes_under_load_do_not_lock_the_runtime(
     # first line.
     plugin.reload({"reconcile": reconcile})
     for container in shared:
-        poll(
-            lambda c=container: CPUSet.parse(cri.allowed(c).cpus) == MACHINE or None,  # type: ignore[misc]  # bound per turn
-            "the whole pool again",
-            timeout_s=180,
-        )
+        cri.settles(container, MACHINE)
     poll(lambda: cri.allowed(listed).cpus == "1", "drift repaired")
-    late = cri.run(cri.run_pod("late", annotations={"numa.kubernetes.io/numacpu": LAST}))
+    late = cri.pod("late", numacpu=LAST)
     assert cri.first_line(late).cpus == LAST
     assert plugin.ready()
 
@@ -166,10 +160,10 @@ def test_many_containers_take_one_answer(cri: CRI, start_plugin: StartPlugin) ->
     crowd = [cri.run(pod, f"c{i}", resources=burstable(0.1)) for i in range(25)]
     owner_pod = cri.run_pod("owner", annotations={"numa.kubernetes.io/cpus": "exclusive"})
     owner = cri.run(owner_pod, resources=guaranteed(1))
-    rest = MACHINE - CPUSet.parse(cri.allowed(owner).cpus)
-    assert [CPUSet.parse(cri.allowed(each).cpus) for each in crowd] == [rest] * len(crowd)
+    rest = MACHINE - cri.cpus(owner)
+    assert [cri.cpus(each) for each in crowd] == [rest] * len(crowd)
     plugin.restart(kill=True)
-    assert [CPUSet.parse(cri.allowed(each).cpus) for each in crowd] == [rest] * len(crowd)
+    assert [cri.cpus(each) for each in crowd] == [rest] * len(crowd)
     thief = {"numa.kubernetes.io/numacpu": cri.allowed(owner).cpus}
     thief_pod = cri.run_pod("thief", annotations=thief)
     with pytest.raises(CRIError, match="default/thief"):

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -26,11 +25,11 @@ from tests.beds.kube.bed import KubeBed
 from tests.beds.kube.client import Client
 from tests.beds.kube.node import Node
 from tests.beds.plugin_process import REPOSITORY
+from tests.beds.reports import attach_if_failed, pytest_runtest_makereport  # noqa: F401  # the hook
 from tests.beds.testbed import TestbedUnavailable
 
 Numa = Callable[..., "subprocess.CompletedProcess[str]"]
 """Runs ``kubectl numa`` with these arguments."""
-_FAILED = pytest.StashKey[bool]()
 
 
 def unavailable(error: TestbedUnavailable) -> None:
@@ -100,9 +99,12 @@ def bed(request: pytest.FixtureRequest, session_bed: KubeBed) -> Iterator[KubeBe
     begins = {file: file.stat().st_size for file in logs}
     configuration = session_bed.node.plugin.config_file.read_text()
     yield session_bed
-    if request.node.stash.get(_FAILED, False):
-        for file in session_bed.logs():
-            _attach(request.node, file, begins.get(file, 0))
+    for file in session_bed.logs():
+
+        def since(file: Path = file) -> str:
+            return file.read_bytes()[begins.get(file, 0) :].decode(errors="replace")
+
+        attach_if_failed(request.node, file.name, since)
     session_bed.client.delete_pods()
     # The kubelet may still be at it when the objects are gone.
     running = session_bed.node.containerd.cri.containers
@@ -143,21 +145,3 @@ def numa(bed: KubeBed, tmp_path: Path) -> Numa:
         )
 
     return run
-
-
-def _attach(node: pytest.Item, file: Path, begin: int) -> None:
-    text = file.read_bytes()[begin:].decode(errors="replace")
-    node.add_report_section("teardown", file.name, "\n".join(text.splitlines()[-40:]))
-    artifacts = os.environ.get("NRI_NUMA_ARTIFACTS")
-    if artifacts:
-        directory = Path(artifacts) / node.name.replace("/", "_")
-        directory.mkdir(parents=True, exist_ok=True)
-        shutil.copy(file, directory / file.name)
-
-
-@pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    outcome = yield
-    report = outcome.get_result()  # type: ignore[attr-defined]  # pluggy's result object
-    if report.failed:
-        item.stash[_FAILED] = True

@@ -85,10 +85,7 @@ def observer(bed: KubeBed, client: Client, tmp_path: Path) -> Iterator[JsonObjec
     subprocess.run(
         [sys.executable, "-m", "tools.build_image", "-o", str(archive)], cwd=REPOSITORY, check=True
     )
-    containerd = bed.node.containerd
-    containerd.ctr(
-        "images", "import", "--local", "--snapshotter", containerd.snapshotter, str(archive)
-    )
+    bed.node.containerd.import_image(archive)
     document = agent(bed)
     name, space = document["metadata"]["name"], document["metadata"]["namespace"]
     client.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": space}})

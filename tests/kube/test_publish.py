@@ -6,7 +6,6 @@ import contextlib
 import json
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 
 from tests.beds.cri import poll
 from tests.beds.kube.bed import KubeBed
+from tests.beds.kube.caller import Caller
 from tests.beds.kube.client import Client, JsonObject, KubeError
 from tests.beds.kube.manifests import EXCLUSIVE, PREFIX, asks, container, pod
 from tests.beds.kube.namespaces import ADDRESS
@@ -243,36 +243,18 @@ def test_a_missing_right_is_named(bed: KubeBed, installed: Client) -> None:
 # --- the policies -----------------------------------------------------------------------------
 
 
-_ASK = """
-import json, ssl, sys, urllib.error, urllib.request
-url, ca, token, method, kind, body = sys.argv[1:]
-headers = {"Authorization": "Bearer " + token, "Content-Type": kind}
-request = urllib.request.Request(url, body.encode() or None, headers, method=method)
-try:
-    urllib.request.urlopen(request, context=ssl.create_default_context(cafile=ca)).read()
-except urllib.error.HTTPError as error:
-    print(error.code, json.load(error)["message"])
-"""
-
-
 class Thief:
     """Calls the API server with nothing but a token; kubectl would need more rights."""
 
     def __init__(self, bed: KubeBed, token: str) -> None:
-        self._enter = bed.control.namespaces.enter(mounts=False)
-        self._certificate = bed.control.certificate
-        self._token = token
+        enter, authority = bed.control.namespaces.enter(mounts=False), bed.control.certificate
+        url = f"https://{ADDRESS}:6443"
+        self._caller = Caller(enter, url, token=token, authority=str(authority))
 
     def does(self, method: str, path: str, body: JsonObject | None = None) -> str:
         """The API server's no; empty when it did it."""
-        kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
-        text = json.dumps(body) if body is not None else ""
-        url = f"https://{ADDRESS}:6443{path}"
-        words = [url, str(self._certificate), self._token, method, kind, text]
-        return subprocess.run(
-            [*self._enter, sys.executable, "-c", _ASK, *words],
-            check=True, capture_output=True, text=True,
-        ).stdout  # fmt: skip
+        status, text = self._caller.ask(method, path, body)
+        return "" if 200 <= status < 300 else f"{status} {json.loads(text)['message']}"
 
     def patches(self, path: str, **metadata: Any) -> str:
         return self.does("PATCH", path, {"metadata": metadata})

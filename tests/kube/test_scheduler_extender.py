@@ -13,7 +13,7 @@ import pytest
 
 from tests.beds.cri import poll
 from tests.beds.kube.bed import KubeBed
-from tests.beds.kube.client import PATIENCE_S, Client, JsonObject, unscheduled
+from tests.beds.kube.client import Client, JsonObject, unscheduled
 from tests.beds.kube.controller import Controller
 from tests.beds.kube.controller import install as install_controller
 from tests.beds.kube.extender import ACCOUNT, SCHEDULER, Extender, install, make_certificate
@@ -117,10 +117,10 @@ def wait_room(extender: Extender, cpus: int, *nodes: str) -> None:
     """Until the extender finds so many CPUs on one NUMA node of these nodes, and of no others."""
     question = {"Pod": wanting("nobody", cpus, annotations=SINGLE), "NodeNames": list(NODES)}
 
-    def ask() -> bool | None:
+    def ask() -> bool:
         with contextlib.suppress(ValueError):
-            return json.loads(extender.get("/filter", question))["NodeNames"] == list(nodes) or None
-        return None
+            return bool(json.loads(extender.get("/filter", question))["NodeNames"] == list(nodes))
+        return False
 
     poll(ask, f"{cpus} CPUs on {nodes}")
 
@@ -327,10 +327,10 @@ def test_a_leader_that_dies_in_the_middle_of_a_bind(
                 one.process.check()
             return next((one for one in replicas if one.get("/readyz") == "ok"), None)
 
-        def fits(one: Extender) -> bool | None:
+        def fits(one: Extender) -> bool:
             with contextlib.suppress(ValueError, KeyError):
-                return NODES[0] in json.loads(one.get("/filter", question))["NodeNames"] or None
-            return None
+                return NODES[0] in json.loads(one.get("/filter", question))["NodeNames"]
+            return False
 
         def binds(one: Extender, node: str) -> str | None:
             """What it says; None for no answer."""
@@ -341,9 +341,9 @@ def test_a_leader_that_dies_in_the_middle_of_a_bind(
         leader = poll(lambda: leads(first, second), "a leader")
         other = second if leader is first else first
         poll(  # it may not listen yet
-            lambda: "another replica leads" in (binds(other, NODES[0]) or "") or None,
-            "what the other one says", timeout_s=PATIENCE_S, every_s=0.3,
-        )  # fmt: skip
+            lambda: "another replica leads" in (binds(other, NODES[0]) or ""),
+            "what the other one says",
+        )
         poll(lambda: fits(leader), "nodes")
         call = leader.asking("/bind", asked)
         try:
@@ -351,7 +351,7 @@ def test_a_leader_that_dies_in_the_middle_of_a_bind(
             leader.process.end(signal.SIGKILL)
         finally:
             call.kill()
-            call.wait()
+            call.communicate()
         poll(lambda: leads(other), "the other one to lead")
         poll(lambda: binds(other, NODES[0]) == "", "the second call of bind")
         poll(lambda: binds(other, NODES[1]), "a refusal: it is on another node")

@@ -32,11 +32,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 import msgspec
+from msgspec.structs import replace
 
 # Tag of a second export of the host's root, which the guest mounts with a cache. virtme-ng's own
 # has none: each start of a program would read all its files through the hypervisor again.
@@ -61,73 +61,80 @@ class MachineError(ValueError):
     """A machine document is wrong; says where."""
 
 
-class _NumaNodeDocument(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+class NumaNode(msgspec.Struct, forbid_unknown_fields=True, frozen=True, rename={"listed": "cpus"}):
+    """One NUMA node: its CPUs (present or not) and its memory, as the document has them."""
+
+    listed: str | int = ""
     memory: str | int = 0
-    cpus: str | int = ""
+
+    @property
+    def cpus(self) -> frozenset[int]:
+        return parse_list(self.listed)
+
+    @property
+    def memory_mib(self) -> int:
+        """In MiB, 0 for none."""
+        if self.memory == 0:
+            return 0
+        match = _SIZE.fullmatch(str(self.memory))
+        if match is None:
+            raise ValueError(f"memory: {self.memory!r} is not a size such as 512M or 2G")
+        return int(match.group(1)) * _MIB[match.group(2)]
 
 
-class _PciDocument(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    numa_node: int
-    device: str
-
-
-class _MachineDocument(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    description: str
-    sockets: int
-    cores: int
-    threads: int
-    numa: list[_NumaNodeDocument]
-    distances: list[list[int]] | None = None
-    offline: str | int = ""
-    unplugged: str | int = ""
-    nohz_full: str | int = ""
-    pci: list[_PciDocument] = []
-    containerd: Literal["1.7", "2.3", "2.4"] = "2.3"
-    core: bool = False
-    system: Literal["", "bookworm", "trixie"] = ""
-    kubernetes: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NumaNode:
-    """One NUMA node: its CPUs (present or not) and memory in MiB, 0 for none."""
-
-    cpus: frozenset[int]
-    memory_mib: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PciDevice:
+class PciDevice(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """A device that the firmware places on a NUMA node."""
 
     numa_node: int
     device: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
-    """A valid machine.
+class Machine(
+    msgspec.Struct,
+    forbid_unknown_fields=True,
+    frozen=True,
+    rename=lambda name: "distances" if name == "slit" else name.removeprefix("listed_"),
+):
+    """A valid machine; `name` is that of its file.
 
     CPU ids count threads first, then cores, then sockets, which is QEMU's order and the guest
     kernel's: ``cpu = (socket * cores + core) * threads + thread``.
     """
 
-    name: str
     description: str
     sockets: int
     cores: int
     threads: int
-    numa: tuple[NumaNode, ...]
-    distances: tuple[tuple[int, ...], ...]
-    offline: frozenset[int]
-    unplugged: frozenset[int]
-    pci: tuple[PciDevice, ...]
-    containerd: Literal["1.7", "2.3", "2.4"]
-    core: bool
-    explicit_distances: bool = field(default=True)
-    nohz_full: frozenset[int] = frozenset()
-    system: str = ""
+    numa: list[NumaNode]
+    slit: tuple[tuple[int, ...], ...] | None = None
+    listed_offline: str | int = ""
+    listed_unplugged: str | int = ""
+    listed_nohz_full: str | int = ""
+    pci: list[PciDevice] = []
+    containerd: Literal["1.7", "2.3", "2.4"] = "2.3"
+    core: bool = False
+    system: Literal["", "bookworm", "trixie"] = ""
     kubernetes: bool = False
+    name: str = ""
+
+    @property
+    def distances(self) -> tuple[tuple[int, ...], ...]:
+        nodes = range(len(self.numa))
+        return self.slit or tuple(
+            tuple(_LOCAL_DISTANCE if i == j else _REMOTE_DISTANCE for j in nodes) for i in nodes
+        )
+
+    @property
+    def offline(self) -> frozenset[int]:
+        return parse_list(self.listed_offline)
+
+    @property
+    def unplugged(self) -> frozenset[int]:
+        return parse_list(self.listed_unplugged)
+
+    @property
+    def nohz_full(self) -> frozenset[int]:
+        return parse_list(self.listed_nohz_full)
 
     @property
     def cpu_count(self) -> int:
@@ -173,10 +180,11 @@ class Machine:
         return next(i for i, node in enumerate(self.numa) if cpu in node.cpus)
 
 
-def parse_list(text: str) -> frozenset[int]:
+def parse_list(text: str | int) -> frozenset[int]:
     """The numbers of a list in the kernel's form, ``0-3,8``; white space around it is dropped."""
     numbers: set[int] = set()
-    for item in text.strip().split(",") if text.strip() else ():
+    text = str(text).strip()
+    for item in text.split(",") if text else ():
         match = re.fullmatch(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", item)
         if match is None:
             raise ValueError(f"{item!r} is not a number or a range such as 0-3")
@@ -197,15 +205,6 @@ def format_list(numbers: Iterable[int]) -> str:
         else:
             ranges.append([number, number])
     return ",".join(f"{low}" if low == high else f"{low}-{high}" for low, high in ranges)
-
-
-def _mib(value: str | int) -> int:
-    if value == 0:
-        return 0
-    match = _SIZE.fullmatch(str(value))
-    if match is None:
-        raise ValueError(f"memory: {value!r} is not a size such as 512M or 2G")
-    return int(match.group(1)) * _MIB[match.group(2)]
 
 
 def _insist(machine: Machine) -> None:
@@ -239,33 +238,7 @@ def _insist(machine: Machine) -> None:
 
 def parse_machine(name: str, text: str | bytes) -> Machine:
     try:
-        document = msgspec.yaml.decode(text, type=_MachineDocument)
-        count = len(document.numa)
-        usual = [
-            [_LOCAL_DISTANCE if i == j else _REMOTE_DISTANCE for j in range(count)]
-            for i in range(count)
-        ]
-        machine = Machine(
-            name=name,
-            description=document.description,
-            sockets=document.sockets,
-            cores=document.cores,
-            threads=document.threads,
-            numa=tuple(
-                NumaNode(cpus=parse_list(str(each.cpus)), memory_mib=_mib(each.memory))
-                for each in document.numa
-            ),
-            distances=tuple(tuple(row) for row in document.distances or usual),
-            explicit_distances=document.distances is not None,
-            offline=parse_list(str(document.offline)),
-            unplugged=parse_list(str(document.unplugged)),
-            nohz_full=parse_list(str(document.nohz_full)),
-            pci=tuple(PciDevice(numa_node=d.numa_node, device=d.device) for d in document.pci),
-            containerd=document.containerd,
-            core=document.core,
-            system=document.system,
-            kubernetes=document.kubernetes,
-        )
+        machine = replace(msgspec.yaml.decode(text, type=Machine), name=name)
         _insist(machine)
     except ValueError as error:
         raise MachineError(f"machine {name}: {error}") from error
@@ -299,7 +272,7 @@ def qemu_options(machine: Machine) -> list[str]:
             ]
             value += f",memdev=numa{i}"
         options += ["-numa", value]
-    if machine.explicit_distances:
+    if machine.slit:
         # One asymmetric pair makes QEMU want both directions of every pair: always say all.
         for i, row in enumerate(machine.distances):
             for j, value_ij in enumerate(row):

@@ -11,7 +11,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,9 @@ import yaml
 
 from nri_numa.scheduler.node_room import NodeRoom
 from nri_numa.scheduler.published import read
+from tests.shipped.test_kubectl_plugin import PROGRAM, Run, runner
 from tests.unit.scheduler.objects import PREFIX, topology
 from tools import kubectl_plugin
-
-PROGRAM = kubectl_plugin.SOURCES / kubectl_plugin.PROGRAM
 
 FAKE = """#!{python}
 import json, os, sys, urllib.parse
@@ -50,8 +48,6 @@ elif raw:
 else:
     print(json.dumps({{"items": found}}))
 """
-
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 REFUSED = (
     "failed to create containerd container: NRI: rpc error: code = Unknown desc = CPUsTaken: "
@@ -104,24 +100,7 @@ def world() -> dict[str, Any]:
 
 @pytest.fixture
 def run(tmp_path: Path, world: dict[str, Any]) -> Run:
-    fake = tmp_path / "kubectl"
-    fake.write_text(FAKE.format(python=sys.executable))
-    fake.chmod(0o755)
-
-    def runs(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        (tmp_path / "world.json").write_text(json.dumps(world))
-        clean = {key: text for key, text in os.environ.items() if key != "COLUMNS"}
-        return subprocess.run(
-            [sys.executable, str(PROGRAM), *arguments],
-            env={**clean, "KUBECTL_PATH": str(fake), **environment},
-            capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
-            timeout=60,
-            check=False,
-        )
-
-    return runs
+    return runner(tmp_path, FAKE, world)
 
 
 # --- the cluster ----------------------------------------------------------------------------------

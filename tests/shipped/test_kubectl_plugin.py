@@ -114,17 +114,18 @@ def world(tmp_path: Path) -> dict[str, Any]:
     }
 
 
-@pytest.fixture
-def run(tmp_path: Path, world: dict[str, Any]) -> Run:
-    fake = tmp_path / "kubectl"
-    fake.write_text(FAKE.format(python=sys.executable))
+def runner(directory: Path, kubectl: str, world: dict[str, Any]) -> Run:
+    """Runs the plugin with a program as kubectl that answers from this world."""
+    fake = directory / "kubectl"
+    fake.write_text(kubectl.format(python=sys.executable))
     fake.chmod(0o755)
 
     def runs(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        (tmp_path / "world.json").write_text(json.dumps(world))
+        (directory / "world.json").write_text(json.dumps(world))
+        clean = {key: text for key, text in os.environ.items() if key != "COLUMNS"}
         return subprocess.run(
             [sys.executable, str(PROGRAM), *arguments],
-            env={**os.environ, "KUBECTL_PATH": str(fake), **environment},
+            env={**clean, "KUBECTL_PATH": str(fake), **environment},
             capture_output=True,
             text=True,
             stdin=subprocess.DEVNULL,
@@ -133,6 +134,11 @@ def run(tmp_path: Path, world: dict[str, Any]) -> Run:
         )
 
     return runs
+
+
+@pytest.fixture
+def run(tmp_path: Path, world: dict[str, Any]) -> Run:
+    return runner(tmp_path, FAKE, world)
 
 
 def test_another_name_in_the_chart_is_found_by_what_it_does_not_change(

@@ -34,7 +34,6 @@ OPERATIONS = ROOT / "docs" / "operations.md"
 # About no node: there is nothing that a label could name.
 OF_THE_CLUSTER = frozenset({"NRINUMAAbsent", "NRINUMADaemonSetUnavailable", "NRINUMANoLeader"})
 LABELS = frozenset({"job", "instance"})  # given by Prometheus
-METRIC = re.compile(r"\b((?:nri_numa|process)_\w+)(?:\{([^}]*)\})?")
 
 
 def known() -> dict[str, frozenset[str]]:

@@ -1,11 +1,10 @@
 """A long run: thousands of pods come and go on a full node, and nothing may grow, leak or break.
 
-    python -m tests.soak [--pods 10000] [--resident 1000] [--containerd 500] [--minutes 60]
+    python -m tests.soak [--pods 10000] [--resident 1000] [--minutes 60]
 
-The plugin is a real process. First the embedded runtime drives it, with cgroup files for the
-containers, then (as root, where it can be had) a real containerd. What is sampled from outside
-while that goes on is printed as a table; the exit status is 1 when something was not as it must be,
-and 3 when a bed could not be had.
+The plugin is a real process, which the embedded runtime drives, with cgroup files for the
+containers. What is sampled from outside while that goes on is printed as a table; the exit status
+is 1 when something was not as it must be.
 """
 
 from __future__ import annotations
@@ -14,25 +13,21 @@ import argparse
 import asyncio
 import os
 import random
-import shutil
-import signal
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nri_numa.machine.synthetic import synthetic, sysfs_files
+from nri_numa.machine.synthetic import synthetic
 from nri_numa.model.cpuset import NO_CPUS, CPUSet
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from tests.beds.embedded.runtime import CRIError, EmbeddedContainer, EmbeddedRuntime
 from tests.beds.embedded_node import Noticing
 from tests.beds.plugin_process import PluginProcess
-from tests.beds.testbed import TestbedUnavailable
+from tests.machines.named import write_sysfs
 
 PREFIX = "numa.kubernetes.io/"
 WATCHED = (
@@ -214,10 +209,7 @@ class EmbeddedSoak:
         self.changed: set[str] = set()
 
     async def run(self) -> Report:
-        machine = self.directory / "machine"
-        for path, text in sysfs_files(self.topology).items():
-            (machine / path).parent.mkdir(parents=True, exist_ok=True)
-            (machine / path).write_text(text)
+        machine = write_sysfs(self.directory / "machine", self.topology)
         cpus, mems = str(self.topology.online), str(self.topology.memory_nodes)
         self.cgroups = CgroupLinks(self.directory / "cgroup", cpus, mems)
         socket = self.directory / "nri.sock"
@@ -372,124 +364,19 @@ def warnings(plugin: PluginProcess) -> None:
         print(f"log: {count} times {message}", file=sys.stderr)
 
 
-# --- containerd -----------------------------------------------------------------------------------
-
-
-def containerd_soak(directory: Path, pods: int, deadline: float) -> Report:
-    """Pods on a real containerd, each a process in a cgroup of its own."""
-    from tests.beds.containerd import Containerd, find_binaries
-    from tests.beds.cri import BEST_EFFORT, CRI, QoS, Resources, burstable, guaranteed
-    from tests.beds.cri import CRIError as RuntimeRefused
-
-    binaries = find_binaries()
-    report = Report(f"containerd {binaries.version}: real containers")
-    rng, lock = random.Random(2), threading.Lock()
-    done = 0
-    kinds: tuple[tuple[dict[str, str], QoS, Resources], ...] = (
-        ({}, QoS.BEST_EFFORT, BEST_EFFORT),
-        ({PREFIX + "policy": "best-effort"}, QoS.BURSTABLE, burstable(0.1)),
-        ({PREFIX + "numacpu": "1", PREFIX + "numamem": "0"}, QoS.GUARANTEED, BEST_EFFORT),
-        ({PREFIX + "cpus": "exclusive"}, QoS.GUARANTEED, guaranteed(1)),
-    )
-    with Containerd(binaries, directory / "c") as containerd:
-        config = {"reconcile": {"interval": "5s"}, "log": {"level": "warning", "format": "json"}}
-        plugin = PluginProcess(directory / "plugin", containerd.nri_socket, config=config)
-        # At level warning the log does not tell when the link stands; the server does.
-        plugin.start(wait=False)
-        try:
-            while not plugin.responsive() or plugin.get("/readyz")[0] != 200:
-                time.sleep(0.1)
-            for number in range(10):
-                resident = containerd.cri.run_pod(f"resident{number}", qos=QoS.BEST_EFFORT)
-                containerd.cri.run(resident)
-            started = time.monotonic()
-
-            def cycle(worker: int) -> None:
-                nonlocal done
-                with CRI(
-                    containerd.socket, containerd.log_root, on_cgroup=containerd.note_cgroup
-                ) as cri:
-                    while time.monotonic() < deadline:
-                        with lock:
-                            if done >= pods:
-                                return
-                            done += 1
-                            number = done
-                            annotations, qos, resources = rng.choice(kinds)
-                        pod = cri.run_pod(f"soak{number}", annotations=annotations, qos=qos)
-                        try:
-                            cri.run(pod, resources=resources)
-                        except RuntimeRefused as error:
-                            report.refused += 1
-                            if not any(r in error.message for r in (*EXPECTED_REFUSALS, "CPU")):
-                                report.problems.append(f"worker {worker}: {error.message}")
-                        cri.remove_pod(pod)
-
-            with ThreadPoolExecutor(3) as workers:
-                running = [workers.submit(cycle, n) for n in range(3)]
-                while not all(each.done() for each in running):
-                    report.samples.append(look(plugin, started, done, 10))
-                    time.sleep(2)
-                for each in running:
-                    if (error := each.exception()) is not None:
-                        report.problems.append(f"{type(error).__name__}: {error}")
-            if report.problems and containerd.running:
-                # A call that never returned: let the daemon tell where everybody stands.
-                os.kill(containerd.pid, signal.SIGUSR1)
-                time.sleep(2)
-                kept = Path(tempfile.gettempdir()) / "nri-numa-soak-containerd.log"
-                kept.write_text(containerd.log())
-                print(f"the daemon's log with all its stacks is kept as {kept}", file=sys.stderr)
-            report.seconds, report.pods = time.monotonic() - started, done
-            time.sleep(8)
-            report.samples.append(look(plugin, started, done, 10))
-            judge(report)
-            warnings(plugin)
-            known = len(plugin.json("/v1/assignments")["containers"])
-            if known != 10:
-                report.problems.append(f"the plugin knows {known} containers, 10 run")
-        finally:
-            plugin.close()
-    return report
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the beds that were asked for; the result is the exit status."""
+    """Run it; the result is the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
-    parser.add_argument("--pods", type=int, default=10_000, help="pods on the embedded runtime")
+    parser.add_argument("--pods", type=int, default=10_000, help="pods that come and go")
     parser.add_argument("--resident", type=int, default=1000, help="containers that stay")
-    parser.add_argument("--containerd", type=int, default=500, help="pods on containerd, 0 is none")
-    parser.add_argument("--minutes", type=float, default=60, help="at most, for each bed")
+    parser.add_argument("--minutes", type=float, default=60, help="at most")
     options = parser.parse_args(arguments)
-
-    def embedded(directory: Path) -> Report:
-        deadline = time.monotonic() + options.minutes * 60
-        soak = EmbeddedSoak(directory, options.pods, options.resident, deadline)
-        return asyncio.run(soak.run())
-
-    def real(directory: Path) -> Report:
-        return containerd_soak(
-            directory, options.containerd, time.monotonic() + options.minutes * 60
-        )
-
-    beds: list[Callable[[Path], Report]] = []
-    beds += [embedded] if options.pods else []
-    beds += [real] if options.containerd else []
-    status = 0
-    for bed in beds:
-        directory = Path(tempfile.mkdtemp(prefix="nri-numa-soak-", dir=_fast()))
-        try:
-            report = bed(directory)
-        except TestbedUnavailable as error:
-            print(f"not run: {error}", file=sys.stderr)
-            status = max(status, 3)
-            continue
-        finally:
-            shutil.rmtree(directory, ignore_errors=True)
-        report.print()
-        if report.problems:
-            status = 1
-    return status
+    deadline = time.monotonic() + options.minutes * 60
+    with tempfile.TemporaryDirectory(prefix="nri-numa-soak-", dir=_fast()) as directory:
+        soak = EmbeddedSoak(Path(directory), options.pods, options.resident, deadline)
+        report = asyncio.run(soak.run())
+    report.print()
+    return 1 if report.problems else 0
 
 
 def _fast() -> str | None:

@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -187,29 +188,10 @@ class Guest:
     # -- pods ------------------------------------------------------------------------------
 
     def pod(
-        self,
-        name: str,
-        annotations: Mapping[str, str] | None = None,
-        *,
-        cpus: float = 1,
-        memory_mib: int = 64,
-        command: Sequence[str] | None = None,
-        resources: Resources | None = None,
+        self, name: str, annotations: Mapping[str, str] | None = None, **more: Any
     ) -> Container:
-        """Start a Guaranteed pod with one container, ``main``.
-
-        `command`: default: print what may be used and sleep.
-        `resources`: instead of `cpus` and `memory_mib`.
-        """
-        pod = self.sandbox(name, annotations)
-        return self.container(
-            pod,
-            "main",
-            cpus=cpus,
-            memory_mib=memory_mib,
-            command=command,
-            resources=resources,
-        )
+        """Start a Guaranteed pod with one container, ``main``; more as for `container`."""
+        return self.container(self.sandbox(name, annotations), "main", **more)
 
     def sandbox(self, name: str, annotations: Mapping[str, str] | None = None) -> Pod:
         return self.containerd.cri.run_pod(
@@ -227,7 +209,11 @@ class Guest:
         command: Sequence[str] | None = None,
         resources: Resources | None = None,
     ) -> Container:
-        """Start one more container in a pod."""
+        """Start one more container in a pod.
+
+        `command`: default: print what may be used and sleep.
+        `resources`: instead of `cpus` and `memory_mib`.
+        """
         return self.containerd.cri.run(
             pod,
             name,

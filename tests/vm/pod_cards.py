@@ -34,7 +34,7 @@ def moves_cards(machine: Machine) -> bool:
 def network(bed: Path) -> tuple[dict[str, object], Path]:
     """Configuration and folder of plugins for the runtime; the plugins' package is in the cache."""
     package = DebCache().cached(CNI_PLUGINS.label)
-    assert package is not None, "the CNI plugins are not in the cache: run python -m tests.vm run"
+    assert package is not None, "the CNI plugins are not in the cache"
     programs, cards = bed / "cni-programs", bed / "cards"
     for directory in (programs, cards):
         directory.mkdir(parents=True, exist_ok=True)

@@ -49,11 +49,12 @@ def test_case(
     record_property("seconds_in_guest", result.seconds)
     record_property("again", sum(note.startswith("tried again") for note in result.notes))
     notes = "".join(f"\n    {note}" for note in result.notes)
+    print(f"measured:{notes}")  # seen with -rP
     if result.outcome is Outcome.SKIPPED:
         pytest.skip(result.detail)
     if result.outcome is Outcome.FAILED:
         pytest.fail(
-            f"{result.detail}\nmeasured:{notes or ' nothing'}\nlogs: {ARTIFACTS / machine}\n"
-            f"again: python -m tests.vm run {machine} {case}",
+            f"{result.detail}\nlogs: {ARTIFACTS / machine}\n"
+            f"again: NRI_NUMA_VM={machine} pytest tests/vm -k {machine}-{case}",
             pytrace=False,
         )

@@ -13,8 +13,6 @@ machine has none (`toolchain`). Those of one build share most of their libraries
 from __future__ import annotations
 
 import argparse
-import contextlib
-import fcntl
 import hashlib
 import os
 import re
@@ -24,13 +22,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from tests.beds.kube.toolchain import fetch_go, go_version, installed_go
-from tests.beds.testbed import TestbedUnavailable, cache_dir
+from tests.beds.testbed import TestbedUnavailable, cache_dir, locked
 
 SOURCES = Path(__file__).parent
 NAMES = (
@@ -211,7 +209,7 @@ def _find(recipe: Recipe, *, build: bool) -> Path:
 
 def _built(folder: Path, *recipes: Recipe) -> list[Path]:
     """The folders of these, built one after the other with the same two caches of Go."""
-    with _lock(folder):
+    with locked(folder / ".lock"):
         go = installed_go()
         # Somebody else may have been at it.
         if all(found := [each.cached(folder, go) for each in recipes]):
@@ -239,21 +237,6 @@ def _own_caches(scratch: Path) -> dict[str, str]:
             "free some space or set NRI_NUMA_CACHE to another disk",
         )
     return own
-
-
-@contextlib.contextmanager
-def _lock(directory: Path) -> Iterator[None]:
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        handle = (directory / ".lock").open("w")
-    except OSError as error:
-        raise TestbedUnavailable(
-            f"cannot write the cache {directory}: {error.strerror}",
-            "set NRI_NUMA_CACHE to a writable directory",
-        ) from error
-    with handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
 
 
 def _build(recipe: Recipe, folder: Path, go: Path, scratch: Path, own: dict[str, str]) -> Path:

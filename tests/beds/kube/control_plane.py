@@ -108,7 +108,8 @@ class ControlPlane(Bed):
             f"--flex-volume-plugin-dir={self.directory / 'flex'}",  # default below /usr
             "--leader-elect=false",
         )
-        self._start("kube-scheduler", f"--config={self._write_scheduler()}")
+        config = self.write_scheduler(self.directory, **self._scheduler)
+        self._start("kube-scheduler", f"--config={config}")
         wait_for(
             list(self._daemons.values()),
             # Without it the API server refuses every pod.
@@ -201,15 +202,16 @@ class ControlPlane(Bed):
             "--kubelet-preferred-address-types=InternalIP",
         ]
 
-    def _write_scheduler(self) -> Path:
+    def write_scheduler(self, directory: Path, **sections: object) -> Path:
+        """The configuration of a kube-scheduler of this control plane."""
         document = {
             "apiVersion": "kubescheduler.config.k8s.io/v1",
             "kind": "KubeSchedulerConfiguration",
             "leaderElection": {"leaderElect": False},
             "clientConnection": {"kubeconfig": str(self.kubeconfig("system:kube-scheduler"))},
-            **self._scheduler,
+            **sections,
         }
-        target = self.directory / "scheduler.json"
+        target = directory / "scheduler.json"
         target.write_text(json.dumps(document, indent=1), encoding="utf-8")
         return target
 

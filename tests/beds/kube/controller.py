@@ -2,33 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from typing import Any
 
 from tests.beds.kube.bed import KubeBed
+from tests.beds.kube.caller import Caller
 from tests.beds.kube.client import Client, JsonObject
 from tests.beds.kube.service import MANIFESTS, NAMESPACE, Service
 
 ACCOUNT = "nri-numa-controller"
 TOKEN = "0123456789abcdef0123456789abcdef"
-
-# Sends one request and prints status and body: for an address inside the bed's network.
-_ASK = """
-import sys, urllib.request, urllib.error
-method, url, token, body = sys.argv[1:]
-request = urllib.request.Request(url, body.encode() or None, method=method)
-request.add_header("Authorization", "Bearer " + token)
-opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-try:
-    with opener.open(request, timeout=30) as answer:
-        print(answer.status, answer.read().decode())
-except urllib.error.HTTPError as error:
-    print(error.code, error.read().decode())
-except OSError as error:
-    print(0, error)
-"""
 
 
 def install(client: Client) -> None:
@@ -51,7 +33,7 @@ class Controller(Service):
     def __init__(self, bed: KubeBed, port: int, **config: Any) -> None:
         token = bed.client.kubectl("create", "token", ACCOUNT, f"--namespace={NAMESPACE}")
         super().__init__(bed, "controller", token.strip())
-        self._url = f"http://127.0.0.1:{port}"
+        self._caller = Caller(self.enter, f"http://127.0.0.1:{port}", token=TOKEN)
         self.give("put-token", TOKEN.encode())
         section = {
             "address": f"127.0.0.1:{port}",
@@ -66,8 +48,4 @@ class Controller(Service):
     def ask(self, method: str, path: str, body: JsonObject | None = None) -> tuple[int, str]:
         """One request to it, with the token; status 0 while nobody listens."""
         self.check()
-        text = "" if body is None else json.dumps(body)
-        command = [*self.enter, sys.executable, "-c", _ASK, method, self._url + path, TOKEN, text]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-        status, _, answer = done.stdout.partition(" ")
-        return int(status), answer.strip()
+        return self._caller.ask(method, path, body)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from tests.beds.cri import poll
 from tests.beds.kube.bed import KubeBed
+from tests.beds.kube.caller import Caller
 from tests.beds.kube.client import Client
 from tests.beds.kube.service import MANIFESTS, NAMESPACE, Service
 from tests.beds.processes import Bed, Daemon
@@ -22,19 +21,6 @@ _PORT: Final = 19894
 _SCHEDULER_PORT: Final = 10269
 
 _PARTS = ("serviceaccount", "role", "policies")
-_ASK = """
-import ssl, sys, urllib.error, urllib.request
-url, body, own = sys.argv[1:]
-context = None
-if own:
-    context = ssl.create_default_context(cafile=own)
-    context.load_cert_chain(own, own)
-try:
-    data = body.encode() or None
-    print(urllib.request.urlopen(url, data, timeout=10, context=context).read().decode())
-except urllib.error.HTTPError as error:
-    print(error.read().decode())
-"""
 
 
 def install(client: Client) -> None:
@@ -65,10 +51,12 @@ class Extender(Bed):
     ) -> None:
         self._bed, self._standby = bed, standby
         self._certificate = certificate
-        self._url = f"{'https' if certificate else 'http'}://127.0.0.1:{port}"
+        url = f"{'https' if certificate else 'http'}://127.0.0.1:{port}"
         token = bed.client.kubectl("create", "token", ACCOUNT, f"--namespace={NAMESPACE}").strip()
         self.process = Service(bed, "scheduler", token)
         self.directory = self.process.directory
+        shown = str(certificate or "")
+        self._caller = Caller(self.process.enter, url, authority=shown, own=shown)
         if certificate is not None:
             self.process.give("own.pem", certificate.read_bytes())
         section = {
@@ -82,28 +70,18 @@ class Extender(Bed):
         self.process.configure(scheduler=section, log=log)
         narrow = section.get("narrow", True)
         prioritize = {} if narrow else {"prioritizeVerb": "prioritize", "weight": 5}
-        document = {
-            "apiVersion": "kubescheduler.config.k8s.io/v1",
-            "kind": "KubeSchedulerConfiguration",
-            "leaderElection": {"leaderElect": False},
-            "clientConnection": {
-                "kubeconfig": str(bed.control.kubeconfig("system:kube-scheduler"))
-            },
-            "profiles": [{"schedulerName": name}],
-            "extenders": [
-                {
-                    "urlPrefix": self._url,
-                    "filterVerb": "filter",
-                    **prioritize,
-                    "bindVerb": "bind",
-                    "httpTimeout": "5s",
-                    "nodeCacheCapable": True,
-                    "ignorable": False,
-                }
-            ],
+        asked = {
+            "urlPrefix": url,
+            "filterVerb": "filter",
+            **prioritize,
+            "bindVerb": "bind",
+            "httpTimeout": "5s",
+            "nodeCacheCapable": True,
+            "ignorable": False,
         }
-        file = self.directory / "scheduler.json"
-        file.write_text(json.dumps(document, indent=1), encoding="utf-8")
+        file = bed.control.write_scheduler(
+            self.directory, profiles=[{"schedulerName": name}], extenders=[asked]
+        )
         self.scheduler = Daemon(
             "numa-scheduler",
             [
@@ -130,9 +108,9 @@ class Extender(Bed):
 
     def wait_ready(self) -> None:
 
-        def ask() -> bool | None:
+        def ask() -> bool:
             self.process.check()
-            return True if self.get("/readyz") == "ok" else None
+            return self.get("/readyz") == "ok"
 
         try:
             poll(ask, "extender")
@@ -140,21 +118,13 @@ class Extender(Bed):
             raise TimeoutError(f"{error}\n{self.log()[-3000:]}") from None
 
     def get(self, path: str, body: object = None) -> str:
-        """What it answers, from inside the bed's network; empty where nobody listens."""
-        text = json.dumps(body) if body is not None else ""
-        command = [*self.process.enter, sys.executable, "-c", _ASK, self._url + path, text]
-        own = str(self._certificate or "")
-        done = subprocess.run([*command, own], capture_output=True, text=True, check=False)
-        return done.stdout.strip()
+        """What it answers; empty where nobody listens."""
+        status, text = self._caller.ask("GET" if body is None else "POST", path, body)
+        return text if status else ""
 
-    def asking(self, path: str, body: object) -> subprocess.Popen[bytes]:
-        """The same as a process, for who does not wait for the answer."""
-        command = [*self.process.enter, sys.executable, "-c", _ASK, self._url + path]
-        return subprocess.Popen(
-            [*command, json.dumps(body), str(self._certificate or "")],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+    def asking(self, path: str, body: object) -> subprocess.Popen[str]:
+        """A request of which nobody waits for the answer."""
+        return self._caller.asking("POST", path, body)
 
     def log(self) -> str:
         return f"{self.process.log()}\n--- {SCHEDULER}\n{self.scheduler.log()}"

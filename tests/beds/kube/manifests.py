@@ -5,18 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tests.beds.cri import PREFIX as PREFIX
+from tests.beds.cri import asks as asks
 from tests.beds.images import FIRST_LINE_COMMAND, IMAGE
 from tests.beds.kube.client import JsonObject
-
-PREFIX = "numa.kubernetes.io"
-
-
-def asks(**keys: str) -> dict[str, str]:
-    """Annotations; ``on_failure`` means ``on-failure`` and ``numacpu__web`` ``numacpu.web``."""
-    return {
-        f"{PREFIX}/{key.replace('__', '.').replace('_', '-')}": text for key, text in keys.items()
-    }
-
 
 EXCLUSIVE = asks(cpus="exclusive")
 

@@ -191,14 +191,11 @@ def _with_cards(guest: Guest, asks: Mapping[int, Mapping[str, str]]) -> dict[int
 def _why(guest: Guest, pod: str, container: str = "main") -> str:
     """What `nri-numa explain` would say of a container, as one text."""
 
-    def ask() -> str | None:
-        # The server listens a little after the link is in use, and everything is slow here.
-        with contextlib.suppress(OSError):
-            status, text = guest.plugin.get(f"/v1/explain/default/{pod}/{container}")
-            return text if status == 200 else None
-        return None
+    def ask() -> str:
+        status, text = guest.plugin.get(f"/v1/explain/default/{pod}/{container}")
+        return text if status == 200 else ""
 
-    return poll(ask, f"explanation of {pod}/{container}", timeout_s=120, every_s=0.2)
+    return poll(ask, f"explanation of {pod}/{container}", timeout_s=120)
 
 
 def _looked_at(guest: Guest, pod: Pod) -> None:

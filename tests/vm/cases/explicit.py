@@ -43,22 +43,6 @@ def listed_memory_only(guest: Guest) -> None:
     guest.pinned(container, cpus=guest.online, mems=frozenset({numa_node}))
 
 
-@case()
-def absent_cpu_refused(guest: Guest) -> None:
-    """A CPU that the machine has not got is refused by pod, key, value and expectation."""
-    absent = str(guest.machine.cpu_count + 3)
-    message = guest.refused("absent-cpu", {"numacpu": absent})
-    guest.mentions(message, "default/absent-cpu", "numacpu", f"'{absent}'", "does not exist")
-
-
-@case()
-def absent_memory_node_refused(guest: Guest) -> None:
-    """A NUMA node that the machine has not got is refused by pod, key, value and expectation."""
-    absent = str(len(guest.machine.numa))
-    message = guest.refused("absent-node", {"numamem": absent})
-    guest.mentions(message, "default/absent-node", "numamem", f"'{absent}'", "does not exist")
-
-
 @case(applies=lambda machine: bool(machine.offline))
 def offline_cpu_refused(guest: Guest) -> None:
     """A CPU that is switched off is refused as such; its neighbours are served."""

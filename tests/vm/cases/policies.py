@@ -155,15 +155,6 @@ def isolated_cores(guest: Guest) -> None:
 
 
 @case()
-def refusal_leaves_nothing(guest: Guest) -> None:
-    """After a refusal the same CPUs can be had by the next pod."""
-    guest.refused("greedy", {"cpus": "exclusive"}, cpus=len(guest.online))
-    wanted = len(guest.online) - 1
-    own = guest.pinned(guest.pod("modest", {"cpus": "exclusive"}, cpus=wanted)).cpus
-    assert len(own) == wanted
-
-
-@case()
 def exclusive_resized(guest: Guest) -> None:
     """An owner that grows keeps what it has and gets more; what it gives up is everybody's."""
     shared = guest.pod("shared")

@@ -83,11 +83,11 @@ def read_file(path: str, most: int, *, ours: bool = True, secret: bool = False) 
         os.close(fd)
 
 
-def replace_file(path: str, data: bytes, *, sync: bool = False, mode: int = 0o600) -> int:
+def replace_file(path: str, data: bytes, *, sync: bool = False, mode: int | None = None) -> int:
     """Put a file in place of another, or of none; its descriptor, for more at its end.
 
     A failure or a kill leaves the old one or the new one; with ``sync`` so does the end of the
-    machine, which no container outlives.
+    machine, which no container outlives. Without a mode it is its owner's alone.
     """
     temporary = f"{path}.tmp"
     with contextlib.suppress(FileNotFoundError):
@@ -95,7 +95,8 @@ def replace_file(path: str, data: bytes, *, sync: bool = False, mode: int = 0o60
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
     fd = os.open(temporary, flags, 0o600)
     try:
-        os.fchmod(fd, mode)
+        if mode is not None:  # the agent is not allowed to call fchmod(2)
+            os.fchmod(fd, mode)
         left = memoryview(data)
         while left:
             left = left[os.write(fd, left) :]

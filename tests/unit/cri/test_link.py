@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -331,17 +332,16 @@ async def test_events_that_got_lost_are_made_good_by_listings(directory: Path) -
 
 @pytest.mark.asyncio
 async def test_a_mistake_of_ours_is_counted_and_the_link_goes_on(bed: Bed) -> None:
-    runtime = bed.runtime
-    real, calls = bed.world.agent.kubelet.refresh_kubelet_grants, [0]
+    runtime, agent, calls = bed.runtime, bed.world.agent, [0]
 
-    def broken() -> object:
+    def broken(*arguments: Any) -> object:
         calls[0] += 1
         if calls[0] == 1:
             raise ValueError("a mistake")
-        return real()
+        return create(*arguments)
 
     async with linked(bed):
-        bed.world.agent.kubelet.refresh_kubelet_grants = broken
+        create, agent.create_container = agent.create_container, broken  # type: ignore[method-assign]
         runtime.pod("one", numacpu="1")
         runtime.create("first", "one")
         await until(lambda: calls[0] == 1, "it was asked about")

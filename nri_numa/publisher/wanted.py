@@ -31,6 +31,7 @@ REASONS: Final = {
     "gap": ("PlacedAfterStart", "Warning"),
     "late": ("PlacedLate", "Warning"),
     "drift": ("CpusetDrift", "Warning"),
+    "ignored": ("AnnotationIgnored", "Warning"),
 }
 """Reason and type of an Event by what happened."""
 
@@ -122,7 +123,8 @@ def event(notice: Notice, prefix: str, node: str) -> Object:
         reason=reason,
         type=kind,
     )
-    made["regarding"]["fieldPath"] = f"spec.containers{{{notice.container}}}"
+    if notice.container:
+        made["regarding"]["fieldPath"] = f"spec.containers{{{notice.container}}}"
     return {**made, **series(notice)}
 
 

@@ -40,6 +40,7 @@ from nri_numa.store.journal import (
     frame,
     parse,
 )
+from nri_numa.text import harmless
 
 log = get_logger("agent")
 
@@ -338,15 +339,20 @@ class CheckpointStore:
             # The kernel lets go of it when we die, however we die.
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            text = os.pread(fd, 32, 0).strip()
+            owner = harmless(os.pread(fd, 400, 0).decode(errors="replace").strip())
             os.close(fd)
-            self.error = StateDirectoryBusy(self.directory, int(text) if text.isdigit() else None)
+            # Releases before this one wrote the number alone.
+            owner = f"process {owner}" if owner.isdigit() else owner
+            self.error = StateDirectoryBusy(self.directory, owner)
             raise self.error from error
         self._lock_fd = fd
-        # On a full disk the lock holds all the same, only its owner's number is missing.
+        # In another pod the number of a process says nothing. On a full disk the lock holds all the
+        # same, only its owner's name is missing.
+        pod = "/".join(os.environ.get(name, "") for name in ("POD_NAMESPACE", "POD_NAME"))
+        owner = f"pod {pod}" if len(pod) > 1 else f"process {os.getpid()}"
         with contextlib.suppress(OSError):
             os.ftruncate(fd, 0)
-            os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+            os.pwrite(fd, f"{owner}\n".encode(), 0)
 
     def _refused(self, path: str, problem: str, remedy: str) -> CheckpointError:
         self.error = CheckpointError(path, f"{problem}; {remedy}")

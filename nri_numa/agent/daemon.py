@@ -49,6 +49,7 @@ from nri_numa.config import AgentConfig, InternalErrorAnswer, node_name, parse_d
 from nri_numa.config.sections import MeasuredMode
 from nri_numa.engine.decision import Machine
 from nri_numa.errors import ConfigError, RuntimeBusy, StateDirectoryBusy, TopologyError
+from nri_numa.kubelet.configuration import hostname_override
 from nri_numa.kubelet.state_files import StateFiles
 from nri_numa.machine import hotplug
 from nri_numa.machine.cgroups import CgroupReader, CgroupWriter, Scopes
@@ -115,7 +116,7 @@ class Daemon:
         self.clock = clock = Clock()
         started = clock.time()
         metrics.config_read(at=started)
-        name = node_name(config)
+        name = node_name(config, hostname_override)
 
         topology = discover(config.sysfs_root)
         for warning in topology.warnings:

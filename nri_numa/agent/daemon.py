@@ -213,7 +213,9 @@ class Daemon:
                 events=AGENT_EVENTS,
             )
             self.link = NRILink(self.handler, link_settings)
-        self.runtime = RuntimeConnection(agent, metrics, self.handler, self.link, over_cri=by_cri)
+        self.runtime = RuntimeConnection(
+            agent, metrics, self.handler, self.link, over_cri=by_cri, clock=clock
+        )
         self._lock = RuntimeLock(locked_socket(config, launched=self._launched))
         self.reconciler = Reconciler(
             agent, metrics, self.runtime, writer=writer, scopes=Scopes(), clock=clock
@@ -421,7 +423,7 @@ class Daemon:
 
     def link_changed(self, state: LinkState, detail: str) -> None:
         """Say where the link stands, and when we are ready."""
-        self.runtime.status = state, detail
+        self.runtime.changed(state, detail)
         level = log.info if state in (LinkState.ACTIVE, LinkState.CONFIGURED) else log.warning
         if state in (LinkState.REGISTERING, LinkState.STOPPED):
             level = log.info

@@ -43,8 +43,8 @@ A machine made up (numa: NUMA nodes per socket; cores, memory: per NUMA node):
 Exit codes:
   0  all pods were placed
   1  one was refused
-  2  mistakes in the manifests (an annotation for a container that the pod does
-     not have is one), the configuration or the usage
+  2  mistakes in the manifests, an annotation for a container that a pod lacks
+     among them, the configuration or the usage
   3  the machine cannot be read"""
 
 

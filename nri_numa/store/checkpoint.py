@@ -339,20 +339,20 @@ class CheckpointStore:
             # The kernel lets go of it when we die, however we die.
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            owner = harmless(os.pread(fd, 400, 0).decode(errors="replace").strip())
+            number, _, pod = os.pread(fd, 400, 0).decode(errors="replace").strip().partition("\n")
             os.close(fd)
-            # Releases before this one wrote the number alone.
-            owner = f"process {owner}" if owner.isdigit() else owner
+            process = f"process {number}" if number.isdigit() else ""
+            owner = harmless(pod) if pod else process
             self.error = StateDirectoryBusy(self.directory, owner)
             raise self.error from error
         self._lock_fd = fd
         # In another pod the number of a process says nothing. On a full disk the lock holds all the
         # same, only its owner's name is missing.
         pod = "/".join(os.environ.get(name, "") for name in ("POD_NAMESPACE", "POD_NAME"))
-        owner = f"pod {pod}" if len(pod) > 1 else f"process {os.getpid()}"
+        named = f"pod {pod}\n" if len(pod) > 1 else ""
         with contextlib.suppress(OSError):
             os.ftruncate(fd, 0)
-            os.pwrite(fd, f"{owner}\n".encode(), 0)
+            os.pwrite(fd, f"{os.getpid()}\n{named}".encode(), 0)
 
     def _refused(self, path: str, problem: str, remedy: str) -> CheckpointError:
         self.error = CheckpointError(path, f"{problem}; {remedy}")

@@ -88,14 +88,15 @@ class StateDirectoryBusy(CheckpointError):
     """Another agent uses the state directory.
 
     Attributes:
-        pid: of the other agent, None when it is not known.
+        owner: the other agent, as it wrote itself into the lock; empty when it is not known.
     """
 
-    def __init__(self, path: str, pid: int | None) -> None:
-        self.pid = pid
-        who = "another process" if pid is None else f"process {pid}"
+    def __init__(self, path: str, owner: str) -> None:
+        self.owner = owner
         super().__init__(
-            path, f"{who} uses this state directory; stop it, or choose another with --state-dir"
+            path,
+            f"{owner or 'another process'} uses this state directory; stop it, or choose another "
+            "with --state-dir",
         )
 
 
@@ -104,19 +105,14 @@ class RuntimeUnavailable(AgentError):
 
 
 class RuntimeBusy(AgentError):
-    """Another agent works on the runtime.
-
-    Attributes:
-        pid: of them, None when it is not known.
-    """
+    """Another agent, or a release, works on the runtime; its process is None when not known."""
 
     def __init__(self, directory: str, pid: int | None) -> None:
-        self.pid = pid
-        who = "an agent" if pid is None else f"an agent (process {pid})"
+        who = "another agent" if pid is None else f"another agent (process {pid})"
         super().__init__(
-            f"{directory}: {who} works on the runtime of this NRI socket, with whatever state "
-            "directory, and would pin everything again; stop it first, for instance: systemctl "
-            "stop nri-numa"
+            f"{directory}: {who} works on the runtime of this socket, with whatever state "
+            "directory, and a runtime takes one; stop it first, for instance: systemctl stop "
+            "nri-numa, or helm uninstall (helm list -A names the releases)"
         )
 
 

@@ -48,7 +48,8 @@ from nri_numa.agent.unmatched import UnmatchedAnnotations
 from nri_numa.config import AgentConfig, InternalErrorAnswer, node_name, parse_duration, two_digits
 from nri_numa.config.sections import MeasuredMode
 from nri_numa.engine.decision import Machine
-from nri_numa.errors import ConfigError, StateDirectoryBusy, TopologyError
+from nri_numa.errors import ConfigError, RuntimeBusy, StateDirectoryBusy, TopologyError
+from nri_numa.kubelet.configuration import hostname_override
 from nri_numa.kubelet.state_files import StateFiles
 from nri_numa.machine import hotplug
 from nri_numa.machine.cgroups import CgroupReader, CgroupWriter, Scopes
@@ -105,7 +106,7 @@ class Daemon:
         self.config = config
         self._load = load
         self._gaps = gaps
-        self._drop_in = ""
+        self._drop_in = self._contest = ""
         self._ready = self._reload_requested = self._blind = False
         self._reloading: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
@@ -115,7 +116,7 @@ class Daemon:
         self.clock = clock = Clock()
         started = clock.time()
         metrics.config_read(at=started)
-        name = node_name(config)
+        name = node_name(config, hostname_override)
 
         topology = discover(config.sysfs_root)
         for warning in topology.warnings:
@@ -212,9 +213,10 @@ class Daemon:
                 events=AGENT_EVENTS,
             )
             self.link = NRILink(self.handler, link_settings)
-        self.runtime = RuntimeConnection(agent, metrics, self.handler, self.link, over_cri=by_cri)
+        self.runtime = RuntimeConnection(
+            agent, metrics, self.handler, self.link, over_cri=by_cri, clock=clock
+        )
         self._lock = RuntimeLock(locked_socket(config, launched=self._launched))
-        self._lock.share()
         self.reconciler = Reconciler(
             agent, metrics, self.runtime, writer=writer, scopes=Scopes(), clock=clock
         )
@@ -268,7 +270,7 @@ class Daemon:
         devices = self._device_watch
         if devices is not None:
             devices.start()
-        link = asyncio.create_task(self.link.run(), name="link")
+        link = asyncio.create_task(self._linked(), name="link")
         others = [asyncio.create_task(run, name=name) for name, run in self._loops().items()]
         stop = asyncio.create_task(self._stop.wait(), name="stop")
         # Start-up made the objects that live for ever; the collector need not visit them again.
@@ -297,6 +299,27 @@ class Daemon:
             gc.enable()
             log.info("stopped")
             logs.defer(None)
+
+    async def _linked(self) -> None:
+        """Run the link, once no other agent works on the runtime."""
+        while problem := self._contested():
+            if problem != self.runtime.status[1]:
+                self.handler.link_changed(LinkState.DISCONNECTED, problem)
+            await self.clock.sleep(TICK)
+        await self.link.run()
+
+    def _contested(self) -> str:
+        """Who else works on the runtime, as a sentence; empty while it is ours."""
+        try:
+            self._lock.hold()
+        except RuntimeBusy as error:
+            problem = str(error)
+        else:
+            problem = ""
+        if problem and problem != self._contest:
+            log.error("another agent works on this runtime", problem=problem)
+        self._contest = problem
+        return problem
 
     def _loops(self) -> dict[str, Coroutine[Any, Any, None]]:
         """What runs beside the link, by name, until it is cancelled."""
@@ -347,7 +370,7 @@ class Daemon:
                 agent.release_kept()
             self._beside.look()
             self.store.maintain()
-            self._lock.share()
+            self._contested()
             if number % EXPLANATIONS_EVERY == 0:
                 self._explanations.save_soon()
                 self.unmatched.look()
@@ -400,7 +423,7 @@ class Daemon:
 
     def link_changed(self, state: LinkState, detail: str) -> None:
         """Say where the link stands, and when we are ready."""
-        self.runtime.status = state, detail
+        self.runtime.changed(state, detail)
         level = log.info if state in (LinkState.ACTIVE, LinkState.CONFIGURED) else log.warning
         if state in (LinkState.REGISTERING, LinkState.STOPPED):
             level = log.info

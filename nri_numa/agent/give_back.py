@@ -139,8 +139,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 class AgentRuns(CheckpointError):
     """An agent uses the state directory: it would pin everything again."""
 
-    def __init__(self, path: str, pid: int | None) -> None:
-        who = "an agent" if pid is None else f"an agent (process {pid})"
+    def __init__(self, path: str, owner: str) -> None:
+        who = f"an agent ({owner})" if owner else "an agent"
         super().__init__(
             path,
             f"{who} runs on this state directory and would pin everything again; stop it first, "
@@ -298,8 +298,8 @@ async def release(
             try:
                 loaded = store.load()
             except StateDirectoryBusy as error:
-                raise AgentRuns(config.state_dir, error.pid) from error
-            claim.alone()
+                raise AgentRuns(config.state_dir, error.owner) from error
+            claim.hold()
             problems += loaded.problems
             entries = loaded.entries
         prior, damaged = state_from(entries)

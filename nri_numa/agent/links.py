@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -11,6 +12,7 @@ from msgspec import UNSET
 
 from nri_numa.agent.agent import Agent
 from nri_numa.agent.handler import AgentHandler
+from nri_numa.agent.loop import Clock
 from nri_numa.config import AgentConfig, LinkKind
 from nri_numa.model.workload import (
     RUNTIMES,
@@ -53,7 +55,8 @@ class RuntimeConnection:
     """The runtime as other parts see it: where the link stands, and what may be sent when.
 
     Attributes:
-        status: state of the link, and a detail.
+        status: state of the link, and a detail; set by `changed`.
+        down_since: Unix time of the end of the last link, or of the start; None while there is one.
         info: what the runtime said of itself; None before.
         unanswered: what the runtime has not answered for too long, as a sentence.
     """
@@ -66,6 +69,7 @@ class RuntimeConnection:
         link: RuntimeLink,
         *,
         over_cri: bool,
+        clock: Clock,
     ) -> None:
         self._agent = agent
         self._metrics = metrics
@@ -73,8 +77,18 @@ class RuntimeConnection:
         self._link = link
         self.over_cri = over_cri
         self.status: tuple[LinkState, str] = (LinkState.DISCONNECTED, "not dialled yet")
+        self._time = clock.time
+        self.down_since: float | None = clock.time()
         self.info: RuntimeInfo | None = None
         self.unanswered = ""
+
+    def changed(self, state: LinkState, detail: str) -> None:
+        """The link stands somewhere else."""
+        self.status = state, detail
+        if state is LinkState.ACTIVE:
+            self.down_since = None
+        elif self.down_since is None:
+            self.down_since = self._time()
 
     @property
     def active(self) -> bool:
@@ -100,13 +114,14 @@ class RuntimeConnection:
         """The link at this moment; any thread may ask."""
         from nri_numa.web.responses import Link
 
-        (state, detail), info = self.status, self.info
+        (state, detail), info, since = self.status, self.info, self.down_since
         return Link(
             state=state.value,
             detail=detail,
             runtime=info.name if info is not None else "",
             runtime_version=info.version if info is not None else "",
             unanswered=self.unanswered,
+            problem="" if since is None else _down(since, detail),
             over="cri" if self.over_cri else UNSET,
         )
 
@@ -131,6 +146,14 @@ class RuntimeConnection:
             self.unanswered = ""
             log.info("the runtime answers again")
             self._agent.notify()
+
+
+def _down(since: float, detail: str) -> str:
+    at = datetime.fromtimestamp(since, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return (
+        f"there is no link to the runtime since {at}{f' ({detail})' if detail else ''}: "
+        "containers that start meanwhile are not known here and not pinned before the link is back"
+    )
 
 
 # --- Memory policies that this node's runtime and kernel can set ---

@@ -1,9 +1,11 @@
 """Who works on a runtime, whatever state directory they use: a lock on its NRI socket's directory.
 
-A running agent shares the lock, ``release`` wants it alone. It is flock(2) on the directory itself,
-opened for reading: that makes no file, needs no writable mount (the service and the DaemonSet have
-none there), means the same inode inside and outside of containers, and ends with its process
-however that dies, so there is nothing stale to force. See docs/adr/0033-who-works-on-a-runtime.md.
+An agent holds it from before it registers, ``release`` until it is done: with two plugins of ours
+the runtime fails every container, since both set the same annotation. It is flock(2) on the
+directory itself, opened for reading: that makes no file, needs no writable mount (the service and
+the DaemonSet have none there), means the same inode inside and outside of containers, and ends with
+its process however that dies, so there is nothing stale to force. See
+docs/adr/0033-who-works-on-a-runtime.md.
 """
 
 from __future__ import annotations
@@ -25,33 +27,24 @@ class RuntimeLock:
         self.directory = os.path.dirname(os.path.abspath(nri_socket))
         self._fd = -1
 
-    def share(self) -> bool:
-        """Say that an agent works here; again and again, since the directory may come and go.
+    def hold(self) -> None:
+        """Keep every other away until `close`; again and again, since the directory may come anew.
 
-        False while that cannot be seen: there is no such directory, it may not be opened, or
-        another process has the runtime alone.
+        Without the directory, or where it may not be opened, there is nothing to keep.
+
+        Raises:
+            RuntimeBusy: an agent works on this runtime, or a release does.
         """
         try:
             if self._fd >= 0:
                 if os.path.samestat(os.fstat(self._fd), os.stat(self.directory)):
-                    return True
+                    return
                 self.close()  # a new directory under the old name
-            return self._lock(fcntl.LOCK_SH)
+            self._lock()
+        except BlockingIOError:
+            raise RuntimeBusy(self.directory, holder(self.directory)) from None
         except OSError:
-            return False
-
-    def alone(self) -> None:
-        """Keep every other away until `close`; without the directory there is nothing to keep.
-
-        Raises:
-            RuntimeBusy: an agent works on this runtime, or another release does.
-        """
-        try:
-            taken = self._lock(fcntl.LOCK_EX)
-        except OSError:
-            return  # an agent that could not open it either cannot be found this way
-        if not taken:
-            raise RuntimeBusy(self.directory, holder(self.directory))
+            return
 
     def close(self) -> None:
         """Let go."""
@@ -59,18 +52,14 @@ class RuntimeLock:
             os.close(self._fd)
             self._fd = -1
 
-    def _lock(self, kind: int) -> bool:
+    def _lock(self) -> None:
         fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            fcntl.flock(fd, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(fd)
-            return False
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BaseException:
             os.close(fd)
             raise
         self._fd = fd
-        return True
 
 
 def holder(directory: str, locks: str = _LOCKS) -> int | None:

@@ -1,8 +1,9 @@
-"""Annotations that speak to a container which does not come, said once and shown by ``explain``.
+"""Annotations without effect: those for a container that does not come, and misspelt prefixes.
 
-No event says that the pod's last container is there. It is taken to be there when no
-container of a new name came for `QUIET` seconds, and for certain when the pod is removed. A
-container that comes later all the same, behind a slow init container or image, takes it back.
+Each gets a log line and a notice once, and ``explain`` shows it. No event says that the pod's last
+container is there. It is taken to be there when no container of a new name came for `QUIET`
+seconds, and for certain when the pod is removed. A container that comes later all the same, behind
+a slow init container or image, takes it back.
 """
 
 from __future__ import annotations
@@ -14,9 +15,15 @@ from typing import Final
 
 from nri_numa.agent.agent import Agent
 from nri_numa.agent.loop import Clock
-from nri_numa.engine.request.annotations import MOST_ADDRESSEES, Missing, addressees
+from nri_numa.engine.request.annotations import (
+    MOST_ADDRESSEES,
+    Missing,
+    addressees,
+    misspelt,
+)
 from nri_numa.model.workload import PodSandbox
 from nri_numa.observe.logs import get_logger
+from nri_numa.observe.notices import What
 
 log = get_logger("annotations")
 
@@ -28,17 +35,23 @@ _PODS: Final = 2048
 
 @dataclass(slots=True)
 class _Waiting:
-    """One pod that has names to come."""
+    """One pod that has names to come, or misspelt prefixes."""
 
-    pod: str
+    namespace: str
+    name: str
+    uid: str
     wanted: dict[str, str]
+    misspelt: list[str]
     since: float
     had: dict[str, None] = field(default_factory=dict)
     said: bool = False
 
     def missing(self) -> tuple[Missing, ...]:
-        had = tuple(self.had)
-        return tuple(Missing(annotation=a, name=n, had=had) for n, a in tuple(self.wanted.items()))
+        had, final = tuple(self.had), self.said
+        return tuple(
+            Missing(annotation=a, name=n, had=had, final=final)
+            for n, a in tuple(self.wanted.items())
+        )
 
 
 class UnmatchedAnnotations:
@@ -63,18 +76,24 @@ class UnmatchedAnnotations:
         for pod, name in containers:
             waiting = self._pods.get(pod.uid)
             if waiting is None:
-                wanted = addressees(pod.annotations, self._agent.machine.settings.prefix)
-                if not wanted:
+                prefix = self._agent.machine.settings.prefix
+                wanted = addressees(pod.annotations, prefix)
+                wrong = misspelt(pod.annotations, prefix)
+                if not wanted and not wrong:
                     continue
                 if len(self._pods) >= _PODS:
                     del self._pods[next(iter(self._pods))]
-                waiting = _Waiting(pod.full_name, wanted, self._now())
+                waiting = _Waiting(pod.namespace, pod.name, pod.uid, wanted, wrong, self._now())
                 self._pods[pod.uid] = waiting
+                self._warn(waiting, "annotation with a misspelt prefix", "UnknownPrefix", wrong)
             if name not in waiting.had and len(waiting.had) < 2 * MOST_ADDRESSEES:
                 waiting.had[name] = None
                 waiting.since = self._now()
             if waiting.wanted.pop(name, None) is not None and waiting.said:
-                log.info("the container that an annotation names was created", pod=waiting.pod)
+                log.info(
+                    "the container that an annotation names was created",
+                    pod=f"{waiting.namespace}/{waiting.name}",
+                )
 
     def gone(self, uid: str) -> None:
         """A pod is removed: who has not come will not come."""
@@ -90,19 +109,38 @@ class UnmatchedAnnotations:
                 self._say(waiting)
 
     def sentences(self, uid: str) -> list[str]:
-        """What was said about a pod, as far as it is still so."""
+        """What is wrong with a pod's annotations; before it is final, as far as it is likely."""
         waiting = self._pods.get(uid)
-        if waiting is None or not waiting.said:
+        if waiting is None:
             return []
-        return [one.sentence for one in waiting.missing()]
+        likely = (one for one in waiting.missing() if one.final or one.close)
+        return [*waiting.misspelt, *(one.sentence for one in likely)]
 
     def _say(self, waiting: _Waiting) -> None:
         if waiting.said or not waiting.wanted:
             return
         waiting.said = True
-        for one in waiting.missing():
-            log.warning(
-                "annotation for a container that the pod does not have",
-                pod=waiting.pod,
-                problem=one.sentence,
+        self._warn(
+            waiting,
+            "annotation for a container that the pod does not have",
+            "UnknownContainer",
+            [one.sentence for one in waiting.missing()],
+        )
+
+    def _warn(self, waiting: _Waiting, event: str, reason: str, sentences: list[str]) -> None:
+        """A log line for each sentence, and one notice of all that no earlier process made."""
+        for sentence in sentences:
+            log.warning(event, pod=f"{waiting.namespace}/{waiting.name}", problem=sentence)
+        message, notices = "; ".join(sentences), self._agent.notices
+        if sentences and not any(
+            (one.pod_uid, one.reason) == (waiting.uid, reason) for one in notices.after()
+        ):
+            notices.add(
+                What.IGNORED,
+                message,
+                namespace=waiting.namespace,
+                pod=waiting.name,
+                pod_uid=waiting.uid,
+                container="",
+                reason=reason,
             )

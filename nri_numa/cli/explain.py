@@ -142,8 +142,9 @@ def _explanations(
     if not spaces:
         what = harmless(pod)
         raise NotKnown(
-            f"nothing is known about a pod called {what} in any namespace; it does not run on "
-            f"this node{_near(agent, '', pod)}"
+            f"nothing is known about a pod called {what} in any namespace; "
+            f"{agent.get('/v1/status')['link'].get('problem') or 'it does not run on this node'}"
+            f"{_near(agent, '', pod)}"
         )
     found: list[Any] = []
     for namespace in spaces:

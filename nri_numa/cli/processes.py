@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -186,9 +187,13 @@ def publish(config_path: str | None) -> None:
     In a pod the API server and the credentials are found as usual: KUBERNETES_SERVICE_HOST,
     KUBERNETES_SERVICE_PORT, and the directory of publish.credentials.
     """
+    from nri_numa.config import node_name
+    from nri_numa.kubelet.configuration import hostname_override
     from nri_numa.publisher import publisher
 
-    sys.exit(serve(load(config_path), publisher.run))
+    config = load(config_path)
+    node = node_name(config, hostname_override)
+    sys.exit(serve(config, partial(publisher.run, node=node)))
 
 
 @click.command()

@@ -43,7 +43,8 @@ A machine made up (numa: NUMA nodes per socket; cores, memory: per NUMA node):
 Exit codes:
   0  all pods were placed
   1  one was refused
-  2  mistakes in the manifests, the configuration or the usage
+  2  mistakes in the manifests, an annotation for a container that a pod lacks
+     among them, the configuration or the usage
   3  the machine cannot be read"""
 
 
@@ -125,12 +126,10 @@ def simulate(
                 "--cluster goes with --config, --set and --output, and with none of --machine, "
                 "--sysfs-root, --devices, --compare, --live-memory and --verbose"
             )
-        if not _in_cluster(cluster, pods, config_path, settings, output):
-            ctx.exit(1)
-        return
+        ctx.exit(_in_cluster(cluster, pods, config_path, settings, output))
     from nri_numa.cli import simulate_output as view
     from nri_numa.simulate.manifests import read_files
-    from nri_numa.simulate.pods import misaddressed
+    from nri_numa.simulate.pods import misaddressed, without_effect
     from nri_numa.simulate.simulator import plan
     from nri_numa.simulate.simulator import simulate as run
 
@@ -161,7 +160,9 @@ def simulate(
     result, other = runs[0], runs[1] if compare else None
     refused = any(one.first_refused is not None for one in runs)
     every = [pod for workload in manifests.workloads for pod in workload.pods]
-    notes = [*manifests.notes, *misaddressed(every, first.settings.prefix), *topology.warnings]
+    mistaken = misaddressed(every, first.settings.prefix)
+    ignored = without_effect(manifests.workloads, first.settings.prefix)
+    notes = [*manifests.notes, *mistaken, *ignored, *topology.warnings]
     notes += [*_warnings(result), *_memory_policies(result)]
     if devices is not None and not hinted:
         notes.append(
@@ -180,8 +181,8 @@ def simulate(
     else:
         lines = view.comparison(described, result, other, compare, notes)
     answer(view.document(described, result, other, compare, notes), output, lines)
-    if refused:
-        ctx.exit(1)
+    if mistaken or refused:
+        ctx.exit(2 if mistaken else 1)
 
 
 @contextmanager
@@ -225,8 +226,8 @@ def _memory_policies(result: Simulation) -> list[str]:
 
 def _in_cluster(
     cluster: str, pods: tuple[str, ...], path: str | None, settings: Iterable[str], output: str
-) -> bool:
-    """Judge the pods in a cluster; whether all fit."""
+) -> int:
+    """Judge the pods in a cluster; the exit code."""
     from nri_numa import config as configuration
     from nri_numa.cli.simulate_cluster import simulate_cluster
     from nri_numa.config.derived import slots_resource
@@ -239,9 +240,13 @@ def _in_cluster(
     counted_by = slots_resource(config)
     with _listed("the manifests"):
         manifests = read_files(pods, counted_by)
-    found = [pod for workload in manifests.workloads for pod in workload.pods]
     return simulate_cluster(
-        cluster, found, configuration.settings(config), output, counted_by, config.dra.enabled
+        cluster,
+        manifests.workloads,
+        configuration.settings(config),
+        output,
+        counted_by,
+        config.dra.enabled,
     )
 
 

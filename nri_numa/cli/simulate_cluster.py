@@ -31,7 +31,7 @@ from nri_numa.scheduler.nodes import Hold
 from nri_numa.scheduler.pod_reader import PodReader
 from nri_numa.scheduler.pod_request import PodRequest
 from nri_numa.simulate.manifests import ManifestError, parse_all, text_of
-from nri_numa.simulate.pods import PodManifest, misaddressed
+from nri_numa.simulate.pods import PodManifest, Workload, misaddressed, without_effect
 from nri_numa.text import harmless
 
 LARGEST_FILE: Final = 256 << 20
@@ -52,13 +52,13 @@ CLAIMS: Final = (
 
 def simulate_cluster(
     file: str,
-    pods: Sequence[PodManifest],
+    workloads: Sequence[Workload],
     settings: Settings,
     output: str,
     counted_by: str = "",
     claims: bool = False,
-) -> bool:
-    """Judge pods one after another, each in what the others leave; whether all fit.
+) -> int:
+    """Judge pods one after another, each in what the others leave; the exit code.
 
     The file is a capture, ``-`` for standard input. Settings, the extended resource that counts
     exclusive CPUs, and whether our DRA driver is on (``claims``) are those of the nodes.
@@ -75,6 +75,8 @@ def simulate_cluster(
             raise Mistake(harmless(f"--cluster {file}: {error}")) from error
         except ManifestError as error:
             raise Mistake(harmless(f"--cluster {error}")) from error
+    pods = [pod for workload in workloads for pod in workload.pods]
+    mistaken = misaddressed(pods, settings.prefix)
     nodes, candidates = cluster.nodes, CandidateIndex(cluster.nodes, settings.strategy)
     claimed = claims and any(one.claims for pod in pods for one in pod.containers)
     with progress(f"judging {len(pods)} pods on {len(cluster.names)} nodes"):
@@ -97,14 +99,15 @@ def simulate_cluster(
         "cluster": about,
         "pods": judged,
         "notes": [
-            *misaddressed(pods, settings.prefix),
+            *mistaken,
+            *without_effect(workloads, settings.prefix),
             *cluster.notes,
             *([CLAIMS] if claimed else []),
             NOT_JUDGED,
         ],
     }
     answer(document, output, story(document))
-    return all(one["fits"] for one in judged)
+    return 2 if mistaken else int(not all(one["fits"] for one in judged))
 
 
 def _documents(file: str) -> Iterator[object]:

@@ -199,7 +199,9 @@ def _head(status: dict[str, Any], now: float) -> Iterator[str]:
         f"nri-numa {status['version']}{node}: {state}{mode}, link{runtime}{over} {link['state']}, "
         f"up {human_age(status['startedAt'], now)}"
     )
-    if not status["ready"] and link["detail"]:
+    if link.get("problem"):
+        yield from wrapped(link["problem"], "  ")
+    elif not status["ready"] and link["detail"]:
         yield f"  {harmless(link['detail'])}"
     if link.get("unanswered"):
         yield from wrapped(link["unanswered"], "  ")

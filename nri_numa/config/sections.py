@@ -624,8 +624,9 @@ class AgentConfig(Section, frozen=True):
     runtime: Annotated[Runtime, AT_START] = Runtime()
     """How the container runtime is reached."""
     node_name: Annotated[str, checked(values.node_name), AT_START] = ""
-    """Name of this node in the page, the API and the metrics, and of the Node object; the host name
-    when empty. The manifests set it to the name that Kubernetes has, by the environment."""
+    """Name of this node in the page, the API and the metrics, and of the Node object; the kubelet's
+    `--hostname-override` or the host name when empty. The manifests set it to the name that
+    Kubernetes has, by the environment."""
     state_dir: Annotated[Text, AT_START] = "/run/nri-numa"
     """Directory of the checkpoint. /run is right: containers do not outlive a reboot either."""
     sysfs_root: Annotated[Text, AT_START] = "/"

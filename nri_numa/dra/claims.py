@@ -178,7 +178,8 @@ def _numa_node(result: Mapping[str, Any], pool: str) -> int:
     if where != pool:
         raise BadClaim(
             f"device {device[:80]} is of pool {where[:80]!r}, expected {pool!r}: it is allocated "
-            "on another node"
+            "on another node, or agent and publisher call this one differently; then set nodeName "
+            "to the name of the Node for both"
         )
     if result.get("adminAccess"):
         raise BadClaim("adminAccess is set, expected none: CPUs are given, not looked at")

@@ -44,12 +44,14 @@ class Flags(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         config, config_dir: paths; empty when not given.
         root_dir: the kubelet's directory.
+        hostname_override: what the Node is called; empty for the host name.
         values: what flags say that are keys of the configuration file too, in the file's form.
     """
 
     config: str = ""
     config_dir: str = ""
     root_dir: str = _DEFAULT_ROOT
+    hostname_override: str = ""
     values: Mapping[str, Any] = msgspec.field(default_factory=dict)
 
 
@@ -91,6 +93,8 @@ def command_line(words: Sequence[str]) -> Flags:
         config=found.get("config", ""),
         config_dir=found.get("config-dir", ""),
         root_dir=found.get("root-dir") or _DEFAULT_ROOT,
+        # As pkg/util/node GetHostname does.
+        hostname_override=found.get("hostname-override", "").strip().lower(),
         values={key: _of_flag(key, found[flag]) for flag, key in _KEYS.items() if flag in found},
     )
 
@@ -297,6 +301,12 @@ def read(config: str, config_dir: str, kubelet_root: str, proc: str = "/proc") -
         signature=(*signature, *problems),
         running=running is not None,
     )
+
+
+def hostname_override(kubelet_root: str, proc: str = "/proc") -> str:
+    """What the running kubelet calls its Node; empty where that is the host name, or not seen."""
+    running = _process(kubelet_root, proc)
+    return running[0].hostname_override if running is not None else ""
 
 
 def _process(kubelet_root: str, proc: str) -> tuple[Flags, str] | None:

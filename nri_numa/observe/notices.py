@@ -38,10 +38,11 @@ class What(StrEnum):
     GAP = "gap"
     LATE = "late"
     DRIFT = "drift"
+    IGNORED = "ignored"
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that happened to one container, once or again and again.
+    """One thing that happened to one container, once or again and again; to its pod without one.
 
     Attributes:
         number: where in the sequence it last changed.

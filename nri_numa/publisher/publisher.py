@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from nri_numa import __version__, service
-from nri_numa.config import AgentConfig, node_name, parse_duration, split_address
+from nri_numa.config import AgentConfig, parse_duration, split_address
 from nri_numa.dra.handover import HandoverServer, write
 from nri_numa.errors import ConfigError
 from nri_numa.kube.api import KubeAPI
@@ -379,13 +379,12 @@ def _as_expected() -> Iterator[None]:
         raise AgentUnavailable(f"the agent's topology is not as expected: {error!r}") from error
 
 
-def run(config: AgentConfig) -> int:
-    """Run until SIGTERM; the result is the exit code.
+def run(config: AgentConfig, node: str) -> int:
+    """Run for the Node of this name until SIGTERM; the result is the exit code.
 
     Raises:
         ConfigError: there is no socket to read.
     """
-    node = node_name(config)
 
     def make() -> Publisher:
         publisher = Publisher(config, node)

@@ -31,6 +31,7 @@ REASONS: Final = {
     "gap": ("PlacedAfterStart", "Warning"),
     "late": ("PlacedLate", "Warning"),
     "drift": ("CpusetDrift", "Warning"),
+    "ignored": ("AnnotationIgnored", "Warning"),
 }
 """Reason and type of an Event by what happened."""
 
@@ -82,11 +83,13 @@ def pod_annotations(assignments: Iterable[Assignment]) -> dict[tuple[str, str], 
     pods: dict[tuple[str, str], dict[str, Object]] = defaultdict(dict)
     uids: dict[tuple[str, str], str] = {}
     for one in assignments:
-        if one.kind not in PINNED:
+        # One with numamem alone has its memory bound, and runs on the shared pool, which changes.
+        memory_alone = one.kind == "unbound" and one.mems
+        if one.kind not in PINNED and not memory_alone:
             continue
         uids[one.namespace, one.pod] = one.pod_uid
         pods[one.namespace, one.pod][one.container] = {
-            "cpus": one.cpus,
+            "cpus": "" if memory_alone else one.cpus,
             "mems": one.mems,
             "policy": one.policy,
             "preferred": one.preferred,
@@ -122,7 +125,8 @@ def event(notice: Notice, prefix: str, node: str) -> Object:
         reason=reason,
         type=kind,
     )
-    made["regarding"]["fieldPath"] = f"spec.containers{{{notice.container}}}"
+    if notice.container:
+        made["regarding"]["fieldPath"] = f"spec.containers{{{notice.container}}}"
     return {**made, **series(notice)}
 
 

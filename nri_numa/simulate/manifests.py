@@ -379,7 +379,17 @@ class _Reading:
             replace(made, name=each, uid=_uid(f"{kind}/{namespace}/{name}/{each}"))
             for each in names
         )
-        return Workload(source=where, kind=kind, namespace=namespace, name=name, pods=pods)
+        outside = {} if kind == "Pod" else _texts(meta["annotations"])
+        if kind == "CronJob":
+            outside |= _texts(place["spec"]["jobTemplate"]["metadata"]["annotations"])
+        return Workload(
+            source=where,
+            kind=kind,
+            namespace=namespace,
+            name=name,
+            pods=pods,
+            annotations=outside,
+        )
 
     def pod(self, place: Place, namespace: str) -> PodManifest:
         """A pod that still wants a name and a uid."""

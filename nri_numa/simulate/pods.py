@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from nri_numa.engine.request.annotations import Missing, addressees
+from nri_numa.engine.request.annotations import Missing, addressees, misspelt, own_keys
 from nri_numa.engine.request.demand import MOST_SLOTS
 from nri_numa.model.workload import Container, PodSandbox, QoSClass, Resources
 
@@ -121,18 +121,43 @@ def misaddressed(pods: Iterable[PodManifest], prefix: str) -> list[str]:
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
-    """One document of a file: a pod, or something that makes as many pods on one machine."""
+    """One document of a file: a pod, or something that makes as many pods on one machine.
+
+    Attributes:
+        annotations: outside of the pods' template, which no pod has.
+    """
 
     source: str
     kind: str
     namespace: str
     name: str
     pods: tuple[PodManifest, ...]
+    annotations: Mapping[str, str] = msgspec.field(default_factory=dict)
 
     @property
     def key(self) -> tuple[str, str, str]:
         """What another document must share to be a later version of this one."""
         return self.kind, self.namespace, self.name
+
+
+def without_effect(workloads: Iterable[Workload], prefix: str) -> list[str]:
+    """A sentence for each annotation with a misspelt prefix, or outside of the pods' template."""
+    found: dict[str, None] = {}
+    for workload in workloads:
+        for pod in workload.pods:
+            found.update(
+                (f"{pod.source}: {one}", None) for one in misspelt(pod.annotations, prefix)
+            )
+        templates = {name for pod in workload.pods for name in pod.annotations}
+        for name in own_keys(workload.annotations, prefix):
+            if name not in templates:
+                below = "jobTemplate.spec." if workload.kind == "CronJob" else ""
+                found[
+                    f"{workload.source}: annotation {name} is ignored, because it stands on the "
+                    f"{workload.kind} and not on its pods; expected in spec.{below}template."
+                    "metadata.annotations"
+                ] = None
+    return list(found)
 
 
 # --- As a plugin sees them ----------------------------------------------------------------------

@@ -40,6 +40,7 @@ from nri_numa.store.journal import (
     frame,
     parse,
 )
+from nri_numa.text import harmless
 
 log = get_logger("agent")
 
@@ -338,15 +339,20 @@ class CheckpointStore:
             # The kernel lets go of it when we die, however we die.
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            text = os.pread(fd, 32, 0).strip()
+            number, _, pod = os.pread(fd, 400, 0).decode(errors="replace").strip().partition("\n")
             os.close(fd)
-            self.error = StateDirectoryBusy(self.directory, int(text) if text.isdigit() else None)
+            process = f"process {number}" if number.isdigit() else ""
+            owner = harmless(pod) if pod else process
+            self.error = StateDirectoryBusy(self.directory, owner)
             raise self.error from error
         self._lock_fd = fd
-        # On a full disk the lock holds all the same, only its owner's number is missing.
+        # In another pod the number of a process says nothing. On a full disk the lock holds all the
+        # same, only its owner's name is missing.
+        pod = "/".join(os.environ.get(name, "") for name in ("POD_NAMESPACE", "POD_NAME"))
+        named = f"pod {pod}\n" if len(pod) > 1 else ""
         with contextlib.suppress(OSError):
             os.ftruncate(fd, 0)
-            os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+            os.pwrite(fd, f"{os.getpid()}\n{named}".encode(), 0)
 
     def _refused(self, path: str, problem: str, remedy: str) -> CheckpointError:
         self.error = CheckpointError(path, f"{problem}; {remedy}")

@@ -131,7 +131,8 @@ class API:
             raise APIError(
                 404,
                 "NotFound",
-                f"nothing is known about {what}pod {namespace}/{pod}; it does not run on this node",
+                f"nothing is known about {what}pod {namespace}/{pod}; "
+                + (self._view.status().link.problem or "it does not run on this node"),
             )
         return _json(shown.Explanations(explanations=tuple(found)))
 

@@ -309,6 +309,11 @@ class Link(Document, frozen=True, kw_only=True):
     unanswered: Annotated[
         str, "What the runtime has not answered for too long, as a sentence; else empty."
     ] = ""
+    problem: Annotated[
+        str,
+        "Since when there is no link, and what that means for containers, as a sentence; empty "
+        "while there is one.",
+    ] = ""
     over: Annotated[
         str | UnsetType, "`cri` where the runtime is reached over CRI; absent over NRI."
     ] = UNSET

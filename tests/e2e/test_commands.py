@@ -102,6 +102,24 @@ def test_a_second_plugin_on_the_same_state_leaves(
         cri.create(thief)
 
 
+def test_a_second_plugin_with_a_state_of_its_own_waits_and_plain_pods_start(
+    containerd: Containerd, cri: CRI, plugin: PluginProcess
+) -> None:
+    """Both would set the annotation ``assigned``, and containerd failed every container."""
+    second = PluginProcess(plugin.directory / "second", containerd.nri_socket)
+    second.start(wait=False)
+    try:
+        poll(second.responsive, "the second one serves")
+        status, body = second.get("/readyz")
+        assert (status, "works on the runtime of this socket" in body) == (503, True)
+        cri.run(cri.run_pod("plain"))
+        plugin.kill()
+        second.wait_ready()
+        cri.run(cri.run_pod("later"))
+    finally:
+        second.close()
+
+
 @pytest.mark.parametrize(
     ("config", "words"),
     [

@@ -125,6 +125,20 @@ class Node:
             container.linux.resources.memory.limit.value = memory
         return await self.runtime.create_container(sandbox.id, container)
 
+    async def says(self, *command: str, status: int | None = None) -> str:
+        """What a command that asks the agent writes, in one line."""
+        host, port = await self.address()
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-m", "nri_numa", *command, "--api", f"http://{host}:{port}"),
+            env=plugin_environment(),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        output, _ = await process.communicate()
+        assert status in (None, process.returncode)
+        return " ".join(output.decode().split())
+
     async def stop(self) -> int:
         """End the process as systemd does; its exit code."""
         if self.process.returncode is None:
@@ -415,20 +429,36 @@ async def test_off_means_off(tmp_path: Path) -> None:
 
 
 @in_loop
+async def test_a_pod_that_starts_without_a_link_is_explained_and_noticed(tmp_path: Path) -> None:
+    """It ran unpinned without a word, and ``explain`` knew nothing."""
+    async with node(tmp_path) as here:
+        assert here.runtime is not None
+        await here.runtime.stop()
+        await here.line("msg=link", "disconnected")
+        container = await here.create("db", SINGLE, cpus=2)
+        await here.runtime.start_container(container.id)
+        assert container.cpus == "0-31"
+        since = (
+            r"there is no link to the runtime since 20[0-9: -]+ UTC \(.*\): containers that start"
+        )
+        document = await here.get("/v1/explain/shop/db", 404)
+        assert re.search(since, document["error"]["message"])
+        for command in (("explain", "db"), ("explain", "shop/db"), ("status",)):
+            assert re.search(since, await here.says(*command))
+        await here.runtime.start()
+        await here.line('"container placed"', "gap=true", "pod=shop/db")
+        (notice,) = (await here.get("/v1/notices"))["notices"]
+        assert (notice["what"], notice["pod"]) == ("gap", "db")
+        assert "There is no link" not in await here.says("explain", "db")
+        assert container.cpus == "0-1"
+
+
+@in_loop
 async def test_the_cli_explains_through_the_real_api(tmp_path: Path) -> None:
     async with node(tmp_path) as here:
         with pytest.raises(CRIError):
             await here.create("big", SINGLE, cpus=9, memory=4 * GIB)
-        host, port = await here.address()
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *("-m", "nri_numa", "explain", "shop/big", "--api", f"http://{host}:{port}"),
-            env=plugin_environment(),
-            stdout=asyncio.subprocess.PIPE,
-        )
-        output, _ = await process.communicate()
-        text = " ".join(output.decode().split())
-        assert process.returncode == 1
+        text = await here.says("explain", "shop/big", status=1)
         assert "The rule: policy single-numa-node admits one NUMA node only." in text
         assert "Free on NUMA node 3: 8 of 8 CPUs (9 CPUs needed)" in text
 

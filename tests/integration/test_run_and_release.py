@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.beds.embedded_node import CRIError, Node, until
-from tests.beds.plugin_process import plugin_environment
+from tests.beds.plugin_process import PluginProcess, plugin_environment
 
 
 def release(node: Node, state: Path) -> subprocess.CompletedProcess[str]:
@@ -47,6 +47,27 @@ def test_a_release_with_another_state_directory_touches_nothing_under_a_running_
         done = release(node, tmp_path / "elsewhere")
         assert done.returncode == 0, done.stderr
         assert own.cpus == str(node.topology.online)
+
+
+def test_a_second_agent_does_not_register_until_the_first_ends(tmp_path: Path) -> None:
+    """With both registered the runtime failed every container: both set the same annotation."""
+    with Node(tmp_path) as node:
+        node.start()
+        second = PluginProcess(
+            tmp_path / "second", node.socket, config=node.config, sysfs_root=node.sysfs_root
+        )
+        node.others.append(second)
+        second.start(wait=False)
+        until(second.responsive, "it serves")
+        assert node.owner("own", 2).cpus == "0-1"
+        status, reason = second.get("/readyz")
+        assert status == 503
+        assert "another agent (process " in reason
+        assert "works on the runtime of this socket" in reason
+        assert len(node.runtime._plugins._plugins) == 1
+        node.plugin.kill()
+        second.wait_ready()
+        assert node.owner("next", 2).cpus not in ("", "0-1")
 
 
 def test_an_index_of_one_digit_has_two_when_it_is_registered(tmp_path: Path) -> None:

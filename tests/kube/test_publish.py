@@ -16,12 +16,15 @@ from tests.beds.cri import poll
 from tests.beds.kube.bed import KubeBed
 from tests.beds.kube.caller import Caller
 from tests.beds.kube.client import Client, JsonObject, KubeError
-from tests.beds.kube.manifests import EXCLUSIVE, PREFIX, asks, container, pod
+from tests.beds.kube.manifests import EXCLUSIVE, PREFIX, asks, container, pod, template, workload
 from tests.beds.kube.namespaces import ADDRESS
 from tests.beds.kube.publisher import MANIFESTS, Publisher, install, token
 from tests.machines.cpus import NO_CPU
 
 pytestmark = pytest.mark.kube
+
+
+POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
 
 
 def refused(name: str) -> JsonObject:
@@ -440,3 +443,64 @@ def test_the_policies_for_tenants_let_updates_of_something_else_pass(tenants: Cl
     tenants.kubectl(*patch, '{"status":{"message":"as a kubelet writes it"}}')
     with pytest.raises(KubeError, match="numacpu=allowed"):
         tenants.kubectl(*patch, json.dumps({"metadata": {"annotations": asks(numacpu="1")}}))
+
+
+def test_annotations_without_effect_have_events(installed: Client, publisher: Publisher) -> None:
+    """The prefix at the first container; the container's name when there will be no other."""
+    slips = {"numa.kubernets.io/policy": "restricted", **asks(policy__mian="restricted")}
+    installed.run(pod("slip", annotations=slips))
+    event = wait_event(installed, publisher, "slip", "AnnotationIgnored")
+    assert "(did you mean numa.kubernetes.io/policy?)" in event["note"]
+    assert "fieldPath" not in event["regarding"]
+    assert "AnnotationIgnored" in installed.kubectl("describe", "pod", "slip")
+    installed.kubectl("delete", "pod", "slip")
+
+    def notes() -> list[str]:
+        return [one["note"] for one in events(installed, "slip", "AnnotationIgnored")]
+
+    poll(lambda: any("did you mean main?" in note for note in notes()), "the other Event")
+
+
+def test_mistakes_are_warned_of_at_kubectl_apply(installed: Client) -> None:
+    """Each on the pod and in a template, and nothing else is warned of."""
+    sound = asks(policy="restricted", cpus__main="shared") | {
+        f"smt.{PREFIX}/container.main": "any",
+        "node.kubernetes.io/policy": "x",
+        "kubernetes.io/policy": "x",
+    }
+    other = asks(policy__mian="restricted") | {f"smt.{PREFIX}/container.mian": "any"}
+    slips = {"numa.kubernets.io/policy": "restricted", "nuam.kubernetes.io/cpus.main": "shared"}
+
+    def made(kind: str, inside: dict[str, str], outside: dict[str, str]) -> JsonObject:
+        if kind == "Pod":
+            return pod("tried", annotations=inside)
+        inner = "Job" if kind == "CronJob" else kind
+        restart = {"restartPolicy": "Never"} if inner == "Job" else {}
+        one = workload(inner, "tried", template(annotations=inside, **restart))
+        if kind == "CronJob":
+            spec = {"schedule": "@yearly", "jobTemplate": {"spec": one["spec"]}}
+            one = {**one, "kind": kind, "spec": spec}
+        one["metadata"]["annotations"] = outside
+        return one
+
+    def warned(kind: str, inside: dict[str, str], outside: dict[str, str] = sound) -> str:
+        create = ("create", "--dry-run=server", "--filename=-")
+        return installed.completed(*create, documents=[made(kind, inside, outside)]).stderr
+
+    installed.kubectl("apply", f"--filename={MANIFESTS / 'admission/mistakes.yaml'}")
+    try:
+        poll(lambda: "mian" in warned("Pod", other), "the policy")
+        assert warned("Pod", sound) == ""
+        policy = installed.ask("GET", f"{POLICIES}/nri-numa-mistakes")
+        assert not policy.get("status", {}).get("typeChecking", {}).get("expressionWarnings")
+        for kind in ("Deployment", "DaemonSet", "CronJob"):
+            assert warned(kind, sound) == ""
+            outside = warned(kind, {})
+            assert f"{PREFIX}/policy, " in outside
+            assert f"stands on the {kind} and not on its pods" in outside
+            for each in ("Pod", kind):
+                said = warned(each, sound | other | slips)
+                assert all(name in said for name in (*other, *slips)), said
+                assert "it has main" in said
+    finally:
+        installed.kubectl("delete", f"--filename={MANIFESTS / 'admission/mistakes.yaml'}")

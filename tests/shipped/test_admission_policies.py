@@ -19,6 +19,7 @@ from tests.shipped.test_install_manifests import charted, in_the_chart
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 STATIC = REPOSITORY / "config/kubernetes/admission/policies.yaml"
+MISTAKES = STATIC.with_name("mistakes.yaml")
 CHART = REPOSITORY / "config/helm/nri-numa"
 
 
@@ -79,12 +80,27 @@ def test_a_policy_asks_for_a_label_of_the_namespace(name: str, label: str, keys:
 
 
 def test_the_chart_says_the_same_as_kustomize() -> None:
-    on = ("--set", "admission.lists=true,admission.exclusive=true")
-    in_the_chart(charted(*on), "admission/policies.yaml")
+    on = ("--kube-version=v1.30.0", "--set", "admission.lists=true,admission.exclusive=true")
+    in_the_chart(charted(*on), "admission/policies.yaml", "admission/mistakes.yaml")
     other = charted(*on, "--set", "config.annotationPrefix=example.com")
     made = [one for (kind, _), one in other.items() if kind.startswith("ValidatingAdmission")]
-    assert len(made) == 4
+    assert len(made) == 6
     assert "numa.kubernetes.io" not in json.dumps([one["spec"] for one in made])
+
+
+def test_the_policy_for_mistakes_knows_every_key_and_never_refuses() -> None:
+    policy, binding = yaml.safe_load_all(MISTAKES.read_text())
+    keys = set(re.findall(r"\(([a-z|-]*numacpu[a-z|-]*)\)", json.dumps(policy)))
+    assert [set(one.split("|")) for one in keys] == [set(KEYS)]
+    assert policy["spec"]["failurePolicy"] == "Ignore"
+    assert binding["spec"]["validationActions"] == ["Warn"]
+
+
+def test_the_chart_leaves_the_policies_out_where_the_api_server_has_no_such_kind() -> None:
+    name = "nri-numa-mistakes"
+    assert ("ValidatingAdmissionPolicy", name) in charted("--kube-version=v1.30.2-gke.5")
+    for without in ("--kube-version=v1.29.9", "--set=admission.mistakes=false"):
+        assert not any(kind.startswith("Validating") for kind, _ in charted(without))
 
 
 def test_the_chart_leaves_them_off_and_checks_its_values() -> None:

@@ -510,7 +510,8 @@ def test_names_and_what_is_added_to_the_container() -> None:
     (container,) = pod["containers"]
     assert container["image"] == f"localhost/nri-numa@{digest}"
     assert container["args"] == ["run", "--log-level=debug"]
-    assert [one["name"] for one in container["env"]] == ["NRI_NUMA_NODE_NAME", "TZ"]
+    names = ["NRI_NUMA_NODE_NAME", "POD_NAMESPACE", "POD_NAME", "TZ"]
+    assert [one["name"] for one in container["env"]] == names
     (config,) = [v["configMap"]["name"] for v in pod["volumes"] if "configMap" in v]
     assert config == documents["ConfigMap"]["metadata"]["name"]
 

@@ -725,19 +725,60 @@ def addressees(annotations: Mapping[str, str], prefix: str) -> dict[str, str]:
 
 
 class Missing(msgspec.Struct, frozen=True, kw_only=True):
-    """A name that an annotation has and no container."""
+    """A name that an annotation has and no container; not ``final`` where one may still come."""
 
     annotation: str
     name: str
     had: tuple[str, ...]
+    final: bool = True
+
+    @property
+    def close(self) -> str:
+        """The container that was perhaps meant; empty where none resembles it."""
+        return next(iter(get_close_matches(self.name, self.had, n=1)), "")
 
     @property
     def sentence(self) -> str:
         """For people."""
-        close = get_close_matches(self.name, self.had, n=1)
-        return (
-            f"annotation {self.annotation} is ignored, because it names a container "
-            f"{quoted(self.name)}, which this pod does not have; "
-            f"it has {', '.join(map(quoted, self.had)) or 'none'}"
-            + (f" (did you mean {close[0]}?)" if close else "")
+        what = (
+            f"is ignored, because it names a container {quoted(self.name)}, which this pod does "
+            "not have"
+            if self.final
+            else f"names a container {quoted(self.name)}, which was not created so far"
         )
+        return (
+            f"annotation {self.annotation} {what}; "
+            f"it has {', '.join(map(quoted, self.had)) or 'none'}"
+            + (f" (did you mean {self.close}?)" if self.close else "")
+        )
+
+
+_NEAR: Final = 0.88
+"""`difflib`'s ratio from which a domain is taken for our prefix misspelt: two letters of
+numa.kubernetes.io. node.kubernetes.io and kubernetes.io, which are in use, stay below."""
+
+
+def misspelt(annotations: Mapping[str, str], prefix: str) -> list[str]:
+    """A sentence for each annotation with one of our keys below what is nearly our prefix."""
+    doubtful = sorted(name for name in annotations if _domain(name) not in ("", prefix))
+    return [
+        f"annotation {_plain(name)} is ignored, because its prefix is not {prefix} "
+        f"(did you mean {_plain(name.replace(domain, prefix, 1))}?)"
+        for name in doubtful[:MOST_GUESSES]
+        if not (domain := _domain(name)).endswith(f".{prefix}")
+        and get_close_matches(domain.lower(), [prefix], n=1, cutoff=_NEAR)
+    ]
+
+
+def _domain(name: str) -> str:
+    """What stands for the prefix in a name with one of our keys, in both spellings; else empty."""
+    domain, _, tail = name.partition("/")
+    if tail.partition(".")[0] in _CHECKS:
+        return domain
+    key, _, rest = domain.partition(".")
+    return rest if key in _CHECKS and (tail == "pod" or tail.startswith("container.")) else ""
+
+
+def own_keys(annotations: Mapping[str, str], prefix: str) -> list[str]:
+    """The annotations below our prefix with which a pod asks for something, by name."""
+    return sorted(name for name in annotations if _domain(name) == prefix)

@@ -46,6 +46,12 @@ class Client:
         Raises:
             KubeError: it failed.
         """
+        return self.completed(*arguments, documents=documents, timeout_s=timeout_s).stdout
+
+    def completed(
+        self, *arguments: str, documents: Sequence[JsonObject] = (), timeout_s: float = PATIENCE_S
+    ) -> subprocess.CompletedProcess[str]:
+        """`kubectl` with its standard error, which has the API server's warnings."""
         done = subprocess.run(
             [*self._kubectl, *arguments],
             env=self._environment,
@@ -57,7 +63,7 @@ class Client:
         )
         if done.returncode != 0:
             raise KubeError(f"kubectl {' '.join(arguments)}: {done.stderr.strip()}")
-        return done.stdout
+        return done
 
     def apply(self, *documents: JsonObject) -> None:
         """``kubectl apply`` of these documents."""

@@ -16,39 +16,24 @@ def claim(directory: Path) -> RuntimeLock:
     return RuntimeLock(str(directory / "nri.sock"))
 
 
-def test_agents_share_a_runtime_and_a_release_wants_it_alone(tmp_path: Path) -> None:
-    first, second, release = claim(tmp_path), claim(tmp_path), claim(tmp_path)
-    assert first.share()
-    assert second.share()
-    with pytest.raises(RuntimeBusy, match="stop it first"):
-        release.alone()
-    first.close()
-    with pytest.raises(RuntimeBusy):
-        release.alone()
-    second.close()
-    release.alone()
-    assert not first.share()
-    release.close()
-    assert first.share()
-    assert first.share()  # asking again changes nothing
-    first.close()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_two_releases_do_not_run_at_once(tmp_path: Path) -> None:
+def test_a_runtime_is_held_by_one_until_it_ends(tmp_path: Path) -> None:
     first, second = claim(tmp_path), claim(tmp_path)
-    first.alone()
-    with pytest.raises(RuntimeBusy):
-        second.alone()
+    first.hold()
+    first.hold()  # again changes nothing
+    with pytest.raises(RuntimeBusy, match="stop it first"):
+        second.hold()
     first.close()
+    second.hold()
+    second.close()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_runtimes_in_different_directories_know_nothing_of_each_other(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     here, there = claim(tmp_path / "a"), claim(tmp_path / "b")
-    assert here.share()
-    there.alone()
+    here.hold()
+    there.hold()
     here.close()
     there.close()
 
@@ -57,17 +42,16 @@ def test_a_directory_that_comes_later_or_anew_is_held_when_it_is_there(tmp_path:
     """A runtime makes its directory when it starts for the first time."""
     directory = tmp_path / "nri"
     agent, release = claim(directory), claim(directory)
-    assert not agent.share()
-    release.alone()  # nothing there that anybody could hold
-    release.close()
+    agent.hold()
+    release.hold()  # nothing there to hold
     directory.mkdir()
-    assert agent.share()
+    agent.hold()
     directory.rename(tmp_path / "old")
-    assert not agent.share()
+    agent.hold()
     directory.mkdir()
-    assert agent.share()
+    agent.hold()
     with pytest.raises(RuntimeBusy):
-        release.alone()
+        release.hold()
     agent.close()
 
 

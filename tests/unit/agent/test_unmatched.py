@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from nri_numa.agent import unmatched
 from nri_numa.agent.unmatched import QUIET, UnmatchedAnnotations
@@ -47,7 +48,9 @@ def test_a_name_that_does_not_come_is_said_once_and_shown(
 ) -> None:
     watch.saw([(TYPO, "engine")])
     quiet(watch, clock, QUIET - 1)
-    assert watch.sentences(TYPO.uid) == []
+    (likely,) = watch.sentences(TYPO.uid)
+    assert "which was not created so far; it has 'engine' (did you mean engine?)" in likely
+    assert said(caplog) == []
     quiet(watch, clock, 1)
     quiet(watch, clock)
     assert len(said(caplog)) == 1
@@ -57,16 +60,16 @@ def test_a_name_that_does_not_come_is_said_once_and_shown(
 
 
 def test_a_new_container_makes_it_wait_again_and_a_restarted_one_does_not(
-    watch: UnmatchedAnnotations, clock: Clock
+    watch: UnmatchedAnnotations, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     watch.saw([(TYPO, "init")])
     quiet(watch, clock, QUIET - 1)
     watch.saw([(TYPO, "engine")])
     quiet(watch, clock, QUIET - 1)
-    assert watch.sentences(TYPO.uid) == []
+    assert said(caplog) == []
     watch.saw([(TYPO, "engine")])  # it crashed and came back
     quiet(watch, clock, 1)
-    assert watch.sentences(TYPO.uid)
+    assert said(caplog)
 
 
 def test_who_comes_late_takes_it_back(
@@ -107,3 +110,18 @@ def test_there_is_an_end_of_pods(
     watch.saw((one, "app") for one in pods)
     quiet(watch, clock)
     assert [bool(watch.sentences(one.uid)) for one in pods] == [False, False, True, True, True]
+
+
+def test_a_misspelt_prefix_is_said_at_once_and_noticed_once(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    agent = World(machines.single_no_smt()).agent
+    one = pod("db")
+    one = replace(one, annotations={"numa.kubernets.io/policy": "restricted"})
+    for _ in range(2):  # the second after a restart, with the notices of the first
+        watch = UnmatchedAnnotations(agent, clock)
+        watch.saw([(one, "engine")])
+        assert "did you mean numa.kubernetes.io/policy?" in watch.sentences(one.uid)[0]
+    assert said(caplog) == ["annotation with a misspelt prefix"] * 2
+    (notice,) = agent.notices.after()
+    assert (notice.what, notice.reason, notice.container) == ("ignored", "UnknownPrefix", "")

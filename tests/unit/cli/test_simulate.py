@@ -246,11 +246,37 @@ def test_notes_warn_once_of_an_annotation_for_a_container_that_is_not_there() ->
     asks = {"smt.ap": "any", "smt.setup": "any", "numacpu.app": "0"}
     done = simulate(write(replicated("Deployment", "web", 3, spec, asks)))
     said = " ".join(done.output.split())
+    assert done.exit_code == 2
     assert said.count("smt.ap is ignored") == 1
     assert "which this pod does not have; it has 'setup', 'app' (did you mean app?)" in said
     assert "Deployment web" in said
     assert "smt.setup is ignored" not in said
     assert "numacpu.app is ignored" not in said
+
+
+@pytest.mark.parametrize("kind", ["Deployment", "CronJob"])
+def test_notes_warn_of_a_misspelt_prefix_and_of_annotations_outside_of_the_template(
+    kind: str,
+) -> None:
+    pods = json.loads(replicated("Deployment", "web", 1, {"containers": [container("app", {})]}))
+    template = pods["spec"]["template"]
+    template["metadata"]["annotations"] = {"numa.kubernets.io/bind": "cpu"}
+    job = {"metadata": {}, "spec": {"template": template}}
+    asked = {"policy": "restricted"}
+    if kind == "CronJob":
+        cron = json.loads(document(kind, "web", {"jobTemplate": job}, asked))
+        made = json.dumps(cron | {"apiVersion": "batch/v1"})
+    else:
+        made = document(kind, "web", pods["spec"], asked)
+    done = simulate(write(made))
+    said = " ".join(done.output.split())
+    assert done.exit_code == 0
+    assert "its prefix is not numa.kubernetes.io (did you mean numa.kubernetes.io/bind?)" in said
+    below = "spec.jobTemplate.spec" if kind == "CronJob" else "spec"
+    assert (
+        f"annotation numa.kubernetes.io/policy is ignored, because it stands on the {kind} and "
+        f"not on its pods; expected in {below}.template.metadata.annotations" in said
+    )
 
 
 def test_the_examples_are_placed_up_to_the_one_that_is_too_big() -> None:

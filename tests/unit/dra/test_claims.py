@@ -90,7 +90,10 @@ WRONG: list[tuple[Any, str]] = [
     ({"metadata": {"uid": UID, "namespace": "", "name": "b"}, "status": {}}, "metadata.namespace"),
     ({**claim(), "status": {"allocation": None}}, "claim shop/four is not allocated"),
     (claim(result(driver="gpu.example.com")), f"has no device of driver {DRIVER}"),
-    (claim(result(pool="n2")), "is of pool 'n2', expected 'n1': it is allocated on another node"),
+    (
+        claim(result(pool="n2")),
+        "is of pool 'n2', expected 'n1': it is allocated on another node, or agent and",
+    ),
     (claim(result(device="gpu0")), "device 'gpu0', expected that of a NUMA node"),
     (claim(result(adminAccess=True)), "adminAccess is set"),
     (claim(result(consumedCapacity=None)), "consumes 0 of dra.example.com/cpu"),

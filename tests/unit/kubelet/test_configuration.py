@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from nri_numa import config as configuration
 from nri_numa.config import AgentConfig
@@ -24,6 +25,7 @@ from nri_numa.kubelet.configuration import (
     KubeletFacts,
     command_line,
     facts,
+    hostname_override,
     merged,
     read,
 )
@@ -307,7 +309,7 @@ def process(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     # Its command line is in /proc a moment after `Popen` is back: it says itself that it runs.
     program = "import sys; print(flush=True); sys.stdin.read()"
     words = ["kubelet", "-c", program, f"--config={tmp_path / 'k.yaml'}", "--reserved-cpus=3"]
-    words.append(f"--root-dir={tmp_path}")
+    words += [f"--root-dir={tmp_path}", "--hostname-override= Kube-Node "]
     made = subprocess.Popen(
         words, executable=sys.executable, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -328,6 +330,12 @@ def test_the_command_line_of_the_kubelet_that_uses_our_directory(
     (tmp_path / "other").mkdir()
     assert read("auto", "", str(tmp_path / "other")) == Found()
     assert read("auto", "", str(tmp_path / "nowhere")) == Found()
+    # The Node is called what that kubelet was told to call it, unless the configuration says so.
+    here = AgentConfig(kubelet_root=str(tmp_path))
+    assert configuration.node_name(here, hostname_override) == "kube-node"
+    named = replace(here, node_name="worker-7")
+    assert configuration.node_name(named, hostname_override) == "worker-7"
+    assert hostname_override(str(tmp_path / "other")) == ""
 
 
 def test_our_configuration_has_a_section_for_it() -> None:

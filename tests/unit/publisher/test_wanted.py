@@ -55,14 +55,16 @@ def test_a_pod_tells_of_its_pinned_containers_only() -> None:
     containers = [
         assignment(1),
         replace(assignment(1, "second"), cpus="4"),
-        replace(assignment(1, "plain"), kind="unbound"),
+        replace(assignment(1, "plain"), kind="unbound", mems=""),
+        replace(assignment(1, "memory"), kind="unbound", mems="1"),
         replace(assignment(2), kind="foreign"),
     ]
     ((name, (uid, text)),) = wanted.pod_annotations(containers).items()
     assert (name, uid) == (("shop", "pod-1"), "uid-1")
-    assert {key: one["cpus"] for key, one in json.loads(text).items()} == {
-        "server": "0-3",
-        "second": "4",
+    assert {key: (one["cpus"], one["mems"]) for key, one in json.loads(text).items()} == {
+        "server": ("0-3", "0"),
+        "second": ("4", "0"),
+        "memory": ("", "1"),  # numamem alone
     }
 
 

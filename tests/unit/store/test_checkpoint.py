@@ -417,13 +417,18 @@ def test_reading_a_file_that_is_not_there_says_so(tmp_path: Path) -> None:
 # --- what is wrong with the directory ---------------------------------------------------------
 
 
-def test_two_agents_at_once_are_refused_by_the_number_of_the_first(node: Node) -> None:
+@pytest.mark.parametrize("pod", ["", "numa/nri-numa-x7k2p"])
+def test_two_agents_at_once_are_refused_by_the_name_of_the_first(
+    node: Node, monkeypatch: pytest.MonkeyPatch, pod: str
+) -> None:
+    for name, value in zip(("POD_NAMESPACE", "POD_NAME"), pod.split("/"), strict=False):
+        monkeypatch.setenv(name, value)
     store, _ = node.start()
     second = node.store()
-    with pytest.raises(StateDirectoryBusy, match=f"process {os.getpid()} uses") as caught:
+    owner = f"pod {pod}" if pod else f"process {os.getpid()}"
+    with pytest.raises(StateDirectoryBusy, match=f": {owner} uses this state") as caught:
         second.load()
-    assert caught.value.pid == os.getpid()
-    assert caught.value.reason == "StateDirectoryBusy"
+    assert (caught.value.owner, caught.value.reason) == (owner, "StateDirectoryBusy")
     store.close()
     assert second.load().problems == []
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nri_numa.engine.request.annotations import Missing, addressees
+from nri_numa.engine.request.annotations import MOST_GUESSES, Missing, addressees, misspelt
 
 PREFIX = "numa.kubernetes.io"
 
@@ -42,3 +42,33 @@ def test_the_sentence_names_who_was_perhaps_meant() -> None:
         "this pod does not have; it has 'engine', 'proxy' (did you mean engine?)"
     )
     assert Missing(annotation="a", name="x", had=()).sentence.endswith("it has none")
+
+
+@pytest.mark.parametrize(
+    ("annotation", "meant"),
+    [
+        ("numa.kubernets.io/policy", "numa.kubernetes.io/policy"),
+        ("nuam.kubernetes.io/policy.web", "numa.kubernetes.io/policy.web"),
+        ("NUMA.kubernetes.io/cpus", "numa.kubernetes.io/cpus"),
+        ("numacpu.numa.kubernetes.com/pod", "numacpu.numa.kubernetes.io/pod"),
+        ("numacpu.numa.kubernetes.i/pod", "numacpu.numa.kubernetes.io/pod"),
+        # Right as it is, nothing of ours, and domains that are in use.
+        ("numa.kubernetes.io/policy", None),
+        ("numacpu.numa.kubernetes.io/container.web", None),
+        ("numa.kubernets.io/polcy", None),
+        ("sub.numa.kubernetes.io/policy", None),
+        ("node.kubernetes.io/policy", None),
+        ("kubernetes.io/policy", None),
+        ("policy", None),
+    ],
+)
+def test_a_prefix_that_is_nearly_ours_is_taken_for_a_slip(
+    annotation: str, meant: str | None
+) -> None:
+    found = misspelt({annotation: "x"}, PREFIX)
+    assert [f"(did you mean {meant}?)" in one for one in found] == ([True] if meant else [])
+
+
+def test_of_many_slips_a_few_are_named() -> None:
+    many = {f"numa.kubernets.io/policy.c{n}": "x" for n in range(1000)}
+    assert len(misspelt(many, PREFIX)) == MOST_GUESSES

@@ -234,7 +234,7 @@ _KUBEVIRT = {
 
 
 def test_the_api_server_takes_every_example(client: Client) -> None:
-    """Validated and admitted by the server, down to fields that it does not know; nothing is kept."""
+    """Validated and admitted by the server, unknown fields included; nothing is kept."""
     client.apply(_KUBEVIRT)
     crd = f"crd/{_KUBEVIRT['metadata']['name']}"
     try:

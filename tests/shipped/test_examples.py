@@ -42,6 +42,21 @@ def test_a_workload_is_placed_as_its_header_says(
     assert not missing, done.output
 
 
+def test_the_example_of_the_readme_gets_what_it_says(tmp_path: Path) -> None:
+    readme = (ROOT / "README.md").read_text()
+    shown = re.search(r"^    apiVersion: v1\n(?:    .*\n)+", readme, re.MULTILINE)
+    machine = re.search(r"--machine (synthetic:\S+)", readme)
+    assert shown is not None
+    assert machine is not None
+    pod = tmp_path / "database.yaml"
+    pod.write_text(shown[0])
+    done = CliRunner().invoke(cli, ["simulate", str(pod), "--machine", machine[1]])
+    assert done.exit_code == 0, done.output
+    assert "4 exclusive CPUs on NUMA node" in done.output
+    assert len(readme.splitlines()) <= 80
+    assert len(re.findall(r"(?<!!)\[[^\]]+\]\(", readme)) <= 8
+
+
 @pytest.mark.parametrize("path", WORKLOADS, ids=lambda path: path.stem)
 def test_annotations_stand_where_they_have_an_effect(path: Path) -> None:
     """On the pod, or on the template; and each is a key of ours with a container of the pod."""

@@ -3,7 +3,7 @@
 A machine of two NUMA nodes is modelled on this machine's CPUs, one half each. Processes that
 Kubernetes knows nothing of burn the CPUs of one of them, turn by turn the first and the second. A
 training job is started in a real container through containerd, placed in four ways. What comes
-out is written to ``artifacts/headline-DATE.md``, ready for docs/performance.md.
+out is written to ``artifacts/headline-DATE.md``, ready for bench/results.
 """
 
 from __future__ import annotations

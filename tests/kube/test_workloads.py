@@ -14,6 +14,7 @@ from tests.beds.images import FIRST_LINE_SCRIPT, IMAGE
 from tests.beds.kube.client import Client, JsonObject, is_ready
 from tests.beds.kube.manifests import EXCLUSIVE, asks, container, pod, template, workload
 from tests.beds.kube.node import Node
+from tests.beds.plugin_process import REPOSITORY
 from tests.machines.cpus import FIRST, LAST, MACHINE
 
 pytestmark = pytest.mark.kube
@@ -204,3 +205,46 @@ def test_owner_that_is_killed_owns_again(client: Client, node: Node) -> None:
     )
     assert len(node.cpus(again)) == 1
     assert node.cpus(shared) == MACHINE - node.cpus(again)
+
+
+_KUBEVIRT = {
+    "apiVersion": "apiextensions.k8s.io/v1",
+    "kind": "CustomResourceDefinition",
+    "metadata": {"name": "virtualmachines.kubevirt.io"},
+    "spec": {
+        "group": "kubevirt.io",
+        "scope": "Namespaced",
+        "names": {"kind": "VirtualMachine", "plural": "virtualmachines"},
+        "versions": [
+            {
+                "name": "v1",
+                "served": True,
+                "storage": True,
+                "schema": {
+                    "openAPIV3Schema": {
+                        "type": "object",
+                        "x-kubernetes-preserve-unknown-fields": True,
+                    }
+                },
+            }
+        ],
+    },
+}
+"""The kind alone: KubeVirt's own schema is not judged here."""
+
+
+def test_the_api_server_takes_every_example(client: Client) -> None:
+    """Validated and admitted by the server, unknown fields included; nothing is kept."""
+    client.apply(_KUBEVIRT)
+    crd = f"crd/{_KUBEVIRT['metadata']['name']}"
+    try:
+        client.kubectl("wait", "--for=condition=Established", crd)
+        for folder in ("", "workloads"):
+            client.kubectl(
+                "apply",
+                "--dry-run=server",
+                "--validate=strict",
+                f"--filename={REPOSITORY / 'config/examples' / folder}",
+            )
+    finally:
+        client.kubectl("delete", crd)

@@ -154,7 +154,8 @@ def _explanations(
             found += agent.get(path)["explanations"]
         except NotKnown as error:
             if len(spaces) == 1:
-                raise NotKnown(error.message + _near(agent, namespace, pod)) from error
+                near = _near(agent, namespace, pod, container)
+                raise NotKnown(error.message + near) from error
     if not found:
         raise NotKnown(
             f"no pod called {harmless(pod)} has a container {harmless(str(container))}; looked in "
@@ -163,10 +164,16 @@ def _explanations(
     return {"explanations": found}
 
 
-def _near(agent: AgentClient, namespace: str, pod: str) -> str:
-    """Names that were perhaps meant."""
+def _near(agent: AgentClient, namespace: str, pod: str, container: str | None = None) -> str:
+    """Names that were perhaps meant: containers of the pod where it is known, else pods."""
+    names = agent.names()
+    if container is not None:
+        has = [one.container for one in names if one[:2] == (namespace, pod)]
+        if has:
+            return f"\n  The pod is known; its containers are {harmless(', '.join(has))}."
+    pod = pod.lower()  # as all names of Kubernetes are
     pods: dict[str, list[str]] = {}  # by their name alone
-    for space, name in sorted({one[:2] for one in agent.names()}):
+    for space, name in sorted({one[:2] for one in names}):
         pods.setdefault(name, []).append(f"{space}/{name}")
     known = [name for names in pods.values() for name in names]
     if not namespace:

@@ -135,6 +135,9 @@ def checkpoint(ctx: click.Context, file: str | None, config_path: str | None, ou
     from nri_numa.store.checkpoint import JOURNAL
 
     path = Path(file) if file else Path(load(config_path).state_dir, JOURNAL)
+    if file and not path.exists():
+        usual = Path(load(config_path).state_dir, JOURNAL)
+        raise Unreachable(f"{file}: there is no such file; expected a checkpoint such as {usual}")
     with progress(f"reading {path}"):
         document = _read(path)
     answer(document, output, _checkpoint_lines(path, document))

@@ -402,3 +402,69 @@ def test_a_file_that_is_no_checkpoint_is_exit_code_1(tmp_path: Path) -> None:
     result = invoke("checkpoint", str(path))
     assert result.exit_code == 1
     assert "is no checkpoint" in result.output
+
+
+# --- wrong inputs: the thing, the value, what was expected ----------------------------------------
+
+POD = """{apiVersion: v1, kind: Pod, metadata: {name: a}, spec: {containers: [%s]}}\n"""
+FILES = {
+    "pod.yaml": POD % "{name: c}",
+    "empty-list.yaml": POD % "",
+    "none.yaml": "{apiVersion: v1, kind: ConfigMap, metadata: {name: a}}\n",
+    "tab.yaml": "log:\n\tlevel: info\n",
+    "misplaced.yaml": "logLevel: info\n",
+    "text.yaml": "hello world\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "words"),
+    [
+        *(
+            (f"{command} --machine synthetic:{text}", 2, words)
+            for command in ("simulate pod.yaml", "topology")
+            for text, words in (
+                ("sockets=-1", "sockets is '-1', expected a whole number from 0 to 4096"),
+                ("cores=100000000", "cores is '100000000', expected a whole number from 0 to 4096"),
+                ("socket=2", "did you mean sockets?; keys are sockets, numa"),
+                ("socket=2", "nohz-full, hugepages-<size>"),
+            )
+        ),
+        ("topology --machine syntetic:sockets=2", 2, "no such file, and no kind of machine 'syn"),
+        ("simulate pod.yaml --machine syntetic:", 2, "did you mean synthetic:?"),
+        ("simulate pod.yaml --cluster text.yaml", 2, "is 'hello world', expected what kubectl"),
+        (
+            "simulate empty-list.yaml",
+            2,
+            "spec.containers is an empty list, expected a list of at least",
+        ),
+        ("simulate none.yaml", 2, "none of them makes pods none.yaml, document 1: 'ConfigMap'"),
+        ("simulate none.yaml --cluster text.yaml", 2, "none of them makes pods"),
+        ("simulate tab.yaml", 2, "line 2, column 1: a tab, expected blanks"),
+        ("check --config tab.yaml", 2, "line 2, column 1: a tab, expected blanks"),
+        ("check --config misplaced.yaml", 2, "logLevel: unknown key, did you mean log.level?"),
+        ("status --token-file nosuch", 1, "token file nosuch: cannot be read: No such file or dir"),
+        ("checkpoint nosuch", 3, "nosuch: there is no such file; expected a checkpoint such as /"),
+    ],
+)
+def test_what_is_wrong_is_named_with_what_was_expected(line: str, code: int, words: str) -> None:
+    for name, text in FILES.items():
+        Path(name).write_text(text)
+    result = invoke(*line.split())
+    said = " ".join(result.output.split())
+    assert words in said
+    assert result.exit_code == code
+    assert "Errno" not in said
+
+
+def test_explain_hints_at_names_in_capitals_and_at_the_pods_containers(
+    agent: tuple[str, FakeView],
+) -> None:
+    agent[1].containers = [assignment(1)]
+    one = agent[1].containers[0]
+    near = invoke("explain", one.pod.upper(), "--api", agent[0]).output
+    assert f"Did you mean {one.namespace}/{one.pod}?" in near
+    named = f"{one.namespace}/{one.pod}"
+    result = invoke("explain", named, "nosuchcontainer", "--api", agent[0])
+    assert result.exit_code == 1
+    assert f"its containers are {one.container}." in " ".join(result.output.split())

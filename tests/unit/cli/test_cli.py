@@ -169,9 +169,38 @@ def test_check_of_a_sound_machine_is_0_and_shows_what_is_in_effect(sound: Path) 
     assert result.exit_code == 0, result.output
     assert "FAIL" not in result.output
     assert "ok    NRI:" in result.output
-    effective = yaml.safe_load(result.output.partition("flags):\n")[2])
-    assert effective["strategy"] == "spread"
-    assert max(map(len, result.output.partition("Effective")[0].splitlines())) <= 80
+    assert result.output.splitlines()[-1].startswith("Ready")
+    assert max(map(len, result.output.splitlines())) <= 80
+    shown = invoke("check", "--config", str(sound), "--show-config").output
+    assert shown.endswith(result.output)
+    assert yaml.safe_load(shown.removesuffix(result.output))["strategy"] == "spread"
+
+
+def test_check_ends_with_what_failed_and_its_verdict(
+    sound: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a pod too, where the kubelet's folder is not mounted by default; devices are listed."""
+    (sound.parent / "nri.sock").unlink()
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
+    devices = sound.parent / "machine/sys/bus/pci/devices"
+    for number, (code, numa_node) in enumerate((("0x030200", 1), ("0x020000", 0), ("0x020000", 0))):
+        card = devices / f"0000:0{number}:00.0"
+        card.mkdir(parents=True)
+        (card / "class").write_text(f"{code}\n")
+        (card / "numa_node").write_text(f"{numa_node}\n")
+    result = invoke("check", "--config", str(sound))
+    marks = [line[:4].strip() for line in result.output.splitlines() if line[:4].strip()]
+    *marks, verdict = marks
+    assert marks == sorted(marks, key=["ok", "warn", "FAIL"].index)
+    warnings = marks.count("warn")
+    said = result.output.splitlines()[-1]
+    assert said == f"1 failed, {warnings} warning{'s' if warnings != 1 else ''}"
+    output = " ".join(result.output.split())
+    assert "devices: NUMA node 0: 2 NICs; NUMA node 1: 1 GPU (devices.enabled is off" in output
+    assert f"hostPaths.kubelet: {sound.parent}/kubelet in the chart" in output
+    (sound.parent / "kubelet").mkdir()
+    (sound.parent / "kubelet/cpu_manager_state").write_text("{}")
+    assert "hostPaths.kubelet" not in invoke("check", "--config", str(sound)).output
 
 
 def test_check_in_json_has_every_finding_with_its_remedy(sound: Path) -> None:

@@ -252,7 +252,10 @@ def test_pod_level_resources_and_critical_pods_are_read() -> None:
             "metadata.labels has the key true, expected text: quote it",
         ),
         (POD.partition("spec:")[0], "spec is not set, expected a mapping"),
-        (POD.replace("[{name: app, image: x}]", "[]"), "spec.containers is an empty list, expected"),
+        (
+            POD.replace("[{name: app, image: x}]", "[]"),
+            "spec.containers is an empty list, expected",
+        ),
         (POD.replace("[{name: app, image: x}]", "3"), "spec.containers is 3, expected a list"),
         (POD.replace("[{name: app, image: x}]", "[app]"), "spec.containers[0] is 'app', expected"),
         (POD.replace("name: app, ", ""), "spec.containers[0].name is not set, expected"),

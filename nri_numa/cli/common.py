@@ -193,6 +193,9 @@ def output_option(*forms: str) -> Callable[[Function], Function]:
     )
 
 
+listing_option = output_option("table", "wide", "json", "yaml")
+
+
 # --- The configuration --------------------------------------------------------------------------
 
 

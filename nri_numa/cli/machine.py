@@ -22,8 +22,8 @@ import click
 from nri_numa.cli.common import (
     Failure,
     friendly,
+    listing_option,
     machine_option,
-    output_option,
     progress,
     sysfs_option,
 )
@@ -61,7 +61,7 @@ _GROUP_LIMIT: Final = 16  # L3 groups that are listed one by one
 @click.command()
 @machine_option
 @sysfs_option
-@output_option("table", "wide", "json", "yaml")
+@listing_option
 def topology(machine: str | None, sysfs_root: str | None, output: str) -> None:
     """Show sockets, NUMA nodes, memory, distances, caches, cores, threads and PCI devices.
 
@@ -72,7 +72,7 @@ def topology(machine: str | None, sysfs_root: str | None, output: str) -> None:
     with friendly(), progress(f"reading {given or 'this machine'}"):
         found, tree = read_machine(given)
         devices = () if tree is None else pci_devices(tree)
-    width = None if output == "wide" else table_width()
+    width = table_width()
     answer(
         topology_document(found, devices=devices),
         output,
@@ -241,7 +241,7 @@ def _cpu_table(of: str, rows: Iterable[tuple[int, str, CPUSet]], width: int | No
 def _lines(
     head: Sequence[Column], rows: Iterable[Sequence[object]], width: int | None
 ) -> list[str]:
-    return fit(head, rows, width, leave_out=False).lines
+    return fit(head, rows, width).lines
 
 
 # --- A capture ----------------------------------------------------------------------------------

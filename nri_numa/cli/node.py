@@ -20,6 +20,7 @@ from nri_numa.cli.common import (
     describe,
     friendly,
     given_settings,
+    listing_option,
     load,
     nri_socket_setting,
     output_option,
@@ -28,7 +29,7 @@ from nri_numa.cli.common import (
     sysfs_setting,
 )
 from nri_numa.cli.common import config_path as default_path
-from nri_numa.cli.output import Column, Kind, answer, emit, human_age, table, wrapped
+from nri_numa.cli.output import TABLES, Column, Kind, answer, emit, human_age, table, wrapped
 from nri_numa.errors import CheckpointCorrupt, CheckpointError, CheckpointTooNew, ConfigError
 from nri_numa.model.machine import counted
 from nri_numa.text import harmless
@@ -135,7 +136,7 @@ def _verdict(found: list[Finding]) -> str:
 @click.argument("file", metavar="[FILE]", required=False, type=click.Path())
 @config_option
 @state_dir_setting
-@output_option()
+@listing_option
 @click.pass_context
 def checkpoint(ctx: click.Context, file: str | None, config_path: str | None, output: str) -> None:
     """Show the saved state: what was meant for every container when it was last written.
@@ -237,7 +238,7 @@ def _checkpoint_lines(path: Path, document: dict[str, Any]) -> Iterator[str]:
     help="How long the runtime may take to let us in.",
 )
 @click.option("--stay", is_flag=True, help="Then wait to be stopped, as a DaemonSet's pod must.")
-@output_option()
+@listing_option
 @click.pass_context
 def release(
     ctx: click.Context,
@@ -278,7 +279,7 @@ def release(
         )
     answer(_document(report, dry_run), output, _release_lines(report, dry_run))
     for c in report.containers:
-        if c.note and output == "table":
+        if c.note and output in TABLES:
             name = harmless(f"{c.namespace}/{c.pod}/{c.container}")
             click.echo(f"nri-numa: {name}: {c.note}", err=True)
     for problem in report.problems:

@@ -13,10 +13,10 @@ from nri_numa.cli.common import (
     Mistake,
     config_option,
     friendly,
+    listing_option,
     machine_option,
     mistakes,
     named,
-    output_option,
     progress,
     sysfs_option,
 )
@@ -87,7 +87,7 @@ Exit codes:
     help="Count memory that the machine's kernel says is in use, and free huge pages only.",
 )
 @click.option("--verbose", "-v", is_flag=True, help="Say for every container how it came about.")
-@output_option()
+@listing_option
 @click.pass_context
 def simulate(
     ctx: click.Context,

@@ -336,10 +336,13 @@ def test_status_can_be_narrowed(agent: tuple[str, object]) -> None:
 
 
 def test_explain_shows_the_steps(agent: tuple[str, object]) -> None:
-    result = invoke("explain", "shop/pod-1", "--api", agent[0])
-    assert result.exit_code == 0, result.output
+    short = invoke("explain", "shop/pod-1", "--api", agent[0])
+    result = invoke("explain", "shop/pod-1", "-v", "--api", agent[0])
+    assert result.exit_code == short.exit_code == 0, result.output
     assert "It runs on CPUs 0-3, with memory of NUMA node 0." in result.output
+    assert "It runs on CPUs 0-3, with memory of NUMA node 0." in short.output
     assert "Later\n  Looked" in result.output
+    assert "Later" not in short.output
     result = invoke("explain", "pod-1", "server", "-n", "shop", "--api", agent[0], "-o", "json")
     assert json.loads(result.output)["explanations"][0]["container"] == "server"
 
@@ -347,7 +350,7 @@ def test_explain_shows_the_steps(agent: tuple[str, object]) -> None:
 def test_explain_adds_the_kubelets_word_where_a_kubelet_is(
     agent: tuple[str, object], tmp_path: Path
 ) -> None:
-    asks = ("explain", "shop/pod-1", "--api", agent[0])
+    asks = ("explain", "shop/pod-1", "-v", "--api", agent[0])
     silent = invoke(*asks, "--kubelet-root", str(tmp_path / "none"))
     assert "kubelet" not in silent.output
     result = invoke(*asks, "--kubelet-root", str(tmp_path))

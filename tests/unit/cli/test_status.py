@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -47,7 +48,7 @@ def test_a_pipe_that_says_how_wide_it_is_is_a_terminal(
     assert "(no room for MEMS, POLICY, AGE; -o wide shows all columns)" in output
     head = next(line for line in output.splitlines() if line.startswith("NAMESPACE"))
     starts = [head.index(title) for title in head.split()]
-    assert min(b - a for a, b in zip(starts, starts[1:], strict=False)) >= 8
+    assert min(b - a for a, b in pairwise(starts)) >= 8
     assert len(head) <= max(width, 60)
     monkeypatch.setenv("COLUMNS", "nonsense")
     assert LONG in invoke("status", "--api", crowded).output

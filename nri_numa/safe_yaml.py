@@ -88,11 +88,14 @@ def limit_depth(text: str) -> None:
             depth -= 1
 
 
-def problem_of(error: yaml.YAMLError) -> str:
+def problem_of(error: yaml.YAMLError, text: str) -> str:
     """What is wrong with a text that is no YAML, in one line."""
     if isinstance(error, yaml.MarkedYAMLError):
         mark = error.problem_mark or error.context_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        lines = text.split("\n")
+        if mark and mark.line < len(lines) and lines[mark.line][mark.column :].startswith("\t"):
+            return f"{where}a tab, expected blanks: YAML indents with blanks only"
         return f"{where}{error.problem or error.context}"
     return " ".join(str(error).split())
 
@@ -142,4 +145,4 @@ def parse(text: str) -> Any:
         limit_depth(text)
         return yaml.load(text, Loader=_YAML12)  # noqa: S506  # derived from the safe loader
     except yaml.YAMLError as error:
-        raise YAMLProblem(problem_of(error)) from error
+        raise YAMLProblem(problem_of(error, text)) from error

@@ -34,6 +34,9 @@ how to upgrade and how to uninstall is in `docs/install.md` of the sources.
 Values are checked by a schema: one that is misspelt, in `config` too, stops the installation, and
 so does an address that other machines reach without a token and TLS.
 
+What nodes are for, in values files with words: `-f config/helm/nri-numa/profiles/` `latency.yaml`,
+`ai-gpu.yaml`, `density.yaml`, or `observe.yaml`, which changes nothing and shows what would.
+
 ## With the Prometheus operator
 
 The agent listens on the node's loopback, which no Prometheus reaches. Give it an address, a token

@@ -1,7 +1,7 @@
-"""Packs ``kubectl numa`` for krew: ``python -m tools.kubectl_plugin -o build/kubectl``.
+"""Packs ``kubectl numa`` into one file: ``python -m tools.kubectl_plugin -o build/kubectl``.
 
-The archive with the program, what stands beside it and the licence, and the manifest with the
-archive's checksum. The same tree gives the same bytes.
+For krew there are an archive of it with the licence, and the manifest with the archive's checksum.
+The same tree gives the same bytes.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 import argparse
 import gzip
 import hashlib
+import io
 import sys
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -23,17 +25,25 @@ MODULES: Final = (
     "kubectl_numa_commands.py",
     "kubectl_numa_why.py",
 )
-"""What stands beside it."""
+"""What stands beside it, and is packed into it."""
 _CHECKSUM: Final = "0" * 64
 _VERSION: Final = "v0.0.0"
+
+
+def program() -> bytes:
+    """The program in one file, in the form of zipapp."""
+    packed = io.BytesIO(b"#!/usr/bin/env python3\n")
+    packed.seek(0, io.SEEK_END)
+    with zipfile.ZipFile(packed, "a") as files:
+        for name, source in (("__main__.py", PROGRAM), *((name, name) for name in MODULES)):
+            files.writestr(zipfile.ZipInfo(name), (SOURCES / source).read_bytes())
+    return packed.getvalue()
 
 
 def archive() -> bytes:
     """The archive that krew unpacks."""
     files = Rootfs()
-    files.add(PROGRAM, (SOURCES / PROGRAM).read_bytes(), 0o755)
-    for name in MODULES:
-        files.add(name, (SOURCES / name).read_bytes())
+    files.add(PROGRAM, program(), 0o755)
     files.add("LICENSE", (REPOSITORY / "LICENSE").read_bytes())
     return gzip.compress(files.tar(), 9, mtime=EPOCH)
 
@@ -66,7 +76,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     packed = archive()
     (options.output / f"{PROGRAM}.tar.gz").write_bytes(packed)
     (options.output / "numa.yaml").write_text(manifest(packed), encoding="utf-8")
-    print(f"{options.output}: {PROGRAM}.tar.gz and numa.yaml")
+    (options.output / PROGRAM).write_bytes(program())
+    (options.output / PROGRAM).chmod(0o755)
+    print(f"{options.output}: {PROGRAM}, {PROGRAM}.tar.gz and numa.yaml")
     return 0
 
 

@@ -10,6 +10,7 @@ import re
 import socket
 import stat
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -23,7 +24,9 @@ from nri_numa.engine.state import NodeState
 from nri_numa.errors import ConfigError, TopologyError
 from nri_numa.kubelet.adoption import adopt
 from nri_numa.kubelet.configuration import Found, KubeletFacts, read
-from nri_numa.kubelet.state_files import StateFiles
+from nri_numa.kubelet.state_files import NAMES, StateFiles
+from nri_numa.machine.pci import pci_devices
+from nri_numa.machine.tree import open_tree
 from nri_numa.machine.usable import sentence
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, ListFormatError, NUMASet
 from nri_numa.model.machine import Topology, cpus_text, numa_text
@@ -84,6 +87,7 @@ def examine(config: AgentConfig, root: Path = Path("/")) -> Iterator[Finding]:
         yield from tickless(config, topology)
         yield from host_processes(config, topology)
         yield from isolation(config, topology)
+        yield from devices(config)
     yield from privileges()
     yield from cgroups(Path(config.cgroup_root), root)
     yield from runtime(config, root)
@@ -126,6 +130,24 @@ def machine(topology: Topology) -> Iterator[Finding]:
             remedy = "If they were meant for pods, end the partition (cgroup-v2.rst, cpuset.cpus."
             remedy += "partition; cpuset.cpu_exclusive on version 1); they come back by themselves."
         yield _warn("machine", warning, remedy)
+
+
+def devices(config: AgentConfig) -> Iterator[Finding]:
+    """The devices that containers can be placed beside, by NUMA node."""
+    # Order: by NUMA node, unknown ones last, then kind.
+    found = Counter(
+        ("unknown NUMA node" if one.numa_node is None else f"NUMA node {one.numa_node}", one.kind)
+        for one in sorted(
+            pci_devices(open_tree(config.sysfs_root)),
+            key=lambda d: (d.numa_node is None, d.numa_node, d.kind),
+        )
+    )
+    where: dict[str, list[str]] = {}
+    for (numa_node, kind), count in found.items():
+        where.setdefault(numa_node, []).append(f"{count} {kind}{'s' if count > 1 else ''}")
+    seen = "; ".join(f"{numa_node}: {', '.join(kinds)}" for numa_node, kinds in where.items())
+    use = "" if config.devices.enabled else " (devices.enabled is off: no container is near them)"
+    yield _ok("devices", f"{seen}{use}" if seen else "no PCI devices that containers are given")
 
 
 def tickless(config: AgentConfig, topology: Topology) -> Iterator[Finding]:
@@ -517,6 +539,14 @@ def kubelet(
 ) -> Iterator[Finding]:
     """Whether the kubelet's own managers pin containers too, and whether both agree."""
     directory = Path(config.kubelet_root)
+    if "KUBERNETES_SERVICE_HOST" in os.environ and not (directory / NAMES["cpu"]).exists():
+        yield _warn(
+            "kubelet",
+            f"this pod does not see {directory} of the node, so that CPUs which the kubelet's "
+            "static policies grant are not known",
+            f"Mount it there, read only: hostPaths.kubelet: {directory} in the chart.",
+        )
+        return
     if not directory.is_dir():
         yield _ok("kubelet", f"none below {directory}")
         return

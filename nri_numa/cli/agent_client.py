@@ -156,7 +156,10 @@ def _read_token(path: str) -> str:
         with open(path) as file:
             token = file.read(4096).strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise Failure(f"the token file cannot be read: {error}") from error
+        why = getattr(error, "strerror", None) or error
+        raise Failure(
+            f"token file {path}: cannot be read: {why}; expected the API's token"
+        ) from error
     if not token.isprintable() or not token.isascii():
         raise Failure(f"{path} holds something that is no token")
     return token

@@ -26,6 +26,7 @@ from nri_numa.scheduler.nodes import Hold, Nodes
 from nri_numa.scheduler.pod_reader import PodReader
 from nri_numa.scheduler.pod_request import PodRequest
 from nri_numa.scheduler.published import read
+from nri_numa.simulate.manifests import shown
 
 EXPECTED: Final = "kubectl get noderesourcetopologies,nodes,pods --all-namespaces -o json"
 _KINDS: Final = ("NodeResourceTopology", "Node", "Pod")
@@ -126,7 +127,7 @@ def captured(documents: Iterable[object], reader: PodReader, prefix: str) -> Cap
 def _objects(documents: Iterable[object]) -> Iterator[Document]:
     for one in documents:
         if not isinstance(one, Mapping):
-            raise CaptureError(f"is {type(one).__name__}, expected what {EXPECTED} prints")
+            raise CaptureError(f"is {shown(one)}, expected what {EXPECTED} prints")
         items = one.get("items")
         if isinstance(items, list) and str(one.get("kind", "List")).endswith("List"):
             # The kind of a typed list's items is not written on each of them.

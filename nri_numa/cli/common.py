@@ -130,6 +130,12 @@ _SYSFS: Final[dict[str, Any]] = {
     "type": click.Path(),
     "help": "Directory that holds a sys/ tree, or an archive of one.  [default: /]",
 }
+machine_option = click.option(
+    "--machine",
+    metavar="FILE",
+    callback=named,
+    help="A captured machine (archive or folder), or synthetic:KEY=VALUE,... as simulate has it.",
+)
 sysfs_option = click.option("--sysfs-root", callback=named, **_SYSFS)
 sysfs_setting = setting("sysfsRoot", "--sysfs-root", check=named, **_SYSFS)
 nri_socket_setting = setting(
@@ -185,6 +191,9 @@ def output_option(*forms: str) -> Callable[[Function], Function]:
         show_default=True,
         help="How the answer is written.",
     )
+
+
+listing_option = output_option("table", "wide", "json", "yaml")
 
 
 # --- The configuration --------------------------------------------------------------------------

@@ -54,6 +54,7 @@ _IDS_SHOWN: Final = 8
     show_default=True,
     help="The kubelet's directory, with its socket for PodResources.",
 )
+@click.option("--verbose", "-v", is_flag=True, help="Say all that is known, not three lines.")
 @output_option()
 @api_options
 @click.pass_context
@@ -65,6 +66,7 @@ def explain(
     all_namespaces: bool,
     kubelet: bool | None,
     kubelet_root: str,
+    verbose: bool,
     output: str,
     api: str | None,
     token_file: str | None,
@@ -72,7 +74,8 @@ def explain(
 ) -> None:
     """Say why the containers of POD are where they are, or why they were refused.
 
-    Without a namespace the pod is looked for in all of them, as status shows all of them.
+    In short: what they have, what was asked for and why this place; -v says the rest. Without a
+    namespace the pod is looked for in all of them, as status shows all of them.
 
     Exit code 0 when they were placed, 1 when one was refused or the pod is not known here.
     """
@@ -100,10 +103,11 @@ def explain(
         # After the agent's answer: grpc is imported for it, and the kubelet may hang.
         with progress("asking the kubelet"):
             document["kubelet"] = kubelet_grants(kubelet_root, spaces[0], pod)
-        beside.append("")
-        for sentence in kubelet_sentences(document["kubelet"], document["explanations"]):
-            beside += wrapped(sentence)
-    answer(document, output, [*lines(document["explanations"], time.time()), *beside])
+        said = list(kubelet_sentences(document["kubelet"], document["explanations"]))
+        for sentence in said if verbose else filter(_differs, said):
+            beside += ["", *wrapped(sentence)]
+    told = lines(document["explanations"], time.time(), verbose=verbose)
+    answer(document, output, [*told, *beside])
     if any(one["outcome"] == "refused" for one in document["explanations"]):
         ctx.exit(1)
 
@@ -155,7 +159,8 @@ def _explanations(
             found += agent.get(path)["explanations"]
         except NotKnown as error:
             if len(spaces) == 1:
-                raise NotKnown(error.message + _near(agent, namespace, pod)) from error
+                near = _near(agent, namespace, pod, container)
+                raise NotKnown(error.message + near) from error
     if not found:
         raise NotKnown(
             f"no pod called {harmless(pod)} has a container {harmless(str(container))}; looked in "
@@ -164,10 +169,16 @@ def _explanations(
     return {"explanations": found}
 
 
-def _near(agent: AgentClient, namespace: str, pod: str) -> str:
-    """Names that were perhaps meant."""
+def _near(agent: AgentClient, namespace: str, pod: str, container: str | None = None) -> str:
+    """Names that were perhaps meant: containers of the pod where it is known, else pods."""
+    names = agent.names()
+    if container is not None:
+        has = [one.container for one in names if one[:2] == (namespace, pod)]
+        if has:
+            return f"\n  The pod is known; its containers are {harmless(', '.join(has))}."
+    pod = pod.lower()  # as all names of Kubernetes are
     pods: dict[str, list[str]] = {}  # by their name alone
-    for space, name in sorted({one[:2] for one in agent.names()}):
+    for space, name in sorted({one[:2] for one in names}):
         pods.setdefault(name, []).append(f"{space}/{name}")
     known = [name for names in pods.values() for name in names]
     if not namespace:
@@ -177,7 +188,7 @@ def _near(agent: AgentClient, namespace: str, pod: str) -> str:
     return f"\n  Did you mean {harmless(' or '.join(near[:3]))}?" if near else ""
 
 
-def lines(explanations: list[dict[str, Any]], now: float) -> Iterator[str]:
+def lines(explanations: list[dict[str, Any]], now: float, *, verbose: bool = True) -> Iterator[str]:
     """The text; no line is wider than the terminal."""
     for number, one in enumerate(explanations):
         if number:
@@ -185,8 +196,9 @@ def lines(explanations: list[dict[str, Any]], now: float) -> Iterator[str]:
         assignment, document = one.get("assignment") or {}, one["details"]
         if real := assignment.get("actual"):  # how long is easier to read than since when
             document = {**document, "actual": actual_since(real, now)}
-        yield from sentences.text(document, terminal_width()).split("\n")
-        yield from _memory(assignment)
+        yield from sentences.text(document, terminal_width(), brief=not verbose).split("\n")
+        if verbose:
+            yield from _memory(assignment)
 
 
 def _memory(assignment: dict[str, Any]) -> Iterator[str]:
@@ -238,6 +250,10 @@ def kubelet_grants(kubelet_root: str, namespace: str, pod: str) -> dict[str, Any
             for given in found
         ],
     }
+
+
+def _differs(sentence: str) -> bool:
+    return sentence.startswith("That differs: ")
 
 
 def kubelet_sentences(

@@ -22,7 +22,8 @@ import click
 from nri_numa.cli.common import (
     Failure,
     friendly,
-    output_option,
+    listing_option,
+    machine_option,
     progress,
     sysfs_option,
 )
@@ -38,8 +39,8 @@ from nri_numa.cli.output import (
     wrapped,
 )
 from nri_numa.machine.pci import PCIDevice, pci_devices
-from nri_numa.machine.sysfs import discover
-from nri_numa.machine.tree import LINKS, NEEDED, open_tree
+from nri_numa.machine.sysfs import discover, discover_tree
+from nri_numa.machine.tree import LINKS, NEEDED, Tree, open_tree
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.model.machine import (
     CoreKind,
@@ -58,21 +59,24 @@ _GROUP_LIMIT: Final = 16  # L3 groups that are listed one by one
 
 
 @click.command()
+@machine_option
 @sysfs_option
-@output_option()
-def topology(sysfs_root: str | None, output: str) -> None:
+@listing_option
+def topology(machine: str | None, sysfs_root: str | None, output: str) -> None:
     """Show sockets, NUMA nodes, memory, distances, caches, cores, threads and PCI devices.
 
-    What was odd about the machine stands at the end, or under "warnings".
+    What was odd about the machine stands at the end, or under "warnings". -o wide leaves nothing
+    out, however long the lines get.
     """
-    with friendly(), progress(f"reading {sysfs_root or 'this machine'}"):
-        machine = discover(sysfs_root or "/")
-        devices = pci_devices(open_tree(sysfs_root or "/"))
+    given = one_machine(machine, sysfs_root)
+    with friendly(), progress(f"reading {given or 'this machine'}"):
+        found, tree = read_machine(given)
+        devices = () if tree is None else pci_devices(tree)
     width = table_width()
     answer(
-        topology_document(machine, devices=devices),
+        topology_document(found, devices=devices),
         output,
-        topology_lines(machine, devices=devices, width=width and max(width, WIDTH)),
+        topology_lines(found, devices=devices, width=width and max(width, WIDTH)),
     )
 
 
@@ -237,7 +241,7 @@ def _cpu_table(of: str, rows: Iterable[tuple[int, str, CPUSet]], width: int | No
 def _lines(
     head: Sequence[Column], rows: Iterable[Sequence[object]], width: int | None
 ) -> list[str]:
-    return fit(head, rows, width, leave_out=False).lines
+    return fit(head, rows, width).lines
 
 
 # --- A capture ----------------------------------------------------------------------------------
@@ -346,9 +350,40 @@ def pack(root: Path, target: Path) -> CaptureReport:
 
 # --- ``synthetic:KEY=VALUE,…``: a machine in one argument ----------------------------------------
 
+SYNTHETIC: Final = "synthetic:"
 _GIB = 1 << 30
 MOST_CPUS: Final = 4096
 """More CPUs than this take seconds to build and belong to no machine."""
+
+
+def one_machine(machine: str | None, sysfs_root: str | None) -> str | None:
+    """What ``--machine`` or ``--sysfs-root`` names; None for the machine that this runs on."""
+    if machine is not None and sysfs_root is not None:
+        raise click.UsageError("--machine and --sysfs-root name the machine twice; expected one")
+    return machine or sysfs_root
+
+
+def read_machine(given: str | None) -> tuple[Topology, Tree | None]:
+    """The machine, and its files unless it is made up.
+
+    Raises:
+        click.UsageError: it is made up of what cannot be.
+        TopologyError: it cannot be read.
+    """
+    given = given or "/"
+    kind, colon, _ = given.partition(":")
+    if given.startswith(SYNTHETIC):
+        try:
+            return made_up(given.removeprefix(SYNTHETIC)), None
+        except ValueError as error:
+            raise click.UsageError(f"--machine {given}: {error}") from error
+    if colon and difflib.get_close_matches(f"{kind}:", [SYNTHETIC]) and not os.path.exists(given):
+        raise click.UsageError(
+            f"--machine {given}: there is no such file, and no kind of machine {kind!r}; "
+            f"did you mean {SYNTHETIC}?"
+        )
+    tree = open_tree(given)
+    return discover_tree(tree), tree
 
 
 def made_up(text: str) -> Topology:
@@ -366,7 +401,7 @@ def made_up(text: str) -> Topology:
     pairs = [part.partition("=") for part in text.split(",") if part]
     for number, (key, equals, value) in enumerate(pairs):
         if not equals:
-            raise ValueError(f"{key!r} is no KEY=VALUE; keys are {', '.join(KEYS)}")
+            raise ValueError(f"{key!r} is no KEY=VALUE; keys are {_KEYS}")
         if any(key == before for before, _, _ in pairs[:number]):
             raise ValueError(f"{key} is given twice; expected it once")
         try:
@@ -376,7 +411,7 @@ def made_up(text: str) -> Topology:
             if key not in KEYS:
                 near = difflib.get_close_matches(key, KEYS, n=1)
                 hint = f", did you mean {near[0]}?" if near else ""
-                raise ValueError(f"there is no key {key!r}{hint}; keys are {', '.join(KEYS)}")
+                raise ValueError(f"there is no key {key!r}{hint}; keys are {_KEYS}")
             name, read = KEYS[key]
             given[name] = read(value)
         except BadQuantity as error:
@@ -401,8 +436,8 @@ def made_up(text: str) -> Topology:
 
 
 def _count(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) < 6):
-        raise BadQuantity("a whole number")
+    if not (text.isascii() and text.isdigit() and int(text[:9]) <= MOST_CPUS):
+        raise BadQuantity(f"a whole number from 0 to {MOST_CPUS}")
     return int(text)
 
 
@@ -447,3 +482,4 @@ KEYS: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
     "nohz-full": ("nohz_full", _cpus),
 }
 """Key to the parameter of `synthetic` and how to read it; ``hugepages-<size>`` come on top."""
+_KEYS: Final = ", ".join([*KEYS, f"{HUGEPAGES}<size>"])

@@ -20,6 +20,7 @@ from nri_numa.cli.common import (
     describe,
     friendly,
     given_settings,
+    listing_option,
     load,
     nri_socket_setting,
     output_option,
@@ -28,8 +29,9 @@ from nri_numa.cli.common import (
     sysfs_setting,
 )
 from nri_numa.cli.common import config_path as default_path
-from nri_numa.cli.output import Column, Kind, answer, emit, human_age, table, wrapped
+from nri_numa.cli.output import TABLES, Column, Kind, answer, emit, human_age, table, wrapped
 from nri_numa.errors import CheckpointCorrupt, CheckpointError, CheckpointTooNew, ConfigError
+from nri_numa.model.machine import counted
 from nri_numa.text import harmless
 
 if TYPE_CHECKING:
@@ -60,6 +62,7 @@ _MARKS = {"ok": ("ok  ", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", 
     show_default=True,
     help="With --fix-containerd: containerd's configuration.",
 )
+@click.option("--show-config", is_flag=True, help="Show the effective configuration before it.")
 @output_option()
 @click.pass_context
 def check(
@@ -68,12 +71,13 @@ def check(
     fix_containerd: bool,
     write: bool,
     containerd_config: str,
+    show_config: bool,
     output: str,
 ) -> None:
     """Say whether this machine is ready, and what to do where it is not.
 
-    Each line is ok, warn or FAIL. The exit code is 0 when nothing failed, 1 when something did,
-    and 2 when the configuration has mistakes. The effective configuration is printed at the end.
+    Each line is ok, warn or FAIL, in this order; the verdict is last. The exit code is 0 when
+    nothing failed, 1 when something did, and 2 when the configuration has mistakes.
     """
     if fix_containerd:
         from nri_numa.cli.containerd import fix
@@ -98,14 +102,15 @@ def check(
         emit({"ready": False, "findings": to_builtins(found), "config": None}, output)
         ctx.exit(2)
     with progress("looking at this node"):
-        found = list(examine(config))
+        found = sorted(examine(config), key=lambda one: list(Level).index(one.level))
     ready, effective = worst(found) is not Level.FAIL, configuration.effective(config)
     document = {"ready": ready, "findings": to_builtins(found), "config": effective}
-    source = path or "built-in defaults"
-    head = f"Effective configuration ({source}, environment and flags):"
-    answer(document, output, [*_finding_lines(found), "", head, ""])
-    if output == "table":
+    if show_config and output == "table":
+        source = path or "built-in defaults"
+        click.echo(f"# Effective configuration ({source}, environment and flags):")
         emit(effective, "yaml")
+        click.echo()
+    answer(document, output, [*_finding_lines(found), "", _verdict(found)])
     if not ready:
         wrong = any(f.subject == "configuration" and f.level == "fail" for f in found)
         ctx.exit(2 if wrong else 1)
@@ -121,11 +126,17 @@ def _finding_lines(found: list[Finding]) -> Iterator[str]:
             yield from wrapped(f"→ {finding.remedy}", " " * 6, " " * 8)
 
 
+def _verdict(found: list[Finding]) -> str:
+    count = Counter(finding.level.value for finding in found)
+    failed = f"{count['fail']} failed" if count["fail"] else "Ready"
+    return f"{failed}, {counted(count['warn'], 'warning')}" if count["warn"] else failed
+
+
 @click.command()
 @click.argument("file", metavar="[FILE]", required=False, type=click.Path())
 @config_option
 @state_dir_setting
-@output_option()
+@listing_option
 @click.pass_context
 def checkpoint(ctx: click.Context, file: str | None, config_path: str | None, output: str) -> None:
     """Show the saved state: what was meant for every container when it was last written.
@@ -135,6 +146,9 @@ def checkpoint(ctx: click.Context, file: str | None, config_path: str | None, ou
     from nri_numa.store.checkpoint import JOURNAL
 
     path = Path(file) if file else Path(load(config_path).state_dir, JOURNAL)
+    if file and not path.exists():
+        usual = Path(load(config_path).state_dir, JOURNAL)
+        raise Unreachable(f"{file}: there is no such file; expected a checkpoint such as {usual}")
     with progress(f"reading {path}"):
         document = _read(path)
     answer(document, output, _checkpoint_lines(path, document))
@@ -224,7 +238,7 @@ def _checkpoint_lines(path: Path, document: dict[str, Any]) -> Iterator[str]:
     help="How long the runtime may take to let us in.",
 )
 @click.option("--stay", is_flag=True, help="Then wait to be stopped, as a DaemonSet's pod must.")
-@output_option()
+@listing_option
 @click.pass_context
 def release(
     ctx: click.Context,
@@ -265,7 +279,7 @@ def release(
         )
     answer(_document(report, dry_run), output, _release_lines(report, dry_run))
     for c in report.containers:
-        if c.note and output == "table":
+        if c.note and output in TABLES:
             name = harmless(f"{c.namespace}/{c.pod}/{c.container}")
             click.echo(f"nri-numa: {name}: {c.note}", err=True)
     for problem in report.problems:

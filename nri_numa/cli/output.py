@@ -4,8 +4,9 @@ A terminal is narrower than 64 NUMA nodes and names of 253 characters. What give
 this order: sentences are wrapped; lists of ids are broken at their commas; columns that can be
 missed are left out whole, the last of them first; names are broken over several lines. Nothing is
 cut: a name that another command takes is there to its last letter, and a word such as a policy's
-name is never broken. What reads a pipe looks for whole words: nothing is narrowed for it, unless it
-says by ``COLUMNS`` how wide it is, as ``watch`` does.
+name is never broken, nor is a column made so narrow that its names cannot be read. What reads a
+pipe looks for whole words: nothing is narrowed for it, unless it says by ``COLUMNS`` how wide it
+is, as ``watch`` does; it is treated as a terminal then.
 """
 
 from __future__ import annotations
@@ -26,11 +27,13 @@ from nri_numa.text import harmless
 
 WIDTH: Final = 80
 _GAP: Final = "  "
+TABLES: Final = "table", "wide"
+"""The forms of ``-o`` for people; nothing is narrowed or left out in the second."""
 
 
 def answer(document: object, output: str, lines: Iterable[str]) -> None:
     """Write an answer in the form that ``-o`` says: the document, or the lines of a table."""
-    if output == "table":
+    if output in TABLES:
         click.echo("\n".join(lines))
     else:
         emit(document, output)
@@ -70,7 +73,10 @@ def terminal_width() -> int:
 
 
 def table_width() -> int | None:
-    """Columns that a table may take; None for as many as it needs."""
+    """Columns that a table may take; None for as many as it needs, as with ``-o wide``."""
+    command = click.get_current_context(silent=True)
+    if command is not None and command.params.get("output") == "wide":
+        return None
     return terminal_width() if sys.stdout.isatty() else _given_columns()
 
 
@@ -146,19 +152,17 @@ class Fitted(NamedTuple):
 def table(columns: Sequence[Column | str], rows: Iterable[Sequence[object]]) -> list[str]:
     """A table that fits where it is written; a column that is a title holds names."""
     made = [one if isinstance(one, Column) else Column(one, Kind.NAME) for one in columns]
-    return fit(made, rows, table_width(), leave_out=False).lines
+    return fit(made, rows, table_width()).lines
 
 
 def fit(
     columns: Sequence[Column],
     rows: Iterable[Sequence[object]],
     width: int | None,
-    *,
-    leave_out: bool,
 ) -> Fitted:
-    """Lay a table out; wider than ``width`` only where words alone are. None is as wide as it gets.
+    """Lay a table out; wider than ``width`` only where words are, and names at their least.
 
-    Columns that can be missed are left out where ``leave_out`` allows it.
+    None is as wide as it gets.
     """
     cells = [[harmless(str(cell)) for cell in row] for row in rows]
     shown = list(range(len(columns)))
@@ -177,8 +181,7 @@ def fit(
             able = [
                 i
                 for i in shown
-                if columns[i].kind is kind
-                and widths[i] > (least if least == 1 else max(least, len(columns[i].title)))
+                if columns[i].kind is kind and widths[i] > max(least, len(columns[i].title))
             ]
             if not able:
                 return
@@ -188,16 +191,13 @@ def fit(
         narrow(Kind.TEXT, Kind.TEXT.value[1])
         narrow(Kind.LIST, Kind.LIST.value[1])
         for i in sorted(shown, key=lambda i: -columns[i].spare):
-            if not leave_out or not columns[i].spare or total(widths) <= width:
+            if not columns[i].spare or total(widths) <= width:
                 break
             shown.remove(i)
             # There may be room again for a list as it is.
             widths[:] = natural
             narrow(Kind.LIST, Kind.LIST.value[1])
         narrow(Kind.NAME, Kind.NAME.value[1])
-        least = [1 if columns[i].kind is Kind.NAME else each for i, each in enumerate(widths)]
-        if total(least) <= width:  # else breaking them to pieces is of no use
-            narrow(Kind.NAME, 1)
     lines: list[str] = []
     for row in ([c.title for c in columns], *cells):
         parts = [_broken(row[i], widths[i], columns[i].kind) for i in shown]

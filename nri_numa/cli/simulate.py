@@ -13,9 +13,10 @@ from nri_numa.cli.common import (
     Mistake,
     config_option,
     friendly,
+    listing_option,
+    machine_option,
     mistakes,
     named,
-    output_option,
     progress,
     sysfs_option,
 )
@@ -26,11 +27,11 @@ from nri_numa.model.machine import counted
 
 if TYPE_CHECKING:
     from nri_numa.engine.decision import Machine, Reading
+    from nri_numa.machine.tree import Tree
     from nri_numa.model.machine import Topology
     from nri_numa.simulate.devices import Inventory
+    from nri_numa.simulate.manifests import Manifests
     from nri_numa.simulate.simulator import Simulation
-
-SYNTHETIC = "synthetic:"
 
 EPILOG = """\b
 A machine made up (numa: NUMA nodes per socket; cores, memory: per NUMA node):
@@ -50,12 +51,7 @@ Exit codes:
 
 @click.command(epilog=EPILOG)
 @click.argument("pods", metavar="PODS.yaml...", nargs=-1, required=True, type=click.Path())
-@click.option(
-    "--machine",
-    metavar="FILE",
-    callback=named,
-    help="A captured machine (archive or folder), or one made up, as below.",
-)
+@machine_option
 @sysfs_option
 @click.option(
     "--devices",
@@ -92,7 +88,7 @@ Exit codes:
     help="Count memory that the machine's kernel says is in use, and free huge pages only.",
 )
 @click.option("--verbose", "-v", is_flag=True, help="Say for every container how it came about.")
-@output_option()
+@listing_option
 @click.pass_context
 def simulate(
     ctx: click.Context,
@@ -128,16 +124,16 @@ def simulate(
             )
         ctx.exit(_in_cluster(cluster, pods, config_path, settings, output))
     from nri_numa.cli import simulate_output as view
+    from nri_numa.cli.machine import one_machine, read_machine
     from nri_numa.simulate.manifests import read_files
     from nri_numa.simulate.pods import misaddressed, without_effect
     from nri_numa.simulate.simulator import plan
     from nri_numa.simulate.simulator import simulate as run
 
-    if machine is not None and sysfs_root is not None:
-        raise click.UsageError("--machine and --sysfs-root name the machine twice; expected one")
-    given = machine or sysfs_root
+    given = one_machine(machine, sysfs_root)
     with friendly(), progress(f"reading {given or 'this machine'}"):
-        topology, reading = _machine(given, live_memory=live_memory)
+        topology, tree = read_machine(given)
+        reading = _reading(given, topology) if live_memory and tree is not None else None
     # The configuration of this node says nothing about other machines.
     path = config_path if given else default_path(config_path)
     values = [_pairs("--set", settings)]
@@ -145,12 +141,13 @@ def simulate(
         values.append({**values[0], **_pairs("--compare", compare)})
     configured = [_configured(path, topology, one) for one in values]
     first, counted_by, hinted = configured[0]
-    devices = None if inventory is None else _inventory(inventory, topology, given, counted_by)
+    devices = None if inventory is None else _inventory(inventory, topology, tree, counted_by)
     # Nothing is shown while manifests may be typed in.
     reading_them = nullcontext() if "-" in pods else progress("reading manifests")
     with reading_them, _listed("the manifests"):
         manifests = read_files(pods, counted_by, devices)
         planned = plan(manifests.workloads)
+    _some_pods(manifests)
 
     with progress(f"placing {len(planned)} pods"):
         runs = [
@@ -194,6 +191,12 @@ def _listed(where: str) -> Iterator[None]:
         yield
     except ManifestError as error:
         raise Mistake(mistakes(error.problems, where)) from error
+
+
+def _some_pods(manifests: Manifests) -> None:
+    """Refuse manifests of which none makes pods: it is the wrong file."""
+    if not manifests.workloads:
+        raise Mistake(mistakes(manifests.notes, "the manifests: none of them makes pods"))
 
 
 def _warnings(result: Simulation) -> list[str]:
@@ -240,6 +243,7 @@ def _in_cluster(
     counted_by = slots_resource(config)
     with _listed("the manifests"):
         manifests = read_files(pods, counted_by)
+    _some_pods(manifests)
     return simulate_cluster(
         cluster,
         manifests.workloads,
@@ -250,39 +254,25 @@ def _in_cluster(
     )
 
 
-def _machine(given: str | None, *, live_memory: bool) -> tuple[Topology, Reading | None]:
-    """The machine, and what its kernel has left where that counts."""
-    from nri_numa.machine.sysfs import discover, read_memory
-
-    if given is not None and given.startswith(SYNTHETIC):
-        from nri_numa.cli.machine import made_up
-
-        try:
-            return made_up(given.removeprefix(SYNTHETIC)), None
-        except ValueError as error:
-            raise click.UsageError(f"--machine {given}: {error}") from error
-    root = given or "/"
-    topology = discover(root)
-    if not live_memory:
-        return topology, None
+def _reading(given: str | None, topology: Topology) -> Reading:
+    """What the machine's kernel has left."""
     from nri_numa.engine.decision import Reading
+    from nri_numa.machine.sysfs import read_memory
 
-    nodes = read_memory(root, topology).numa_nodes
-    return topology, Reading(
+    nodes = read_memory(given or "/", topology).numa_nodes
+    return Reading(
         memory={i: one.available_bytes for i, one in nodes.items()},
         hugepages={i: dict(one.free_hugepages) for i, one in nodes.items()},
     )
 
 
-def _inventory(path: str, topology: Topology, given: str | None, counted_by: str) -> Inventory:
+def _inventory(path: str, topology: Topology, tree: Tree | None, counted_by: str) -> Inventory:
     """The devices that an inventory says the machine has."""
     from nri_numa.machine.pci import pci_devices
-    from nri_numa.machine.tree import open_tree
     from nri_numa.simulate.devices import read_inventory
 
-    machine = given or "/"
     with friendly():
-        pci = () if machine.startswith(SYNTHETIC) else pci_devices(open_tree(machine))
+        pci = () if tree is None else pci_devices(tree)
     with _listed("the inventory of devices"):
         return read_inventory(path, topology, pci, counted_by)
 

@@ -126,7 +126,7 @@ def _documents(file: str) -> Iterator[object]:
             yield from parse_all(text)
         except yaml.YAMLError as error:
             raise CaptureError(
-                f"{safe_yaml.problem_of(error)}; expected what {EXPECTED} prints"
+                f"{safe_yaml.problem_of(error, text)}; expected what {EXPECTED} prints"
             ) from error
         return
     decoder, at = json.JSONDecoder(), 0

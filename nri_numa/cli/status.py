@@ -246,7 +246,6 @@ def _table(
         [one.column for one in chosen],
         [[one.cell(each, now) for one in chosen] for each in objects],
         None if wide else table_width(),
-        leave_out=sys.stdout.isatty(),
     )
     yield from made.lines
     if made.left_out:

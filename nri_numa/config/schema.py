@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from nri_numa.config.sections import CONSTANTS, AgentConfig
+from nri_numa.config.sections import CONSTANTS, AgentConfig, leaves
 
 
 @functools.cache
@@ -88,11 +88,13 @@ def _explain(error: Any) -> Iterator[tuple[list[Any], str]]:
             for one in constants:
                 yield one.split("."), f"is a constant now ({CONSTANTS[one]}), expected no such key"
             if not constants:
-                near = difflib.get_close_matches(key, known, n=1, cutoff=0.6) or [
-                    name for name in known if name.lower() == key.lower()
-                ]
+                near = (
+                    [name for name in known if name.lower() == key.lower()]
+                    or difflib.get_close_matches(key, known, n=1, cutoff=0.6)
+                    or [leaf for leaf in leaves() if key.lower() in _spellings(leaf)]
+                )
                 hint = (
-                    f", did you mean {near[0]}?"
+                    f", did you mean {' or '.join(near[:3])}?"
                     if near
                     else f", expected one of {', '.join(known)}"
                 )
@@ -117,6 +119,11 @@ def _explain(error: Any) -> Iterator[tuple[list[Any], str]]:
         yield path, f"{shown}, expected a text without slash and white space"
     else:
         yield path, str(error.message)
+
+
+def _spellings(path: str) -> tuple[str, str]:
+    """``log.level`` as people write it in the wrong place: ``logLevel`` and ``level``."""
+    return path.replace(".", "").lower(), path.rpartition(".")[2].lower()
 
 
 _BOUNDS = {"exclusiveMinimum": "more than", "minimum": "at least", "maximum": "at most"}

@@ -13,6 +13,7 @@ import contextlib
 import functools
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import textwrap
@@ -49,7 +50,10 @@ green = functools.partial(click.style, fg="green")
 @click.option(
     "--keep", is_flag=True, help="Leave the plugin's files, log included, where they are."
 )
-def main(keep: bool) -> None:
+@click.option(
+    "--serve", is_flag=True, help="Then keep the plugin's page up with these pods, until Ctrl-C."
+)
+def main(keep: bool, serve: bool) -> None:
     """See it work on a modelled machine, without Kubernetes.
 
     Starts the real plugin and a container runtime that exists in memory only, creates the example
@@ -59,7 +63,7 @@ def main(keep: bool) -> None:
     directory = Path(tempfile.mkdtemp(prefix="nri-numa-demo-", dir=_short_directory()))
     done = False
     try:
-        asyncio.run(play(directory))
+        asyncio.run(play(directory, serve=serve))
         done = True
     except NotAsExpected as problem:
         raise click.ClickException(
@@ -89,8 +93,10 @@ def _log(directory: Path) -> str:
     return "\n".join([f"\nThe files are in {directory}; the plugin's log ends:", *lines])
 
 
-async def play(directory: Path) -> None:
+async def play(directory: Path, *, serve: bool = False) -> None:
     """Play the demo in an empty directory, for the model of the machine and the plugin's files.
+
+    Afterwards ``serve`` keeps the plugin until SIGINT or SIGTERM.
 
     Raises:
         NotAsExpected: something came out differently.
@@ -98,9 +104,16 @@ async def play(directory: Path) -> None:
     started = time.monotonic()
     async with Stage(directory) as stage:
         await _Story(stage).play()
-    took = time.monotonic() - started
-    say()
-    paragraph(f"Everything above was checked while it was told. It took {took:.1f} seconds.")
+        took = time.monotonic() - started
+        say()
+        paragraph(f"Everything above was checked while it was told. It took {took:.1f} seconds.")
+        if serve:
+            stopped, loop = asyncio.Event(), asyncio.get_running_loop()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.add_signal_handler(number, stopped.set)
+            say()
+            say(f"These pods are on the page http://{await stage.address()}/ until Ctrl-C.")
+            await stopped.wait()
     heading("Where to look next")
     for command, what in (
         ("nri-numa topology", "what this machine looks like"),

@@ -59,6 +59,7 @@ class Stage:
         self._directory = directory
         self._socket = directory / "nri.sock"
         self._plugin: asyncio.subprocess.Process | None = None
+        self._logged = 0
         self.runtime = DemoRuntime(str(self._socket), self.machine)
 
     async def __aenter__(self) -> Self:
@@ -87,6 +88,7 @@ class Stage:
     async def start_plugin(self) -> int:
         """Start it as a service would, and wait until it is synchronized; returns its pid."""
         with (self._directory / "plugin.log").open("ab") as log:
+            self._logged = log.tell()  # by those that were killed
             plugin = await asyncio.create_subprocess_exec(
                 sys.executable,
                 *("-m", "nri_numa", "run", "--http", "127.0.0.1:0", "--log-format", "json"),
@@ -128,22 +130,24 @@ class Stage:
 
     async def ask(self, path: str) -> dict[str, Any]:
         """What the plugin's API answers."""
-        for _ in range(500):  # it serves HTTP when containers are served
-            address = self._listening()
-            if address:
-                break
-            await asyncio.sleep(0.01)
-        else:
-            raise NotAsExpected("the plugin does not serve its API")
+        address = await self.address()
         try:
             document: dict[str, Any] = await asyncio.to_thread(AgentClient(address).get, path)
         except click.ClickException as error:
             raise NotAsExpected(f"{path}: {error.message}") from None
         return document
 
+    async def address(self) -> str:
+        """Where the plugin serves its page and API."""
+        for _ in range(500):  # it serves HTTP when containers are served
+            if address := self._listening():
+                return address
+            await asyncio.sleep(0.01)
+        raise NotAsExpected("the plugin does not serve its API")
+
     def _listening(self) -> str:
         found = ""
-        for line in (self._directory / "plugin.log").read_text().splitlines():
+        for line in (self._directory / "plugin.log").read_bytes()[self._logged :].splitlines():
             with contextlib.suppress(ValueError):
                 record = json.loads(line)
                 if record.get("msg") == "http listening":

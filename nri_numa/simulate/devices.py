@@ -61,12 +61,14 @@ def read_inventory(
         ManifestError: with every mistake.
     """
     problems: list[str] = []
+    text = ""
     try:
-        documents = [one for one in parse_all(text_of(path, MAX_BYTES)) if one is not None]
+        text = text_of(path, MAX_BYTES)
+        documents = [one for one in parse_all(text) if one is not None]
     except OSError as error:
         raise _mistake(path, f"cannot be read: {error.strerror or error}") from error
     except yaml.YAMLError as error:
-        raise _mistake(path, safe_yaml.problem_of(error)) from error
+        raise _mistake(path, safe_yaml.problem_of(error, text)) from error
     if len(documents) != 1:
         has = f"has {len(documents)} documents" if documents else "is empty"
         raise _mistake(path, f"{has}, expected one mapping of resources to lists of devices")

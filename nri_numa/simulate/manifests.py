@@ -117,7 +117,7 @@ def shown(value: object) -> str:
     if isinstance(value, Mapping):
         return "a mapping"
     if isinstance(value, list):
-        return "a list"
+        return "a list" if value else "an empty list"
     if isinstance(value, bool):
         return "true" if value else "false"
     text = str(value) if isinstance(value, int | float) else repr(str(value))
@@ -317,7 +317,7 @@ class _Reading:
                     place = Place(f"{source}, document {number}", "", document, self.problems)
                     self._document(place)
         except yaml.YAMLError as error:
-            self.problems.append(f"{source}: {safe_yaml.problem_of(error)}")
+            self.problems.append(f"{source}: {safe_yaml.problem_of(error, text)}")
         else:
             if empty:
                 self.problems.append(f"{source}: is empty, expected at least one manifest")

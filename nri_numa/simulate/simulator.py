@@ -281,18 +281,20 @@ class _Simulator:
     def step(self, number: int, planned: Planned) -> SimulatedEvent:
         """Do one thing to one pod."""
         pod, action = planned.pod, planned.action
-        before = self._cpus_now()
+        before = self.state
         outcomes: list[Outcome] = []
         if action is Action.REMOVE:
             self._remove(pod)
         else:
             outcomes = self._create(pod) if action is Action.CREATE else self._resize(pod)
+        updates = admit.pool_updates(self._machine, before, self.state, skip="")
+        had = self._cpus(before, (one.container_id for one in updates))
         # A sidecar makes room for the containers of its own pod that start later.
-        before |= {container_id(pod, outcome.container): outcome.cpus for outcome in outcomes}
+        had |= {container_id(pod, outcome.container): outcome.cpus for outcome in outcomes}
         moved = {
             self.state.allocations[i].full_name: cpus or "any"
-            for i, cpus in self._cpus_now().items()
-            if before.get(i, cpus) != cpus
+            for i, cpus in self._cpus(self.state, had).items()
+            if had[i] != cpus
         }
         return SimulatedEvent(
             number=number, action=action, pod=pod, outcomes=tuple(outcomes), moved=moved
@@ -320,7 +322,7 @@ class _Simulator:
 
     def standing(self) -> tuple[tuple[Allocation, str], ...]:
         """What every container has now, in the order of creation."""
-        cpus = self._cpus_now()
+        cpus = self._cpus(self.state, self._live)
         return tuple((self.state.allocations[i], cpus[i]) for i in self._live)
 
     # --- one pod ----------------------------------------------------------------------------------
@@ -369,7 +371,7 @@ class _Simulator:
             if live is None:
                 continue  # an init container, or one of a pod that was refused
             requested = replace(made.resources, hugepages={})
-            before = self._cpus_now(made.id)[made.id]
+            before = self._cpus(self.state, [made.id])[made.id]
             found = resize(self._machine, self.state, sandbox, live, requested, self._reading)
             if isinstance(found, Refused):
                 refusal = _refused(manifest, found.reason, found.message, found.trace)
@@ -404,19 +406,21 @@ class _Simulator:
             container=manifest.name,
             role=manifest.role,
             verdict=verdict,
-            cpus=self._cpus_now(id)[id],
+            cpus=self._cpus(self.state, [id])[id],
             mems=str(allocation.mems),
             allocation=allocation,
             reason=allocation.reason,
             trace=trace,
         )
 
-    def _cpus_now(self, *only: str) -> dict[str, str]:
-        machine, state = self._machine, self.state
-        pool, withheld = state.pool(machine.topology, machine.settings), state.withheld_bits
+    def _cpus(self, state: NodeState, ids: Iterable[str]) -> dict[str, str]:
+        """What containers have in a state, of those that are in it."""
+        topology = self._machine.topology
+        pool, withheld = state.pool(topology, self._machine.settings), state.withheld_bits
         return {
-            i: str(effective_cpus(state.allocations[i], pool, machine.topology, withheld))
-            for i in only or self._live
+            i: str(effective_cpus(state.allocations[i], pool, topology, withheld))
+            for i in ids
+            if i in state.allocations
         }
 
 

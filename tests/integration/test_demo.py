@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -43,6 +46,31 @@ def demo(*arguments: str, home: Path, **environment: str) -> subprocess.Complete
         timeout=120,
         check=False,
     )
+
+
+def test_the_page_stays_up_with_the_storys_pods_until_it_is_interrupted(home: Path) -> None:
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("NRI_NUMA_")}
+    with subprocess.Popen(
+        [sys.executable, "-m", "nri_numa", "demo", "--serve"],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=home,
+        env={**kept, "TMPDIR": str(home), "PYTHONPATH": os.getcwd(), "PYTHONUNBUFFERED": "1"},
+    ) as serving:
+        assert serving.stdout is not None
+        try:
+            found = (re.search(r"http://\S+", line) for line in serving.stdout)
+            page = next(one[0] for one in found if one)
+            with urllib.request.urlopen(page, timeout=30) as answer:
+                assert b"<html" in answer.read()
+            with urllib.request.urlopen(f"{page}v1/assignments", timeout=30) as answer:
+                pods = {one["pod"] for one in json.load(answer)["containers"]}
+        finally:
+            serving.send_signal(signal.SIGINT)
+        assert "Where to look next" in serving.stdout.read()
+    assert {"pinned", "database-0", "trading"} <= pods
+    assert serving.returncode == 0
+    assert list(home.iterdir()) == []
 
 
 def test_the_demo_goes_as_told_and_leaves_nothing(home: Path) -> None:

@@ -332,6 +332,56 @@ def test_the_chart_has_the_dra_driver_as_kustomize_does() -> None:
     assert "publish-dra" not in off.stdout
 
 
+DEVICES = ("/run/netns", "/etc/cdi", "/var/run/cdi", "/var/lib/kubelet/pod-resources")
+
+
+@pytest.mark.parametrize(
+    ("values", "mounted", "may"),
+    [
+        ("config.devices.count=true", DEVICES[3:], False),
+        ("config.devices.enabled=true,devicePlugin.enabled=true", DEVICES, True),
+        ("config.devices.enabled=true,config.devices.network=false", DEVICES[1:], False),
+        ("config.devices.enabled=true,config.devices.cdi=false", (DEVICES[0], DEVICES[3]), True),
+        ("config.devices.enabled=true,hostPaths.kubelet=/var/lib/kubelet", DEVICES[:3], True),
+        ("config.devices.enabled=true,publish.enabled=true,config.dra.enabled=true", DEVICES, True),
+        ("config.devices.enabled=true,releaseContainers=true", (), False),
+    ],
+)
+def test_devices_in_the_charts_configuration_bring_their_mounts(
+    values: str, mounted: tuple[str, ...], may: bool
+) -> None:
+    pod = helmed("--set", values)["DaemonSet"]["spec"]["template"]
+    agent, *others = pod["spec"]["containers"]
+    mounts = {mount["mountPath"]: mount for mount in agent["volumeMounts"]}
+    assert {path for path in DEVICES if path in mounts} == {*mounted}
+    volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
+    assert len(volumes) == len(pod["spec"]["volumes"])
+    assert len(mounts) == len(agent["volumeMounts"])
+    for path in mounted:
+        assert volumes[mounts[path]["name"]]["hostPath"]["path"] == path
+    assert ("SYS_ADMIN" in agent["securityContext"]["capabilities"].get("add", [])) is may
+    assert not any("add" in one["securityContext"]["capabilities"] for one in others)
+
+
+def test_further_volumes_are_mounted_in_the_agent() -> None:
+    volumes = 'extraVolumes=[{"name":"x","emptyDir":{}}]'
+    mounts = 'extraVolumeMounts=[{"name":"x","mountPath":"/x"}]'
+    pod = helmed("--set-json", volumes, "--set-json", mounts)["DaemonSet"]["spec"]["template"]
+    assert {"name": "x", "emptyDir": {}} in pod["spec"]["volumes"]
+    assert {"name": "x", "mountPath": "/x"} in pod["spec"]["containers"][0]["volumeMounts"]
+    refused = helm("--set-json", 'extraVolumeMounts=[{"name":"x"}]')
+    assert refused.returncode != 0
+    assert "mountPath" in refused.stderr
+
+
+@pytest.mark.parametrize("profile", ["latency", "ai-gpu", "density", "observe"])
+def test_every_profile_is_a_sound_configuration(profile: str) -> None:
+    text = helmed("-f", str(CHART / f"profiles/{profile}.yaml"))["ConfigMap"]["data"]["agent.yaml"]
+    config = configuration.load(text=text)
+    assert str(config.defaults["policy"]) == "best-effort"
+    assert config.observe is (profile == "observe")
+
+
 @pytest.mark.parametrize(
     ("socket", "directory"),
     [

@@ -170,6 +170,7 @@ def executed(tmp_path: Path) -> list[str]:
     [
         (["explain", "database"], ["explain", "shop/database", "--output=table"]),
         (["explain", "database", "engine"], ["explain", "shop/database", "engine"]),
+        (["explain", "database", "-v"], ["explain", "shop/database", "--verbose"]),
         (["explain", "pod/database", "-o", "json"], ["explain", "shop/database", "--output=json"]),
         (["status", "shop/database"], ["status", "--namespace=shop", "--pod=database"]),
         (["status", "database", "-A", "-o", "wide"], ["status", "--output=wide"]),
@@ -492,3 +493,40 @@ def test_the_manifest_is_for_the_archive_as_krew_reads_it() -> None:
         names = {member.name: member.mode for member in unpacked if member.isfile()}
     assert {entry["from"] for entry in platform["files"]} == set(names)
     assert names[platform["bin"]] == 0o755
+
+
+def test_it_is_one_file_that_helps_and_completes(
+    tmp_path: Path, run: Run, world: dict[str, Any]
+) -> None:
+    """As kubectl finds it on PATH, with nothing beside it."""
+    kubectl_plugin.main(["-o", str(tmp_path / "bin")])
+    one = tmp_path / "bin" / kubectl_plugin.PROGRAM
+    run("status", "database")  # writes the program that plays kubectl, and its world
+    fake = tmp_path / "kubectl"
+    place = 'if words[:2] == ["get", "pods"]:\n'
+    fake.write_text(
+        fake.read_text().replace(place, f"{place}    world['agents'] += world['pods'].values()\n")
+    )
+
+    def answered(*arguments: str) -> str:
+        done = subprocess.run(
+            [one, *arguments],
+            env={**os.environ, "KUBECTL_PATH": str(fake)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert answered() == answered("help") == answered("--help")
+    assert "--context" in answered("help")
+    assert "--context" not in answered("help", "explain")
+    assert "--selector" in answered("help", "explain")
+    assert answered("--version") == f"kubectl numa {__version__}\n"
+    assert 'exec kubectl numa __complete "$@"' in answered("completion")
+    assert answered("__complete", "top").split() == ["topology", ":4"]
+    assert answered("__complete", "explain", "data").split() == ["database", ":4"]
+    assert answered("__complete", "drain", "").split() == [":4"]
+    failed = subprocess.run([one, "cluster"], capture_output=True, text=True, check=False)
+    assert "is not beside" not in failed.stderr

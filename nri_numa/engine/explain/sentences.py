@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from nri_numa.engine.align.policies import amount_text, sets_text
 from nri_numa.engine.explain.explanation import REFUSED, UNPINNED, WIDENED, Document
-from nri_numa.engine.request.demand import DEFAULT_PERIOD
 from nri_numa.engine.resize import LESS
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.machine import counted, cpus_text, in_words, numa_text
@@ -26,6 +26,8 @@ GLOSSARY = (
 Section = tuple[str, list[str]]
 """A heading and sentences; the heading may be empty."""
 
+_NARROWEST = "An empty machine would not have given it a narrower place."
+_RULE = "The rule: "
 _MANY = 8  # NUMA nodes that are told one by one
 _LONG = 120  # characters of a value from outside
 
@@ -64,11 +66,14 @@ _MEANING = {
 }
 
 
-def text(document: Document, width: int = 80) -> str:
-    """The whole explanation; no line is wider than ``width`` columns (at least 40)."""
+def text(document: Document, width: int = 80, *, brief: bool = False) -> str:
+    """The explanation; no line is wider than ``width`` columns (at least 40).
+
+    In brief it is what the container has, what it asked for and why this place.
+    """
     width = max(40, width)
     lines: list[str] = []
-    for heading, found in sections(document):
+    for heading, found in [("", _in_brief(document))] if brief else sections(document):
         if heading:
             lines += ["", heading]
         for sentence in found:
@@ -76,9 +81,19 @@ def text(document: Document, width: int = 80) -> str:
                 sentence, width, initial_indent="  ", subsequent_indent="    " if heading else "  "
             )
     title = f"{document['namespace']}/{document['pod']}, container {document['container']}"
-    if document.get("alignment"):
+    if document.get("alignment") and not brief:
         lines += ["", *textwrap.wrap(GLOSSARY, width)]
     return "\n".join([*textwrap.wrap(harmless(title), width), *lines])
+
+
+def _in_brief(document: Document) -> list[str]:
+    outcome = [one for one in _outcome(document) if one != _NARROWEST]
+    if document["outcome"] == REFUSED:
+        outcome = [one for one in outcome if not one.startswith(_RULE)]
+    parts = [" ".join(outcome)]
+    if document["traced"]:
+        parts += [*islice(_requested(document), 1), *islice(_choice(document), 1)]
+    return [harmless(part) for part in parts]
 
 
 def sentences(document: Document) -> list[str]:
@@ -113,7 +128,7 @@ def _outcome(document: Document) -> Iterator[str]:
         refusal = document["refusal"]
         yield _sentence(f"Refused ({refusal['reason']}): {_without_who(document, summary)}")
         if refusal["rule"]:
-            yield _sentence(f"The rule: {refusal['rule']}")
+            yield _sentence(f"{_RULE}{refusal['rule']}")
         return
     result = document["result"]
     kind, cpus, mems = result["kind"], result["cpus"], result["mems"]
@@ -144,7 +159,7 @@ def _outcome(document: Document) -> Iterator[str]:
         elif outcome == WIDENED:
             yield "This is a wider place than ideal."
         elif kind != "explicit":
-            yield "An empty machine would not have given it a narrower place."
+            yield _NARROWEST
     if mode := result.get("mempolicy"):
         what = _MEANING["mempolicy", mode]
         yield f"The runtime was asked to start it with the memory policy {mode}: {what}."
@@ -210,10 +225,9 @@ def _needs(document: Document) -> Iterator[str]:
         return
     cpus = amount_text(demand["cpuMilli"], "millicpu")
     if demand["cpuFrom"] == "limit":
-        quota, period = demand["cpuQuota"], demand["cpuPeriod"] or DEFAULT_PERIOD
-        yield f"{cpus}: its CPU limit (a quota of {quota} µs in every {period} µs)."
+        yield f"{cpus}: its CPU limit."
     elif demand["cpuFrom"] == "request":
-        yield f"{cpus}: its CPU request ({demand['cpuShares']} shares; 1024 stand for one CPU)."
+        yield f"{cpus}: its CPU request."
     else:
         yield "It has no CPU limit and no CPU request: it counts as needing none."
     if demand["why"]:
@@ -254,10 +268,15 @@ def _choice(document: Document) -> Iterator[str]:
         yield from _alignment(document, alignment)
     if document["outcome"] == REFUSED:
         return
+    alike: dict[str, list[str]] = {}
     for one in document["candidates"]:
-        single = one["numaNodes"].isdigit()
-        who = f"{'' if single else 'The set of '}{numa_text(one['numaNodes'])}"
-        yield f"{who} lost: {_lost(document, one)}."
+        alike.setdefault(_lost(document, one), []).append(one["numaNodes"])
+    for why, lost in alike.items():
+        if all(map(str.isdigit, lost)):
+            who = numa_text(NUMASet(map(int, lost)))
+        else:
+            who = f"the set{'s' if len(lost) > 1 else ''} of NUMA nodes {'; '.join(lost)}"
+        yield _sentence(f"{who}{' each' if len(lost) > 1 else ''} lost: {why}")
     before, after = document["pool"]["before"], document["pool"]["after"]
     if before != after:
         yield f"The shared CPUs were {before}, and are {after} from now on."
@@ -345,10 +364,15 @@ def _free(resources: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         for n in r["numaNodes"]:
             less = "" if n["enough"] else f" ({amount_text(r['needed'], r['unit'])} needed)"
             by_node.setdefault(n["numaNode"], []).append(f"{_share(n, r)}{less}")
-    for i in sorted(by_node)[:_MANY]:
-        yield f"Free on NUMA node {i}: {in_words(by_node[i])}."
-    if len(by_node) > _MANY:
-        yield f"And so on for {len(by_node) - _MANY} more NUMA nodes."
+    alike: dict[str, list[int]] = {}
+    for i in sorted(by_node):
+        alike.setdefault(in_words(by_node[i]), []).append(i)
+    for free, numa_nodes in islice(alike.items(), _MANY):
+        each = " each" if len(numa_nodes) > 1 else ""
+        yield f"Free on {numa_text(NUMASet(numa_nodes))}{each}: {free}."
+    if len(alike) > _MANY:
+        more = sum(map(len, islice(alike.values(), _MANY, None)))
+        yield f"And so on for {more} more NUMA nodes."
 
 
 def _lost(document: Document, one: Mapping[str, Any]) -> str:
@@ -391,12 +415,13 @@ def _in_use(document: Document, numa_node: str) -> list[tuple[float, str]]:
 
 
 def _share(n: Mapping[str, Any], resource: Mapping[str, Any]) -> str:
-    """``7 of 8 CPUs``, ``512 MiB of 16 GiB of memory``."""
+    """``7 of 8 CPUs for exclusive use``, ``512 MiB of 16 GiB of memory``."""
     free, capacity = (amount_text(n[key], resource["unit"]) for key in ("free", "capacity"))
     if free.partition(" ")[2] == capacity.partition(" ")[2]:
         free = free.partition(" ")[0]
     name = resource["resource"]
-    return f"{free} of {capacity}" + ("" if name == "cpu" else f" of {_label(name)}")
+    of = "" if name == "cpu" else f" of {_label(name)}"
+    return f"{free} of {capacity}{of}{' for exclusive use' if resource['unit'] == 'cpus' else ''}"
 
 
 def _left(one: Mapping[str, Any]) -> str:

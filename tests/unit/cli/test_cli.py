@@ -169,9 +169,38 @@ def test_check_of_a_sound_machine_is_0_and_shows_what_is_in_effect(sound: Path) 
     assert result.exit_code == 0, result.output
     assert "FAIL" not in result.output
     assert "ok    NRI:" in result.output
-    effective = yaml.safe_load(result.output.partition("flags):\n")[2])
-    assert effective["strategy"] == "spread"
-    assert max(map(len, result.output.partition("Effective")[0].splitlines())) <= 80
+    assert result.output.splitlines()[-1].startswith("Ready")
+    assert max(map(len, result.output.splitlines())) <= 80
+    shown = invoke("check", "--config", str(sound), "--show-config").output
+    assert shown.endswith(result.output)
+    assert yaml.safe_load(shown.removesuffix(result.output))["strategy"] == "spread"
+
+
+def test_check_ends_with_what_failed_and_its_verdict(
+    sound: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a pod too, where the kubelet's folder is not mounted by default; devices are listed."""
+    (sound.parent / "nri.sock").unlink()
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
+    devices = sound.parent / "machine/sys/bus/pci/devices"
+    for number, (code, numa_node) in enumerate((("0x030200", 1), ("0x020000", 0), ("0x020000", 0))):
+        card = devices / f"0000:0{number}:00.0"
+        card.mkdir(parents=True)
+        (card / "class").write_text(f"{code}\n")
+        (card / "numa_node").write_text(f"{numa_node}\n")
+    result = invoke("check", "--config", str(sound))
+    marks = [line[:4].strip() for line in result.output.splitlines() if line[:4].strip()]
+    marks.pop()  # the verdict
+    assert marks == sorted(marks, key=["ok", "warn", "FAIL"].index)
+    warnings = marks.count("warn")
+    said = result.output.splitlines()[-1]
+    assert said == f"1 failed, {warnings} warning{'s' if warnings != 1 else ''}"
+    output = " ".join(result.output.split())
+    assert "devices: NUMA node 0: 2 NICs; NUMA node 1: 1 GPU (devices.enabled is off" in output
+    assert f"hostPaths.kubelet: {sound.parent}/kubelet in the chart" in output
+    (sound.parent / "kubelet").mkdir()
+    (sound.parent / "kubelet/cpu_manager_state").write_text("{}")
+    assert "hostPaths.kubelet" not in invoke("check", "--config", str(sound)).output
 
 
 def test_check_in_json_has_every_finding_with_its_remedy(sound: Path) -> None:
@@ -307,10 +336,13 @@ def test_status_can_be_narrowed(agent: tuple[str, object]) -> None:
 
 
 def test_explain_shows_the_steps(agent: tuple[str, object]) -> None:
-    result = invoke("explain", "shop/pod-1", "--api", agent[0])
-    assert result.exit_code == 0, result.output
+    short = invoke("explain", "shop/pod-1", "--api", agent[0])
+    result = invoke("explain", "shop/pod-1", "-v", "--api", agent[0])
+    assert result.exit_code == short.exit_code == 0, result.output
     assert "It runs on CPUs 0-3, with memory of NUMA node 0." in result.output
+    assert "It runs on CPUs 0-3, with memory of NUMA node 0." in short.output
     assert "Later\n  Looked" in result.output
+    assert "Later" not in short.output
     result = invoke("explain", "pod-1", "server", "-n", "shop", "--api", agent[0], "-o", "json")
     assert json.loads(result.output)["explanations"][0]["container"] == "server"
 
@@ -318,7 +350,7 @@ def test_explain_shows_the_steps(agent: tuple[str, object]) -> None:
 def test_explain_adds_the_kubelets_word_where_a_kubelet_is(
     agent: tuple[str, object], tmp_path: Path
 ) -> None:
-    asks = ("explain", "shop/pod-1", "--api", agent[0])
+    asks = ("explain", "shop/pod-1", "-v", "--api", agent[0])
     silent = invoke(*asks, "--kubelet-root", str(tmp_path / "none"))
     assert "kubelet" not in silent.output
     result = invoke(*asks, "--kubelet-root", str(tmp_path))
@@ -402,3 +434,69 @@ def test_a_file_that_is_no_checkpoint_is_exit_code_1(tmp_path: Path) -> None:
     result = invoke("checkpoint", str(path))
     assert result.exit_code == 1
     assert "is no checkpoint" in result.output
+
+
+# --- wrong inputs: the thing, the value, what was expected ----------------------------------------
+
+POD = """{apiVersion: v1, kind: Pod, metadata: {name: a}, spec: {containers: [%s]}}\n"""
+FILES = {
+    "pod.yaml": POD % "{name: c}",
+    "empty-list.yaml": POD % "",
+    "none.yaml": "{apiVersion: v1, kind: ConfigMap, metadata: {name: a}}\n",
+    "tab.yaml": "log:\n\tlevel: info\n",
+    "misplaced.yaml": "logLevel: info\n",
+    "text.yaml": "hello world\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "words"),
+    [
+        *(
+            (f"{command} --machine synthetic:{text}", 2, words)
+            for command in ("simulate pod.yaml", "topology")
+            for text, words in (
+                ("sockets=-1", "sockets is '-1', expected a whole number from 0 to 4096"),
+                ("cores=100000000", "cores is '100000000', expected a whole number from 0 to 4096"),
+                ("socket=2", "did you mean sockets?; keys are sockets, numa"),
+                ("socket=2", "nohz-full, hugepages-<size>"),
+            )
+        ),
+        ("topology --machine syntetic:sockets=2", 2, "no such file, and no kind of machine 'syn"),
+        ("simulate pod.yaml --machine syntetic:", 2, "did you mean synthetic:?"),
+        ("simulate pod.yaml --cluster text.yaml", 2, "is 'hello world', expected what kubectl"),
+        (
+            "simulate empty-list.yaml",
+            2,
+            "spec.containers is an empty list, expected a list of at least",
+        ),
+        ("simulate none.yaml", 2, "none of them makes pods none.yaml, document 1: 'ConfigMap'"),
+        ("simulate none.yaml --cluster text.yaml", 2, "none of them makes pods"),
+        ("simulate tab.yaml", 2, "line 2, column 1: a tab, expected blanks"),
+        ("check --config tab.yaml", 2, "line 2, column 1: a tab, expected blanks"),
+        ("check --config misplaced.yaml", 2, "logLevel: unknown key, did you mean log.level?"),
+        ("status --token-file nosuch", 1, "token file nosuch: cannot be read: No such file or dir"),
+        ("checkpoint nosuch", 3, "nosuch: there is no such file; expected a checkpoint such as /"),
+    ],
+)
+def test_what_is_wrong_is_named_with_what_was_expected(line: str, code: int, words: str) -> None:
+    for name, text in FILES.items():
+        Path(name).write_text(text)
+    result = invoke(*line.split())
+    said = " ".join(result.output.split())
+    assert words in said
+    assert result.exit_code == code
+    assert "Errno" not in said
+
+
+def test_explain_hints_at_names_in_capitals_and_at_the_pods_containers(
+    agent: tuple[str, FakeView],
+) -> None:
+    agent[1].containers = [assignment(1)]
+    one = agent[1].containers[0]
+    near = invoke("explain", one.pod.upper(), "--api", agent[0]).output
+    assert f"Did you mean {one.namespace}/{one.pod}?" in near
+    named = f"{one.namespace}/{one.pod}"
+    result = invoke("explain", named, "nosuchcontainer", "--api", agent[0])
+    assert result.exit_code == 1
+    assert f"its containers are {one.container}." in " ".join(result.output.split())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -37,14 +38,18 @@ def test_a_pipe_gets_every_word_whole(crowded: str) -> None:
     assert "LATE" not in output  # over NRI nobody is
 
 
-def test_a_pipe_that_says_how_wide_it_is_gets_names_broken_and_no_word(
-    crowded: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_a_pipe_that_says_how_wide_it_is_is_a_terminal(
+    crowded: str, monkeypatch: pytest.MonkeyPatch, width: int
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
+    """As with ``watch``, and never with a column of single letters."""
+    monkeypatch.setenv("COLUMNS", str(width))
     output = invoke("status", "--api", crowded).output
-    assert output.count("single-numa-node") == 2
-    assert max(map(len, output.splitlines())) <= 100
-    assert LONG not in output
+    assert "(no room for MEMS, POLICY, AGE; -o wide shows all columns)" in output
+    head = next(line for line in output.splitlines() if line.startswith("NAMESPACE"))
+    starts = [head.index(title) for title in head.split()]
+    assert min(b - a for a, b in pairwise(starts)) >= 8
+    assert len(head) <= max(width, 60)
     monkeypatch.setenv("COLUMNS", "nonsense")
     assert LONG in invoke("status", "--api", crowded).output
 

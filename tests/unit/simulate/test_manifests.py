@@ -236,7 +236,7 @@ def test_pod_level_resources_and_critical_pods_are_read() -> None:
         (POD.replace("v1", "v2"), "apiVersion is 'v2', expected v1 for kind Pod"),
         (POD.replace("apiVersion: v1", ""), "apiVersion is not set, expected v1"),
         (POD.replace("{name: p}", "{}"), "metadata.name is not set, expected a name"),
-        (POD.replace("{name: p}", "[]"), "metadata is a list, expected a mapping"),
+        (POD.replace("{name: p}", "[]"), "metadata is an empty list, expected a mapping"),
         (POD.replace("{name: p}", "{name: 3}"), "metadata.name is 3, expected text"),
         (POD.replace("{name: p}", "{name: P_1}"), "metadata.name is 'P_1', expected lower case"),
         (
@@ -252,7 +252,10 @@ def test_pod_level_resources_and_critical_pods_are_read() -> None:
             "metadata.labels has the key true, expected text: quote it",
         ),
         (POD.partition("spec:")[0], "spec is not set, expected a mapping"),
-        (POD.replace("[{name: app, image: x}]", "[]"), "spec.containers is a list, expected"),
+        (
+            POD.replace("[{name: app, image: x}]", "[]"),
+            "spec.containers is an empty list, expected",
+        ),
         (POD.replace("[{name: app, image: x}]", "3"), "spec.containers is 3, expected a list"),
         (POD.replace("[{name: app, image: x}]", "[app]"), "spec.containers[0] is 'app', expected"),
         (POD.replace("name: app, ", ""), "spec.containers[0].name is not set, expected"),

@@ -83,7 +83,7 @@ def test_merged_keys_give_way_to_written_ones() -> None:
 def test_what_is_no_manifest_is_told_in_one_line(text: str, words: str) -> None:
     with pytest.raises(yaml.YAMLError) as caught:
         list(parse_all(text))
-    problem = problem_of(caught.value)
+    problem = problem_of(caught.value, text)
     assert words in problem
     assert "\n" not in problem
 
@@ -101,7 +101,7 @@ def test_any_text_is_documents_or_a_yaml_error(text: str) -> None:
     try:
         list(parse_all(text))
     except yaml.YAMLError as error:
-        problem = problem_of(error)
+        problem = problem_of(error, text)
     assert "\n" not in problem
 
 
@@ -114,7 +114,7 @@ def test_any_text_is_documents_or_a_yaml_error(text: str) -> None:
         (3, "3"),
         ("x", "'x'"),
         ({}, "a mapping"),
-        ([], "a list"),
+        ([], "an empty list"),
         ("x" * 100, "'" + "x" * 49 + "… (102 characters)"),
     ],
 )

@@ -100,6 +100,11 @@ allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
 capabilities:
   drop: [ALL]
+  {{- $devices := (.Values.config | default dict).devices | default dict }}
+  {{- if and $devices.enabled (ne (toString $devices.network) "false") (not (include "nri-numa.releasing" .)) }}
+  # To look into the network namespaces of pods; config.devices.network: false does without.
+  add: [SYS_ADMIN]
+  {{- end }}
 seccompProfile:
   {{- with .Values.seccompProfile }}
   type: Localhost
@@ -122,6 +127,28 @@ seLinuxOptions: {{- toYaml . | nindent 2 }}
 {{- $runtime := .Values.config.runtime | default dict }}
 {{- if eq ($runtime.link | default "nri") "cri" }}
 {{- $runtime.criSocket | default "/run/containerd/containerd.sock" | trimPrefix "unix://" | dir }}
+{{- end }}
+{{- end }}
+
+{{- /* What the agent looks at of the node to know containers' devices: each as name, path and propagation. */ -}}
+{{- define "nri-numa.devices" -}}
+{{- $devices := .Values.config.devices | default dict }}
+{{- $dra := and .Values.publish.enabled (.Values.config.dra | default dict).enabled }}
+{{- $written := ternary ((.Values.config.dra | default dict).cdiDirectory | default "/var/run/cdi") "" (not (not $dra)) }}
+{{- if not (include "nri-numa.releasing" .) }}
+{{- if and $devices.enabled (ne (toString $devices.network) "false") }}
+- {name: netns, path: /run/netns, propagation: HostToContainer}
+{{- end }}
+{{- if and $devices.enabled (ne (toString $devices.cdi) "false") }}
+{{- range $n, $path := $devices.cdiDirectories | default (list "/etc/cdi" "/var/run/cdi") }}
+{{- if ne $path $written }}
+- {name: cdi-{{ $n }}, path: {{ $path }}}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- if and (or $devices.count (and $devices.enabled (ne (toString $devices.podResources) "false"))) (not .Values.hostPaths.kubelet) }}
+- {name: kubelet-pod-resources, path: {{ .Values.config.kubeletRoot | default "/var/lib/kubelet" }}/pod-resources}
+{{- end }}
 {{- end }}
 {{- end }}
 

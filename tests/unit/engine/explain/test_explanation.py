@@ -86,9 +86,7 @@ def test_an_ordinary_placement_reads_as_plain_sentences() -> None:
         "\n"
         "Why this place\n"
         "  NUMA node 0 won: it suits every resource.\n"
-        "  NUMA node 1 lost: it would do just as well, and the lower number wins.\n"
-        "  NUMA node 2 lost: it would do just as well, and the lower number wins.\n"
-        "  NUMA node 3 lost: it would do just as well, and the lower number wins.\n"
+        "  NUMA nodes 1-3 each lost: it would do just as well, and the lower number wins.\n"
         "  The shared CPUs were 0-31, and are 4-31 from now on.\n"
         "\n"
         "What it asked for\n"
@@ -96,17 +94,15 @@ def test_an_ordinary_placement_reads_as_plain_sentences() -> None:
         "    numa.kubernetes.io/policy: single-numa-node).\n"
         "\n"
         "What it needs\n"
-        "  4 CPUs: its CPU limit (a quota of 400000 µs in every 100000 µs).\n"
+        "  4 CPUs: its CPU limit.\n"
         "  They are exclusive, because the pod is Guaranteed and the number is whole.\n"
         "  8 GiB of memory: its memory limit.\n"
         "\n"
         "Where that fits\n"
         "  CPUs: 4 CPUs needed. One NUMA node is enough: NUMA nodes 0-3 each have that.\n"
         "  Memory: 8 GiB needed. One NUMA node is enough: NUMA nodes 0-3 each have that.\n"
-        "  Free on NUMA node 0: 8 of 8 CPUs and 16 of 16 GiB of memory.\n"
-        "  Free on NUMA node 1: 8 of 8 CPUs and 16 of 16 GiB of memory.\n"
-        "  Free on NUMA node 2: 8 of 8 CPUs and 16 of 16 GiB of memory.\n"
-        "  Free on NUMA node 3: 8 of 8 CPUs and 16 of 16 GiB of memory.\n"
+        "  Free on NUMA nodes 0-3 each: 8 of 8 CPUs for exclusive use and 16 of 16 GiB of\n"
+        "    memory.\n"
         "\n"
         "How it came about\n"
         "  4 CPUs of NUMA node 0.\n"
@@ -167,7 +163,7 @@ def test_who_asks_for_exclusive_cpus_without_a_number_asked_for_something() -> N
             Resources(cpu_shares=2048),
             QoSClass.BURSTABLE,
             {"policy": "best-effort"},
-            "2 CPUs: its CPU request (2048 shares; 1024 stand for one CPU). It shares CPUs with "
+            "2 CPUs: its CPU request. It shares CPUs with "
             "others, because the pod is Burstable, not Guaranteed.",
         ),
         (
@@ -217,7 +213,7 @@ def test_who_asks_for_exclusive_cpus_without_a_number_asked_for_something() -> N
             Resources(cpu_quota=50_000),
             QoSClass.BURSTABLE,
             SINGLE,
-            "0.5 CPUs: its CPU limit (a quota of 50000 µs in every 100000 µs).",
+            "0.5 CPUs: its CPU limit.",
         ),
     ],
 )
@@ -236,12 +232,12 @@ def test_distance_width_and_number_separate_too() -> None:
         "distance",
         "its NUMA nodes are farther apart: average distance 15.5 instead of 11",
     ) in [(c["separatedBy"], c["text"]) for c in farther["candidates"]]
-    assert "The set of NUMA nodes 0,2 lost: its NUMA nodes are farther apart" in told(farther)
+    assert "The sets of NUMA nodes 0,2; 0,3; 1-2 each lost: its NUMA nodes are" in told(farther)
     assert "NUMA nodes 0-1 won: they suit every resource." in told(farther)
     assert "The set of NUMA nodes 2-3 lost: the strategy ranks it lower." in told(farther)
     kubelet = Node(kubelet_ties=True).explain({"policy": "restricted"}, resources(2, 1))
     assert kubelet["candidates"][0]["separatedBy"] == "id"
-    assert "NUMA node 1 lost: its NUMA nodes have higher numbers." in told(kubelet)
+    assert "NUMA nodes 1-3 each lost: its NUMA nodes have higher numbers." in told(kubelet)
 
 
 def test_a_wider_place_than_ideal_is_called_that() -> None:
@@ -278,8 +274,12 @@ def test_what_a_resize_could_not_get_is_not_called_wider() -> None:
 def test_machines_of_many_numa_nodes_are_not_listed_to_the_end() -> None:
     many = synthetic(sockets=4, numa_per_socket=4, cores_per_numa=4, memory_gib=16)
     text = told(Node(many).explain(SINGLE, resources(2)))
-    assert "Free on NUMA node 7:" in text
-    assert "Free on NUMA node 8:" not in text
+    assert "Free on NUMA nodes 0-15 each: 8 of 8 CPUs for exclusive use." in text
+    node = Node(many)
+    for n in range(12):
+        node.decide({"policy": "best-effort", "numamem": str(n)}, resources(1, 1 + n), name=f"a{n}")
+    text = told(node.explain(SINGLE, resources(1, 1)))
+    assert text.count("Free on NUMA node") == 8
     assert "And so on for 8 more NUMA nodes." in text
     listed = told(Node(many).explain({"numacpu": "1"}))
     assert "; and 8 more NUMA nodes." in listed
@@ -348,7 +348,7 @@ def test_a_refusal_tells_rule_need_and_what_each_numa_node_had() -> None:
         "(policy single-numa-node); free: NUMA node 0: 8 CPUs, 16.0 GiB memory;"
     ) or text.startswith("Refused (TopologyAffinityError): It needs")
     assert "The rule: policy single-numa-node admits one NUMA node only." in text
-    assert "Free on NUMA node 3: 8 of 8 CPUs (9 CPUs needed) and 16 of 16 GiB of memory." in text
+    assert "Free on NUMA nodes 0-3 each: 8 of 8 CPUs for exclusive use (9 CPUs needed) and" in text
     assert "Policy single-numa-node finds no place: cpu: 9 exclusive CPUs needed, more than" in text
     cpu = document["resources"][0]
     assert [(n["free"], n["capacity"], n["enough"]) for n in cpu["numaNodes"]] == [

@@ -221,6 +221,13 @@ def _wide(draw: random.Random, number: int) -> dict[str, Any]:
     return pod(draw, number, "wide")
 
 
+def _nowhere(draw: random.Random, number: int) -> dict[str, Any]:
+    document = pod(draw, number, "wide")
+    resources = document["spec"]["containers"][0]["resources"]
+    resources["requests"]["memory"] = resources["limits"]["memory"] = f"{500 + number}Gi"
+    return document
+
+
 def process(rounds: int) -> list[tuple[str, str, str, str]]:
     """The real process: start with 5,000 objects, memory, and the same calls over HTTP."""
     import http.client
@@ -331,6 +338,12 @@ def measure(*, quick: bool = False) -> str:
     )
     both, _ = asyncio.run(calls(rounds // 10, every=True))
     rows.append(("filter + prioritize of all 5,000 names", *both.text(), ""))
+    for what, shape in (
+        ("each pod another shape", pod), ("each wider than one NUMA node", _wide),
+        ("each fits nowhere", _nowhere),
+    ):  # fmt: skip
+        both, _ = asyncio.run(calls(rounds // 10, shape, every=True, narrow=True))
+        rows.append((f"filter alone, as shipped, of all 5,000: {what}", *both.text(), "≤ 50"))
     rows = [(what, f"{wall} ms", f"{cpu} ms", goal) for what, wall, cpu, goal in rows]
     rows += process(rounds // 2)
     return table(("what (p50 / p99)", "wall", "CPU", "goal"), rows)

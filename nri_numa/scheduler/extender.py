@@ -18,7 +18,7 @@ from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import ServiceMetrics
 from nri_numa.scheduler import protocol
 from nri_numa.scheduler.binder import Binder
-from nri_numa.scheduler.candidates import CandidateIndex
+from nri_numa.scheduler.candidates import CandidateIndex, Steps, T
 from nri_numa.scheduler.nodes import Nodes
 from nri_numa.scheduler.pod_reader import PodReader
 from nri_numa.scheduler.watcher import (
@@ -138,7 +138,7 @@ class Extender:
         request = self.reader.request(question.pod)
         if not request.nothing and (problem := self._not_synced()):
             return protocol.error(problem)
-        found = self.candidates.filter(request, question.names)
+        found = await _in_turns(self.candidates.filtering(request, question.names))
         if found.failed or found.hopeless:
             self.metrics.refused.inc(len(found.failed) + len(found.hopeless))
         if found.failed and not found.fits:
@@ -154,7 +154,8 @@ class Extender:
         """How well the nodes suit."""
         question = protocol.question(body)
         request = self.reader.request(question.pod)
-        return protocol.priorities(self.candidates.prioritize(request, question.names))
+        scores = await _in_turns(self.candidates.prioritizing(request, question.names))
+        return protocol.priorities(scores)
 
     async def bind(self, body: bytes) -> bytes:
         """Bind a pod to the node that was chosen."""
@@ -310,6 +311,17 @@ class Extender:
             if answers and not before:
                 # Others may have refused pods before.
                 self.activator.wake(min(self.nodes.names, default=""))
+
+
+async def _in_turns(steps: Steps[T]) -> T:
+    """An answer of many steps, between which bindings and events have their turn."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            found: T = end.value
+            return found
+        await asyncio.sleep(0)
 
 
 def run(config: AgentConfig) -> int:

@@ -286,7 +286,8 @@ def _too_few(request: ContainerRequest, asks: list[Any]) -> bool:
     empty machine have enough.
     """
     strict = request.policy is Policy.RESTRICTED and request.on_failure is not OnFailure.WIDEN
-    width = max(_width_for_all(capacity, least) for least, _, capacity in asks) if strict else None
+    widths = [_width(capacity, least, poorest=True) for least, _, capacity in asks if strict]
+    width = max(widths, default=None)
     return any(
         _most(free, width) < least
         for (_, unit), (least, free, _) in zip(_units(request), asks, strict=True)
@@ -294,9 +295,10 @@ def _too_few(request: ContainerRequest, asks: list[Any]) -> bool:
     )
 
 
-def _width_for_all(capacity: Column, least: int) -> int:
-    """How many NUMA nodes have enough when they are empty, whichever they are."""
-    sums = accumulate(sorted(capacity))
+@lru_cache(maxsize=1024)
+def _width(capacity: Column, least: int, *, poorest: bool = False) -> int:
+    """How many NUMA nodes have enough when they are empty: the richest, or the poorest ones."""
+    sums = accumulate(sorted([max(0, n) for n in capacity], reverse=not poorest))
     return next((n for n, have in enumerate(sums, 1) if have >= least), len(capacity))
 
 
@@ -347,7 +349,7 @@ def _short(room: NodeRoom, request: ContainerRequest, asks: list[Any]) -> Short:
             width = 1
         elif request.policy is Policy.RESTRICTED:
             # As many as an empty machine would need.
-            width = next((n for n in range(1, every) if _most(capacity, n) >= least), every)
+            width = _width(capacity, least)
         need = f"needs {what}"
         if width == 1 or width < every:
             limit = "one NUMA node" if width == 1 else nodes_text(width)
@@ -382,4 +384,4 @@ def _most(column: Column, width: int | None) -> int:
     """The most that so many NUMA nodes have; None for all of them."""
     if width == 1:
         return max(0, *column)
-    return sum(sorted([max(0, n) for n in column], reverse=True)[:width])
+    return sum([n for n in sorted(column, reverse=True)[:width] if n > 0])

@@ -117,6 +117,13 @@ class CandidateIndex:
             )
         return result
 
+    def elsewhere(self, request: PodRequest, names: Sequence[str]) -> Steps[str]:
+        """A node with room that is none of these, in steps; empty where there is none."""
+        others = sorted(self._nodes.names.difference(names))
+        found = yield from self._verdicts(request, others, enough=0)
+        verdicts = zip(others, found, strict=True)
+        return next((name for name, one in verdicts if isinstance(one, Fits)), "")
+
     def prioritize(self, request: PodRequest, names: Sequence[str]) -> Scores:
         """A score for each node, the larger the better; nothing for a pod that asks for nothing."""
         return finish(self.prioritizing(request, names))

@@ -93,6 +93,17 @@ async def test_filter_names_all_nodes_with_room_where_prioritize_is_asked() -> N
         assert [one["Host"] for one in scores] == ["a", "b"]
 
 
+async def test_a_pod_that_no_node_of_a_sample_has_room_for_is_woken_for_another() -> None:
+    made, names = extender(), [f"n{n}" for n in range(150)]
+    for name in names:
+        made.node_watcher.put(topology(2, 2, name=name))
+    made.node_watcher.put(topology(2, 12, name="room"))
+    for cpus, asked, woken in ((12, names[:99], False), (13, names, False), (12, names, True)):
+        found = json.loads(await made.filter(question(single(cpus), *asked)))
+        assert not found["NodeNames"]
+        assert made.activator.due is woken, (cpus, len(asked))
+
+
 async def test_bindings_have_their_turn_while_nodes_are_judged() -> None:
     made, turns = extender(narrow=False), 0
     names = [f"n{n}" for n in range(100)]

@@ -67,6 +67,9 @@ _TURNS: Final = 100
 need three."""
 _LONGEST: Final = 30.0
 _DENIED, _MISSING, _GONE, _BUSY = 401, 404, 410, 429
+WHOLE_OBJECT: Final = "application/json"
+METADATA: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+"""What is accepted: an object, or its metadata alone."""
 OPENED: Final = ""
 """What a watch says first: the server follows."""
 _BOOKMARK: Final = "BOOKMARK"
@@ -127,7 +130,9 @@ class KubeAPI:
                 documents = await self.objects(path, chosen)
             else:
                 form = request.form if request.verb is Verb.PATCH else Form.WHOLE
-                documents = [await self.ask(METHODS[request.verb], path, request.body, form=form)]
+                accept = METADATA if request.metadata else WHOLE_OBJECT
+                method = METHODS[request.verb]
+                documents = [await self.ask(method, path, request.body, form=form, accept=accept)]
             if not all(isinstance(one.get("metadata", {}), dict) for one in documents):
                 raise KubeError("cannot read the answer: its metadata is no mapping", 200)
         except KubeError as error:
@@ -141,6 +146,7 @@ class KubeAPI:
         document: object = None,
         *,
         form: str = Form.WHOLE,
+        accept: str = WHOLE_OBJECT,
         seconds: float = TIMEOUT,
     ) -> dict[str, Any]:
         """Do one request; what comes back, read as JSON.
@@ -155,7 +161,8 @@ class KubeAPI:
         if document is not None:
             body = msgspec.json.encode(document)
             path += f"{'&' if '?' in path else '?'}fieldManager={self._service}"
-        async with self._exchange(method, path, body, form, seconds) as answer:
+        headers = {"Content-Type": form, "Accept": accept}
+        async with self._exchange(method, path, body, headers, seconds) as answer:
             data = await answer.read()
             try:
                 found = msgspec.json.decode(data, type=dict[str, Any])
@@ -229,7 +236,7 @@ class KubeAPI:
         method: str,
         url: str,
         body: bytes | None = None,
-        form: str = "application/json",
+        headers: Mapping[str, str] | None = None,
         silence: float = TIMEOUT,
         buffer: int | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
@@ -241,7 +248,7 @@ class KubeAPI:
                     method,
                     self._server + url,
                     data=body,
-                    headers={"Authorization": self._bearer, "Content-Type": form},
+                    headers={"Authorization": self._bearer, **(headers or {})},
                     timeout=aiohttp.ClientTimeout(
                         total=None, sock_connect=TIMEOUT, sock_read=silence
                     ),
@@ -290,7 +297,7 @@ class KubeAPI:
             ),
             headers={
                 "User-Agent": f"{self._service}/{__version__}",
-                "Accept": "application/json",
+                "Accept": WHOLE_OBJECT,
                 "Accept-Encoding": "identity",
             },
             cookie_jar=aiohttp.DummyCookieJar(),

@@ -129,7 +129,7 @@ class _Instant(KubeAPI):
         """There is none to renew."""
 
     async def ask(
-        self, method: str, path: str, document: object = None, *, form: str = "application/json"
+        self, method: str, path: str, document: object = None, **how: Any
     ) -> dict[str, Any]:
         return {}
 
@@ -336,6 +336,8 @@ def measure(*, quick: bool = False) -> str:
     rows.append(
         ("the same, each pod wider than one NUMA node, each another shape", *both.text(), "")
     )
+    both, _ = asyncio.run(calls(rounds // 4, _wide, narrow=True))
+    rows.append(("filter alone, as shipped, of 500 names: each wider", *both.text(), "≤ 5"))
     both, _ = asyncio.run(calls(rounds // 10, every=True))
     rows.append(("filter + prioritize of all 5,000 names", *both.text(), ""))
     for what, shape in (

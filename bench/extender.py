@@ -129,7 +129,7 @@ class _Instant(KubeAPI):
         """There is none to renew."""
 
     async def ask(
-        self, method: str, path: str, document: object = None, *, form: str = "application/json"
+        self, method: str, path: str, document: object = None, **how: Any
     ) -> dict[str, Any]:
         return {}
 
@@ -219,6 +219,13 @@ def _replica(draw: random.Random, number: int) -> dict[str, Any]:
 
 def _wide(draw: random.Random, number: int) -> dict[str, Any]:
     return pod(draw, number, "wide")
+
+
+def _nowhere(draw: random.Random, number: int) -> dict[str, Any]:
+    document = pod(draw, number, "wide")
+    resources = document["spec"]["containers"][0]["resources"]
+    resources["requests"]["memory"] = resources["limits"]["memory"] = f"{500 + number}Gi"
+    return document
 
 
 def process(rounds: int) -> list[tuple[str, str, str, str]]:
@@ -329,8 +336,16 @@ def measure(*, quick: bool = False) -> str:
     rows.append(
         ("the same, each pod wider than one NUMA node, each another shape", *both.text(), "")
     )
+    both, _ = asyncio.run(calls(rounds // 4, _wide, narrow=True))
+    rows.append(("filter alone, as shipped, of 500 names: each wider", *both.text(), "≤ 5"))
     both, _ = asyncio.run(calls(rounds // 10, every=True))
     rows.append(("filter + prioritize of all 5,000 names", *both.text(), ""))
+    for what, shape in (
+        ("each pod another shape", pod), ("each wider than one NUMA node", _wide),
+        ("each fits nowhere", _nowhere),
+    ):  # fmt: skip
+        both, _ = asyncio.run(calls(rounds // 10, shape, every=True, narrow=True))
+        rows.append((f"filter alone, as shipped, of all 5,000: {what}", *both.text(), "≤ 50"))
     rows = [(what, f"{wall} ms", f"{cpu} ms", goal) for what, wall, cpu, goal in rows]
     rows += process(rounds // 2)
     return table(("what (p50 / p99)", "wall", "CPU", "goal"), rows)

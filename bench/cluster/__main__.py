@@ -35,11 +35,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )  # fmt: skip
     parser.add_argument(
         "--throughput", action="store_true",
-        help="pods in a second with the extender and without it; only that is run",
+        help="pods in a second with the extender and without it; only what is named is run",
     )  # fmt: skip
     parser.add_argument(
         "--looking", action="store_true",
-        help="what kubectl numa cluster and the controller's page cost; only that is run",
+        help="what kubectl numa cluster and the controller's page cost; only what is named is run",
     )  # fmt: skip
     parser.add_argument(
         "--real", action="store_true",
@@ -57,10 +57,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     print(machine.describe(), flush=True)
     if options.throughput:
-        print(throughput.report(throughput.measure(options.nodes, options.pods)))
-        return 0
+        print(throughput.report(throughput.measure(options.nodes, options.pods)), flush=True)
     if options.looking:
         print(looking.report(options.nodes, looking.measure(options.nodes)))
+    if options.throughput or options.looking:
+        print(f"load average {machine.load()}")
         return 0
     if options.chaos:
         kinds = chaos.KINDS if "all" in options.chaos else tuple(options.chaos)

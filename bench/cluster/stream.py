@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -47,6 +48,8 @@ from tests.beds.processes import Daemon
 NRT = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies"
 CRD = MANIFESTS / "publish-topology/crd.yaml"
 CPUS = (4, 6, 8, 10, 12)
+AT_ONCE = 8
+"""Requests while a cluster is made."""
 """Sizes of pods, most of them more than a quarter of a NUMA node: one has 16 CPUs, and one CPU of
 the node stays with those that share."""
 ANNOTATIONS = {
@@ -185,14 +188,15 @@ def _cluster(
 
 def agents(control: ControlPlane, nodes: int) -> dict[str, Agent]:
     """Nodes and their agents."""
-    made = {}
-    for number in range(nodes):
-        name = f"node-{number:02}"
-        machine = topology_settings()
+    made = {f"node-{number:02}": Agent(topology_settings()) for number in range(nodes)}
+
+    def add(name: str) -> None:
         # The node keeps a CPU for everybody else, as a kubelet's reservation does.
-        cpus = len(machine.topology.cpus) - 1
+        cpus = len(made[name].machine.topology.cpus) - 1
         control.client.add_node(name, cpus=cpus, memory="120Gi", ready=True)
-        made[name] = Agent(machine)
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        list(pool.map(add, made))
     return made
 
 
@@ -286,9 +290,9 @@ class Published:
                       for one in self._client.ask("GET", "/api/v1/nodes")["items"]}  # fmt: skip
         self.writes, self.largest = 0, 0
         poll(lambda: self._client.request("GET", NRT)[0] == 200 or None, "the kind")
-        for node in made:
-            self.publish(node)
-        self.first = self.largest
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            list(pool.map(self.publish, made))
+        self.writes, self.first = len(made), self.largest
 
     def publish(self, node: str, *, ready: bool = True) -> None:
         """Write a node's object."""

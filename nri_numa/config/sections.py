@@ -316,6 +316,9 @@ class Publish(Section, frozen=True):
     Needs its definition in the cluster and the rights to get, create and patch it."""
     node_resource_topology_force: bool = False
     """Take that object's zones from another publisher."""
+    node_resource_topology_touch: bool = True
+    """Change that object once more seven seconds after something was given back, as the stock
+    plugin NodeResourceTopologyMatch needs it. false: where nri-numa scheduler alone reads it."""
     node_resource_topology_validity: Duration = 0
     """Time after which readers may not believe that object any more where it is not renewed, at
     every resync; three times resync or more. 0: they may for ever."""

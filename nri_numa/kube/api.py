@@ -46,6 +46,8 @@ KEPT: Final = 45.0
 """Seconds that an idle connection is kept; the API server keeps it for 90 (IdleTimeout)."""
 TIMEOUT: Final = 10.0
 """Seconds for each step of a request; a silent server must not hold us for ever."""
+LISTING: Final = 60.0
+"""The same for a page of a list, which a busy server takes longer for; its own limit is as long."""
 PAGE: Final = 500
 """Objects in one answer to a list; 5,000 nodes are ten of them, of about a megabyte each."""
 GATHERED: Final = 0.02
@@ -64,7 +66,13 @@ _TURNS: Final = 100
 """Turns of the event loop that sockets have to close in after the other side's last word; they
 need three."""
 _LONGEST: Final = 30.0
-_DENIED, _MISSING, _GONE = 401, 404, 410
+_DENIED, _MISSING, _GONE, _BUSY = 401, 404, 410, 429
+WHOLE_OBJECT: Final = "application/json"
+METADATA: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+"""What is accepted: an object, or its metadata alone."""
+OPENED: Final = ""
+"""What a watch says first: the server follows."""
+_BOOKMARK: Final = "BOOKMARK"
 
 
 class _Cause(msgspec.Struct):
@@ -122,7 +130,9 @@ class KubeAPI:
                 documents = await self.objects(path, chosen)
             else:
                 form = request.form if request.verb is Verb.PATCH else Form.WHOLE
-                documents = [await self.ask(METHODS[request.verb], path, request.body, form=form)]
+                accept = METADATA if request.metadata else WHOLE_OBJECT
+                method = METHODS[request.verb]
+                documents = [await self.ask(method, path, request.body, form=form, accept=accept)]
             if not all(isinstance(one.get("metadata", {}), dict) for one in documents):
                 raise KubeError("cannot read the answer: its metadata is no mapping", 200)
         except KubeError as error:
@@ -130,11 +140,19 @@ class KubeAPI:
         return Outcome(result=Result.DONE, documents=tuple(documents))
 
     async def ask(
-        self, method: str, path: str, document: object = None, *, form: str = Form.WHOLE
+        self,
+        method: str,
+        path: str,
+        document: object = None,
+        *,
+        form: str = Form.WHOLE,
+        accept: str = WHOLE_OBJECT,
+        seconds: float = TIMEOUT,
     ) -> dict[str, Any]:
         """Do one request; what comes back, read as JSON.
 
         The path is quoted; the content type `form` of the document says how a patch is meant.
+        After so many `seconds` without a byte there is no answer.
 
         Raises:
             KubeError: the server says no, or nothing came back.
@@ -143,7 +161,8 @@ class KubeAPI:
         if document is not None:
             body = msgspec.json.encode(document)
             path += f"{'&' if '?' in path else '?'}fieldManager={self._service}"
-        async with self._exchange(method, path, body, form) as answer:
+        headers = {"Content-Type": form, "Accept": accept}
+        async with self._exchange(method, path, body, headers, seconds) as answer:
             data = await answer.read()
             try:
                 found = msgspec.json.decode(data, type=dict[str, Any])
@@ -171,17 +190,17 @@ class KubeAPI:
 
     async def pages(
         self, path: str, parameters: Mapping[str, str]
-    ) -> AsyncIterator[tuple[str, list[dict[str, Any]]]]:
-        """Read a long list: resource version and objects of each page.
+    ) -> AsyncIterator[tuple[Mapping[str, Any], list[dict[str, Any]]]]:
+        """Read a long list: metadata and objects of each page.
 
         Raises:
             KubeError: see `ask`.
         """
         asked = {**parameters, "limit": str(PAGE)}
         while True:
-            found = await self.ask("GET", f"{path}?{urlencode(asked)}")
-            metadata = found.get("metadata") or {}
-            yield str(metadata.get("resourceVersion") or ""), _items(found)
+            found = await self.ask("GET", f"{path}?{urlencode(asked)}", seconds=LISTING)
+            metadata = mapping(found.get("metadata"))
+            yield metadata, _items(found)
             if not metadata.get("continue"):
                 return
             asked["continue"] = str(metadata["continue"])
@@ -189,16 +208,15 @@ class KubeAPI:
     async def events(
         self, path: str, parameters: Mapping[str, str], seconds: int = WATCH
     ) -> AsyncGenerator[tuple[str, dict[str, Any]]]:
-        """Follow a watch until the server ends it: what happened, and the object.
+        """Follow a watch until the server ends it: `OPENED`, then what happened and the object.
 
         Raises:
             KubeError: the server says no, be it in the middle, or the connection was lost.
         """
         asked = {**parameters, "watch": "true", "timeoutSeconds": str(seconds)}
-        silence = aiohttp.ClientTimeout(
-            total=None, sock_connect=TIMEOUT, sock_read=seconds + _SLACK
-        )
-        async with self._exchange("GET", f"{path}?{urlencode(asked)}", silence=silence) as answer:
+        url, silence = f"{path}?{urlencode(asked)}", seconds + _SLACK
+        async with self._exchange("GET", url, silence=silence, buffer=_FULL) as answer:
+            yield OPENED, {}
             rest = b""
             while True:
                 chunk = await answer.content.readany()
@@ -218,8 +236,9 @@ class KubeAPI:
         method: str,
         url: str,
         body: bytes | None = None,
-        form: str = "application/json",
-        silence: aiohttp.ClientTimeout | None = None,
+        headers: Mapping[str, str] | None = None,
+        silence: float = TIMEOUT,
+        buffer: int | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """One request, signed; once more with the token read anew where it was denied."""
         with self._failures():
@@ -229,10 +248,12 @@ class KubeAPI:
                     method,
                     self._server + url,
                     data=body,
-                    headers={"Authorization": self._bearer, "Content-Type": form},
-                    timeout=silence or session.timeout,
+                    headers={"Authorization": self._bearer, **(headers or {})},
+                    timeout=aiohttp.ClientTimeout(
+                        total=None, sock_connect=TIMEOUT, sock_read=silence
+                    ),
                     allow_redirects=False,
-                    read_bufsize=_FULL if silence else None,
+                    read_bufsize=buffer,
                 )
                 async with answer:
                     self._compare_clocks(answer)
@@ -276,11 +297,10 @@ class KubeAPI:
             ),
             headers={
                 "User-Agent": f"{self._service}/{__version__}",
-                "Accept": "application/json",
+                "Accept": WHOLE_OBJECT,
                 "Accept-Encoding": "identity",
             },
             cookie_jar=aiohttp.DummyCookieJar(),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=TIMEOUT, sock_read=TIMEOUT),
         )
         return self._session
 
@@ -401,11 +421,13 @@ class Watched:
 class Watch:
     """Lists a kind and follows its changes: in pages, resumed, and listed again after 410 Gone.
 
-    Lists name objects by `key`, their name by default.
+    Lists name objects by `key`, their name by default. A list goes on at the page that failed.
 
     Attributes:
         synced: everything was read once.
         problem: why nothing can be read now, as a sentence; empty when it can.
+        seen: when the server last said what there is; it does so each minute where nothing changes.
+        failing: since when changes may be missed; None where none are.
     """
 
     def __init__(
@@ -417,15 +439,20 @@ class Watch:
         fields: str = "",
         key: Callable[[Mapping[str, Any]], str] | None = None,
         jitter: Callable[[], float] = random.random,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._api, self._path, self._watched, self._jitter = api, path, watched, jitter
+        self._clock = clock
         self._key = key or name_of
         self._what = path.rpartition("/")[2]
         self._parameters = {"fieldSelector": fields} if fields else {}
         self._log = get_logger("kube")
         self._keys: set[str] = set()
+        self._token, self._found = "", set[str]()
         self.synced = asyncio.Event()
         self.problem = ""
+        self.seen = clock()
+        self.failing: float | None = None
 
     async def run(self) -> None:
         """Follow until cancelled."""
@@ -434,17 +461,23 @@ class Watch:
             try:
                 if not version:
                     version = await self._list()
-                self._works()
-                asked = {**self._parameters, "resourceVersion": version}
+                asked = {
+                    **self._parameters, "resourceVersion": version, "allowWatchBookmarks": "true",
+                }  # fmt: skip
                 async with aclosing(self._api.events(self._path, asked)) as events:
                     async for event, found in events:
-                        failures = 0
                         self._works()
+                        if event == OPENED:
+                            continue
+                        failures = 0
                         version = found["metadata"].get("resourceVersion", version)
-                        self._changed(event, found)
+                        if event != _BOOKMARK:
+                            self._changed(event, found)
             except KubeError as error:
                 if error.code in (_GONE, _MISSING):
                     version = ""
+                if 0 < error.code < _BUSY:
+                    self._token, self._found = "", set()
                 if error.code == _GONE:
                     self._log.info("listing again", kind=self._what)
                     failures = 0
@@ -452,9 +485,9 @@ class Watch:
                 if error.code == _MISSING:
                     self._listed(set())  # nothing of this kind can exist
                 code = f"{self._what}: {error.code}: " if error.code else ""
-                self._fails(f"{code}{str(error)[:300]}")
+                self._fails(f"{code}{str(error)[:300]}", missed=error.code != _MISSING)
             except (ValueError, TypeError, KeyError, AttributeError) as error:
-                version = ""
+                version, self._token, self._found = "", "", set()
                 self._fails(f"{self._what}: cannot read the answer: {str(error)[:300]}")
             failures += 1
             await asyncio.sleep(
@@ -462,14 +495,17 @@ class Watch:
             )
 
     async def _list(self) -> str:
-        version, keys = "", set[str]()
-        async for page_version, items in self._api.pages(self._path, self._parameters):
-            version = page_version or version
+        version = ""
+        asked = {**self._parameters, **({"continue": self._token} if self._token else {})}
+        async for metadata, items in self._api.pages(self._path, asked):
+            version = str(metadata.get("resourceVersion") or version)
             for number, document in enumerate(items):
-                keys.add(self._key(document))
+                self._found.add(self._key(document))
                 self._watched.put(document)
                 if not number % 100:
                     await asyncio.sleep(0)  # questions are answered meanwhile
+            self._token = str(metadata.get("continue") or "")
+        keys, self._found = self._found, set()
         self._listed(keys)
         return version
 
@@ -486,16 +522,18 @@ class Watch:
     def _listed(self, keys: set[str]) -> None:
         for key in sorted(self._keys - keys):
             self._watched.removed(key)
-        self._keys = keys
+        self._keys, self.seen = keys, self._clock()
         self._watched.listed(frozenset(keys))
         self.synced.set()
 
     def _works(self) -> None:
         if self.problem:
             self._log.info("the API server answers again", kind=self._what)
-        self.problem = ""
+        self.problem, self.seen, self.failing = "", self._clock(), None
 
-    def _fails(self, problem: str) -> None:
+    def _fails(self, problem: str, *, missed: bool = True) -> None:
+        if missed and self.failing is None:
+            self.failing = self._clock()
         if problem != self.problem:
             self._log.warning("cannot follow", kind=self._what, problem=problem)
         self.problem = problem

@@ -101,6 +101,7 @@ class Request:
         body: a whole object, or a patch.
         force: take fields from other owners; for server-side apply.
         field_selector: for a list.
+        metadata: all that is to be read of the object: a Node has fifty images.
     """
 
     output: str
@@ -112,6 +113,7 @@ class Request:
     form: Form = Form.MERGE
     force: bool = False
     field_selector: Mapping[str, str] = field(default_factory=dict)
+    metadata: bool = False
     key: Any = None
     version: Any = None
 

@@ -155,6 +155,10 @@ class Output:
         """How much is still to be sent."""
         return 0
 
+    def reads_node(self, now: float) -> bool:
+        """Whether the next request is to read the Node: an answer to another one will do."""
+        return False
+
     def resync(self) -> None:
         """Look at what is really there."""
 
@@ -239,6 +243,10 @@ class AppliedObject(OneObject):
         """1 while it is not known to be there as it should."""
         return int(self._wanted is not None and (not self._owner_uid or self._body() != self._sent))
 
+    def reads_node(self, now: float) -> bool:
+        """Whether its UID is not known."""
+        return not self._owner_uid and self._wanted is not None and self.next_due() <= now
+
     def _due(self, now: float) -> Request | None:
         """The Node's UID first, then the object."""
         return self._apply() if self._owner_uid else self._read_node()
@@ -268,6 +276,8 @@ class AppliedObject(OneObject):
             case Result.INVALID if self.undefined:
                 text = f"{outcome.text}; is its definition another one?"
                 self._slowly(text, now, jitter)
+            case Result.FAILED:
+                self._later(now, jitter)  # the same once more: nothing says that it is another one
             case _:
                 # The Node is not registered yet, or the object went in this moment.
                 self._owner_uid = ""
@@ -323,6 +333,11 @@ class OutputQueue:
         self.failures = 0
         (output,) = (one for one in self.outputs if one.name == request.output)
         output.done(request, outcome, now, jitter)
+        whole = request.verb is Verb.GET and request.resource is Resource.NODES
+        if whole and not request.metadata and outcome.result is Result.DONE:
+            for other in self.outputs:
+                if other is not output and other.reads_node(now):
+                    other.done(request, outcome, now, jitter)
 
     def waiting(self) -> int:
         """How much is still to be sent."""

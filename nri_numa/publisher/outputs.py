@@ -49,6 +49,10 @@ class PartOfNode(OneObject):
         """1 while it is not known to be as it should."""
         return int(self._active and (not self._node_read or self._write() is not None))
 
+    def reads_node(self, now: float) -> bool:
+        """Whether it was not read yet."""
+        return self._active and not self._node_read and self.next_due() <= now
+
     def _due(self, now: float) -> Request | None:
         return self._write() if self._node_read else self._read_node()
 
@@ -154,8 +158,12 @@ class HandoverOutput(Output):
         self._node, self._prefix, self._interval = node, prefix, interval
         self._failures = 0
 
+    def reads_node(self, now: float) -> bool:
+        """Whether it is time to look again."""
+        return self.hold_until <= now
+
     def _due(self, now: float) -> Request | None:
-        return self._request(Verb.GET, Resource.NODES, self._node)
+        return self._request(Verb.GET, Resource.NODES, self._node, metadata=True)
 
     def _done(self, request: Request, outcome: Outcome, now: float, jitter: float) -> None:
         """A Node that cannot be read says what it said before."""

@@ -51,6 +51,8 @@ COUNTED: Final = 5.0
 without the agent's."""
 SILENT: Final = 4
 """Attempts in vain, some ten seconds, after which the agent is gone; a restart is quicker."""
+AGAIN: Final = 60.0
+"""Seconds after an outage within which it is looked at whether the Node is another one."""
 SKEW: Final = 60.0
 """Seconds that our clock may differ from the API server's before it is said."""
 
@@ -114,7 +116,13 @@ class Publisher:
         if publish.node_resource_topology:
             force = publish.node_resource_topology_force
             validity = parse_duration(publish.node_resource_topology_validity)
-            self._topology = TopologyOutput(node, prefix, force=force, validity=validity)
+            self._topology = TopologyOutput(
+                node,
+                prefix,
+                force=force,
+                validity=validity,
+                touch=publish.node_resource_topology_touch,
+            )
             self._topology.renew(wall())
         if publish.node_annotations or publish.node_labels:
             self._node = NodeOutput(
@@ -210,10 +218,11 @@ class Publisher:
         while True:
             try:
                 async for changed in self._source.changes():
+                    # A sandbox and its containers come one after another, and are one write.
+                    await asyncio.sleep(self._settle)
                     await self._read(changed)
                     failures = 0
                     self._agent_answers("")
-                    await asyncio.sleep(self._settle)
             except AgentUnavailable as error:
                 self._agent_answers(str(error))
             # It may be another process by now, of another machine state.
@@ -328,8 +337,13 @@ class Publisher:
             self._handed = document
 
     def _again(self) -> None:
+        # The Node may be another one by now; not all nodes of a cluster look in the same moment.
+        asyncio.get_running_loop().call_later(AGAIN * self._jitter(), self._look_again)
+
+    def _look_again(self) -> None:
         if self._topology is not None:
-            self._topology.resync()  # the Node may be another one by now
+            self._topology.resync()
+            self._wake.set()
 
     def _count(self, output: Output) -> None:
         self.metrics.waiting.labels(output.name).set(output.waiting())

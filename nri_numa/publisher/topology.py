@@ -259,6 +259,7 @@ class TopologyOutput(AppliedObject):
         force: take the fields from other owners.
         validity: seconds after which readers may not believe it where it is not renewed; 0 for
             none.
+        touch: change it again where something was given back, see `TOUCH`.
     """
 
     resource = Resource.TOPOLOGIES
@@ -270,9 +271,16 @@ class TopologyOutput(AppliedObject):
     )
 
     def __init__(
-        self, node: str, prefix: str, *, force: bool = False, validity: float = 0.0
+        self,
+        node: str,
+        prefix: str,
+        *,
+        force: bool = False,
+        validity: float = 0.0,
+        touch: bool = True,
     ) -> None:
         super().__init__("topology", node, force=force)
+        self._touch = touch
         self._prefix, self._validity, self._renewed = prefix, validity, ""
         self._key = f"{prefix}/{FREED}"
         self._steady: Zones | None = None
@@ -339,7 +347,7 @@ class TopologyOutput(AppliedObject):
         elif result is Result.FAILED and PRUNE in outcome.text and not self._cured:
             self._reset = self._cured = True
         else:
-            if result is not Result.DONE:
+            if result not in (Result.DONE, Result.FAILED):
                 self._object_read = self._reset = False
             super()._done(request, outcome, now, jitter)
 
@@ -354,7 +362,7 @@ class TopologyOutput(AppliedObject):
             self._contested(others, now, jitter)
 
     def _applied(self, request: Request, document: Mapping[str, Any], now: float) -> None:
-        if rose(self._applied_last, request.body):
+        if self._touch and rose(self._applied_last, request.body):
             self._touch_at = now + TOUCH
         self._applied_last = request.body
         uid = document["metadata"].get("uid", "")

@@ -6,13 +6,14 @@ counts texts by equality, and the condition of a pod that is shown to people is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Generator, Sequence
+from math import inf
+from typing import Final, TypeVar
 
 from msgspec import Struct, field
 
 from nri_numa.model.workload import Strategy
-from nri_numa.scheduler.fit import Fits, Short, Verdict, fit, narrowest
+from nri_numa.scheduler.fit import Fits, Short, Verdict, fit, narrowest, work
 from nri_numa.scheduler.node_room import NOTHING_KNOWN, NodeRoom, Unreadable
 from nri_numa.scheduler.nodes import Nodes
 from nri_numa.scheduler.pod_request import PodRequest
@@ -24,6 +25,16 @@ _ROOMS: Final = 20_000
 """Rooms whose verdicts are remembered for one kind of pods."""
 _REQUESTS: Final = 32
 """Kinds of pods for which verdicts are remembered."""
+_LEAST_WORK: Final = 500
+"""Work (`nri_numa.scheduler.fit.work`) that a narrow filter may always do, 5 to 8 ms; of more than
+a thousand nodes it may do half a unit for each."""
+_STEP: Final = 100
+"""Work after which others have their turn: a millisecond, so that a binding waits no longer."""
+
+T = TypeVar("T")
+Scores = list[tuple[str, int]]
+Steps = Generator[None, None, T]
+"""An answer in steps, between which other things may be done."""
 
 
 class Filtered(Struct):
@@ -60,13 +71,24 @@ class CandidateIndex:
         self._nodes, self._strategy = nodes, strategy
         self._unknown_fits, self._narrow = unknown_fits, narrow
         self._known: dict[tuple[object, ...], dict[NodeRoom, Verdict]] = {}
+        self._first = 0
 
     def verdict(self, request: PodRequest, node: str) -> Verdict:
         """Whether a node has room for a pod now, and where."""
-        return self._verdicts(request, (node,))[0]
+        (found,) = finish(self._verdicts(request, (node,)))
+        assert found is not None  # noqa: S101  # a single node is always judged
+        return found
 
     def filter(self, request: PodRequest, names: Sequence[str]) -> Filtered:
         """Which nodes have room, and why the others have not."""
+        return finish(self.filtering(request, names))
+
+    def filtering(self, request: PodRequest, names: Sequence[str]) -> Steps[Filtered]:
+        """The same in steps.
+
+        A narrow filter leaves it at the best of those judged so far where it did enough work and
+        some node has room. The next question of a pod alike goes on from there.
+        """
         if request.nothing:
             return Filtered(fits=list(names))
         if request.wrong:
@@ -74,13 +96,16 @@ class CandidateIndex:
         result = Filtered()
         grades: list[int] = []
         groups: dict[tuple[object, ...], list[tuple[str, Short]]] = {}
-        for name, found in zip(names, self._verdicts(request, names), strict=True):
+        narrow = self._narrow and request.ours
+        enough = max(_LEAST_WORK, len(names) / 2) if narrow else inf
+        verdicts = yield from self._verdicts(request, names, enough)
+        for name, found in zip(names, verdicts, strict=True):
             if isinstance(found, Short):
                 groups.setdefault(found.group, []).append((name, found))
-            else:
+            elif found is not None:
                 result.fits.append(name)
                 grades.append(found.grade)
-        if self._narrow and request.ours and grades:
+        if narrow and grades:
             least = narrowest(max(grades), self._strategy)
             fits = zip(result.fits, grades, strict=True)
             result.fits = [name for name, grade in fits if grade >= least]
@@ -92,11 +117,25 @@ class CandidateIndex:
             )
         return result
 
-    def prioritize(self, request: PodRequest, names: Sequence[str]) -> list[tuple[str, int]]:
+    def elsewhere(self, request: PodRequest, names: Sequence[str]) -> Steps[str]:
+        """A node with room that is none of these, in steps; empty where there is none."""
+        others = sorted(self._nodes.names.difference(names))
+        found = yield from self._verdicts(request, others, enough=0)
+        verdicts = zip(others, found, strict=True)
+        return next((name for name, one in verdicts if isinstance(one, Fits)), "")
+
+    def prioritize(self, request: PodRequest, names: Sequence[str]) -> Scores:
         """A score for each node, the larger the better; nothing for a pod that asks for nothing."""
+        return finish(self.prioritizing(request, names))
+
+    def prioritizing(
+        self, request: PodRequest, names: Sequence[str]
+    ) -> Steps[list[tuple[str, int]]]:
+        """The same in steps."""
         if request.nothing or request.wrong:
             return []
-        verdicts = zip(names, self._verdicts(request, names), strict=True)
+        found = yield from self._verdicts(request, names)
+        verdicts = zip(names, found, strict=True)
         return [(name, found.score if isinstance(found, Fits) else 0) for name, found in verdicts]
 
     def why(self, node: str) -> str:
@@ -104,22 +143,40 @@ class CandidateIndex:
         known = self._nodes.published(node)
         return known.why if isinstance(known, Unreadable) else ""
 
-    def _verdicts(self, request: PodRequest, names: Sequence[str]) -> list[Verdict]:
+    def _verdicts(
+        self, request: PodRequest, names: Sequence[str], enough: float = inf
+    ) -> Steps[list[Verdict | None]]:
+        """One for each node; None where enough work was done before, and some node has room."""
         key = request.key
         known = self._known.get(key)
         if known is None or len(known) >= _ROOMS:
             if len(self._known) >= _REQUESTS:
                 del self._known[next(iter(self._known))]
             known = self._known[key] = {}
-        verdicts: list[Verdict] = []
-        for room in map(self._nodes.room, names):
+        verdicts: list[Verdict | None] = [None] * len(names)
+        done, pause, fits = 0, _STEP, False
+        left: list[int] = []
+        # Not always the same nodes first, where not all are judged.
+        first = min(self._first, len(names)) if enough < inf else 0
+        for place in (*range(first, len(names)), *range(first)):
+            room = self._nodes.room(names[place])
             if not isinstance(room, NodeRoom) or (room.silent and request.ours):
-                verdicts.append(self._without_room(request, room))
+                verdicts[place] = self._without_room(request, room)
                 continue
             found = known.get(room)
             if found is None:
+                if fits and done >= enough:
+                    left.append(place)
+                    continue
                 found = known[room] = fit(room, request, self._strategy)
-            verdicts.append(found)
+                done += work(found)
+                if done >= pause:
+                    pause = done + _STEP
+                    yield
+            fits = fits or isinstance(found, Fits)
+            verdicts[place] = found
+        if left:
+            self._first = left[0]
         return verdicts
 
     def _without_room(self, request: PodRequest, known: NodeRoom | Unreadable | None) -> Verdict:
@@ -128,3 +185,13 @@ class CandidateIndex:
         if self._unknown_fits or not request.ours:
             return Fits(NOTHING_KNOWN, request)
         return Short(NO_OBJECT if known is None else NOT_READABLE, never=True)
+
+
+def finish(steps: Steps[T]) -> T:
+    """All steps of an answer, one after another."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            found: T = end.value
+            return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable
 from typing import Final
@@ -14,13 +15,15 @@ from nri_numa.config.derived import slots_resource
 from nri_numa.config.sections import UnknownNodes
 from nri_numa.kube.api import KubeAPI, Watch, namespace, uid_of
 from nri_numa.kube.lease import Lease
+from nri_numa.kube.requests import KubeError
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import ServiceMetrics
 from nri_numa.scheduler import protocol
 from nri_numa.scheduler.binder import Binder
-from nri_numa.scheduler.candidates import CandidateIndex
+from nri_numa.scheduler.candidates import CandidateIndex, Steps, T
 from nri_numa.scheduler.nodes import Nodes
 from nri_numa.scheduler.pod_reader import PodReader
+from nri_numa.scheduler.pod_request import PodRequest
 from nri_numa.scheduler.watcher import (
     PENDING,
     PODS,
@@ -40,8 +43,15 @@ LARGEST: Final = 4 << 20
 """Bytes of a question: a pod has at most 1.5 MiB (etcd's limit), 5,000 names a quarter of one."""
 CONNECTIONS: Final = 512
 """kube-scheduler has one for each binding that is under way, and hundreds are after a burst."""
+SAMPLE: Final = 100
+"""Names that kube-scheduler sends at least where it did not look at all nodes
+(minFeasibleNodesToFind)."""
 TICK = 0.5
 """Seconds between two looks at what has run out."""
+PROBE: Final = 4.0
+"""Seconds between two questions whether the API server answers."""
+SILENT: Final = 10.0
+"""Seconds without the API server after which we are not ready."""
 CATCH_UP: Final = 1.0
 """Seconds from the begin of leading until we bind: what the last leader wrote has come by then."""
 _SECONDS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0, 5.0)
@@ -71,6 +81,11 @@ class SchedulerMetrics(ServiceMetrics):
         self.oldest = self.gauge("oldest_hold_seconds", "Age of the oldest of these.")
         self.leader = self.gauge("leader", "Whether this replica binds.")
         self.synced = self.gauge("synced", "Whether nodes and pods were read.")
+        self.age = self.gauge(
+            "known_age_seconds",
+            "Since the API server last said what there is; up to a minute where nothing changes.",
+            "kind",
+        )
 
 
 class Extender:
@@ -126,8 +141,9 @@ class Extender:
         self.binder = Binder(
             self.api, self.nodes, self.candidates, self.reader, self.pod_watcher, config, clock
         )
-        self.topologies = Watch(self.api, TOPOLOGIES, self.node_watcher)
-        self.pods = Watch(self.api, PODS, self.pod_watcher, fields=PENDING, key=uid_of)
+        self.topologies = Watch(self.api, TOPOLOGIES, self.node_watcher, clock=clock)
+        self.pods = Watch(self.api, PODS, self.pod_watcher, fields=PENDING, key=uid_of, clock=clock)
+        self._answered = clock()
         self.port = 0
 
     # --- the verbs --------------------------------------------------------------------------------
@@ -138,11 +154,11 @@ class Extender:
         request = self.reader.request(question.pod)
         if not request.nothing and (problem := self._not_synced()):
             return protocol.error(problem)
-        found = self.candidates.filter(request, question.names)
+        found = await _in_turns(self.candidates.filtering(request, question.names))
         if found.failed or found.hopeless:
             self.metrics.refused.inc(len(found.failed) + len(found.hopeless))
-        if found.failed and not found.fits:
-            self.activator.refused(request.uid)
+        if not found.fits and (found.failed or found.hopeless):
+            await self._refused(request, question.names, waits=bool(found.failed))
             log.debug(
                 "no node has room",
                 pod=f"{request.namespace}/{request.name}",
@@ -150,11 +166,21 @@ class Extender:
             )
         return protocol.filter_result(found.fits, found.failed, found.hopeless)
 
+    async def _refused(self, request: PodRequest, names: list[str], *, waits: bool) -> None:
+        """No node has room: the pod waits, or for its next turn where kube-scheduler sampled."""
+        if waits:
+            self.activator.refused(request.uid)
+        if SAMPLE <= len(names) < len(self.nodes) and not request.wrong:
+            other = await _in_turns(self.candidates.elsewhere(request, names))
+            if other and self.activator.once_more(request.uid, len(names) / len(self.nodes)):
+                self.activator.wake(other)
+
     async def prioritize(self, body: bytes) -> bytes:
         """How well the nodes suit."""
         question = protocol.question(body)
         request = self.reader.request(question.pod)
-        return protocol.priorities(self.candidates.prioritize(request, question.names))
+        scores = await _in_turns(self.candidates.prioritizing(request, question.names))
+        return protocol.priorities(scores)
 
     async def bind(self, body: bytes) -> bytes:
         """Bind a pod to the node that was chosen."""
@@ -196,6 +222,31 @@ class Extender:
             return "leads since a moment ago"
         return self._not_synced()
 
+    def unready(self) -> str:
+        """The same, and why what is known may be old.
+
+        Pods are bound all the same: what is held is certain, and a binding fails by itself where
+        nothing answers.
+        """
+        return self.not_ready() or self._old()
+
+    def _old(self) -> str:
+        now = self._clock()
+        for watch in (self.topologies, self.pods):
+            if watch.failing is not None and now - watch.failing > SILENT:
+                return f"{watch.problem}; what is known is {now - watch.seen:.0f} s old"
+        if now - self._answered > SILENT:
+            return f"the API server has not answered for {now - self._answered:.0f} s"
+        return ""
+
+    async def _probe(self) -> None:
+        """Ask whether the API server answers: a watch of one that stands still says nothing."""
+        while True:
+            with contextlib.suppress(KubeError):
+                await self.lease_api.ask("GET", "/version", seconds=PROBE)
+                self._answered = self._clock()
+            await asyncio.sleep(PROBE)
+
     def measured(self) -> bytes:
         """The metrics, with those set that are counted when they are read."""
         metrics, now = self.metrics, self._clock()
@@ -206,6 +257,8 @@ class Extender:
         metrics.oldest.set(max((now - hold.since for hold in holds.values()), default=0))
         metrics.leader.set(self.leads())
         metrics.synced.set(not self._not_synced())
+        for kind, watch in (("noderesourcetopologies", self.topologies), ("pods", self.pods)):
+            metrics.age.labels(kind).set(round(now - watch.seen, 1))
         return metrics.text()
 
     # --- the HTTP side ----------------------------------------------------------------------------
@@ -248,7 +301,7 @@ class Extender:
             host,
             version=__version__,
             metrics=self.measured,
-            not_ready=self.not_ready,
+            not_ready=self.unready,
             certificate=self._certificate,
             routes=[
                 Route("POST", path, handler(path, verb), LARGEST, admit)
@@ -283,6 +336,7 @@ class Extender:
                     group.create_task(self.election.run())
                 group.create_task(self.activator.run(self.leads))
                 group.create_task(self.tick())
+                group.create_task(self._probe())
         finally:
             await server.stop()
             if self.election is not None:
@@ -310,6 +364,17 @@ class Extender:
             if answers and not before:
                 # Others may have refused pods before.
                 self.activator.wake(min(self.nodes.names, default=""))
+
+
+async def _in_turns(steps: Steps[T]) -> T:
+    """An answer of many steps, between which bindings and events have their turn."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            found: T = end.value
+            return found
+        await asyncio.sleep(0)
 
 
 def run(config: AgentConfig) -> int:

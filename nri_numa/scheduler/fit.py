@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any, Final
 
 from msgspec import Struct
@@ -30,6 +31,8 @@ MOST_SCORE: Final = 10
 """MaxExtenderPriority of kube-scheduler; it checks nothing."""
 SLACK: Final = 2
 """Of three points for room: as good is a node that is not left nearly full beside empty ones."""
+MERGED: Final = 10
+"""Times that a merge of hints costs what sums cost (bench/extender.py)."""
 _WIDEST: Final = 128
 """Twice the NUMA nodes up to which fewer come first; no machine that is sold has so many."""
 
@@ -103,6 +106,15 @@ class Short(Struct, frozen=True, gc=False):
 
 
 Verdict = Fits | Short
+
+
+def work(found: Verdict) -> int:
+    """What a verdict cost: 1 where sums decided, `MERGED` where a set of NUMA nodes was sought."""
+    if isinstance(found, Fits):
+        merged = any(len(places) > 1 for _, places in found.chosen)
+    else:
+        merged = not found.unit and not found.never  # each resource is free, but not together
+    return MERGED if merged else 1
 
 
 def fit(room: NodeRoom, request: PodRequest, strategy: Strategy) -> Verdict:
@@ -225,6 +237,8 @@ def _place_wide(
     room: NodeRoom, request: ContainerRequest, asks: list[Any], strategy: Strategy
 ) -> tuple[Sequence[int], bool] | Short:
     """The same where no NUMA node has room for all of it: as the node's Topology Manager does."""
+    if _too_few(request, asks):
+        return _short(room, request, asks)
     ids = room.ids
     order = [place for _, place in sorted(_by_strategy(asks, range(len(ids)), strategy))]
     demands = [
@@ -263,6 +277,29 @@ def _place_wide(
             return _short(room, request, asks)
         chosen, ideal = everywhere, False
     return [place for place in order if place in chosen], ideal
+
+
+def _too_few(request: ContainerRequest, asks: list[Any]) -> bool:
+    """Whether sums alone say that no set of NUMA nodes will do, as it does on a full node.
+
+    Under ``restricted`` a set is at most as wide as one of which even the poorest NUMA nodes of an
+    empty machine have enough.
+    """
+    strict = request.policy is Policy.RESTRICTED and request.on_failure is not OnFailure.WIDEN
+    widths = [_width(capacity, least, poorest=True) for least, _, capacity in asks if strict]
+    width = max(widths, default=None)
+    return any(
+        _most(free, width) < least
+        for (_, unit), (least, free, _) in zip(_units(request), asks, strict=True)
+        if strict or unit != "millicpu"
+    )
+
+
+@lru_cache(maxsize=1024)
+def _width(capacity: Column, least: int, *, poorest: bool = False) -> int:
+    """How many NUMA nodes have enough when they are empty: the richest, or the poorest ones."""
+    sums = accumulate(sorted([max(0, n) for n in capacity], reverse=not poorest))
+    return next((n for n, have in enumerate(sums, 1) if have >= least), len(capacity))
 
 
 def grade(width: int, wider: bool, left: int, factor: int, strategy: Strategy) -> int:
@@ -312,7 +349,7 @@ def _short(room: NodeRoom, request: ContainerRequest, asks: list[Any]) -> Short:
             width = 1
         elif request.policy is Policy.RESTRICTED:
             # As many as an empty machine would need.
-            width = next((n for n in range(1, every) if _most(capacity, n) >= least), every)
+            width = _width(capacity, least)
         need = f"needs {what}"
         if width == 1 or width < every:
             limit = "one NUMA node" if width == 1 else nodes_text(width)
@@ -343,7 +380,8 @@ def _words(name: str, amount: int, exclusive: int) -> str:
     return counted(exclusive, "exclusive CPU") + idle
 
 
-def _most(column: Column, width: int) -> int:
+def _most(column: Column, width: int | None) -> int:
+    """The most that so many NUMA nodes have; None for all of them."""
     if width == 1:
         return max(0, *column)
-    return sum(sorted([max(0, n) for n in column], reverse=True)[:width])
+    return sum([n for n in sorted(column, reverse=True)[:width] if n > 0])

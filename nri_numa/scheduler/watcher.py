@@ -36,6 +36,9 @@ ROOM: Final = "room"
 one each time."""
 WAITING: Final = 600.0
 """Seconds in which a pod that was refused is thought to wait; it is tried again every 5 minutes."""
+ROUNDS: Final = 8.0
+"""How often all nodes may be tried for a pod that one of them has room for. kube-scheduler asks
+twice at each attempt, and which nodes are next is not up to one pod alone."""
 _MOST: Final = 10_000
 
 
@@ -59,6 +62,7 @@ class PodActivator:
         self._api, self._wakes, self._clock, self._wall = api, wakes, clock, wall
         self._annotation = f"{config.annotation_prefix}/{ROOM}"
         self._waiting: dict[str, float] = {}
+        self._seen: dict[str, float] = {}
         self._node = ""
         self._due = asyncio.Event()
 
@@ -72,10 +76,22 @@ class PodActivator:
     def settled(self, uid: str) -> None:
         """A pod has its node, or does not exist any more."""
         self._waiting.pop(uid, None)
+        self._seen.pop(uid, None)
+
+    def once_more(self, uid: str, share: float) -> bool:
+        """Whether to wake a pod that was tried on a share of the nodes, and fits on another one.
+
+        Not for ever: of that one something may keep it away that kube-scheduler alone knows.
+        """
+        if len(self._seen) >= _MOST:
+            self._seen.pop(next(iter(self._seen)))
+        seen = self._seen[uid] = self._seen.pop(uid, 0.0) + share
+        return seen < ROUNDS
 
     def more_room(self, node: str) -> None:
         """A node has more room than before."""
         now = self._clock()
+        self._seen.clear()
         while self._waiting:
             uid, at = next(iter(self._waiting.items()))
             if now - at <= WAITING:

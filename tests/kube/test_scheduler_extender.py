@@ -6,6 +6,7 @@ import contextlib
 import json
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -447,3 +448,34 @@ def test_the_cluster_as_the_controllers_page_shows_it(there: Client, bed: KubeBe
         assert (status, "<html" in text) == (200, True)
         status, text = controller.ask("GET", "/v1/cluster?cpus=many")
         assert (status, "cpus is 'many'" in text) == (400, True)
+
+
+def test_of_two_thousand_nodes_the_only_one_with_room_is_found(
+    there: Client, extender: Extender
+) -> None:
+    """kube-scheduler tries a sample of a third of them, and others at its next attempts."""
+    large, room = {"numa-large": "yes"}, {"cpu": "32", "memory": "64Gi", "pods": "110"}
+
+    def make(number: int, *free: int) -> None:
+        metadata = {"name": f"numa-large-{number:04}", "labels": large}
+        status = {"capacity": room, "allocatable": room}
+        there.ask("POST", "/api/v1/nodes", {"metadata": metadata, "status": status})
+        publish(there, f"numa-large-{number:04}", *free)
+
+    needle = wanting("needle", 6, annotations=SINGLE)
+    needle["spec"]["nodeSelector"] = large
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda number: make(number, 4, 4), range(1999)))
+        make(1999, 4, 6)  # the last one, at which kube-scheduler begins last
+        poll(lambda: "nri_numa_scheduler_nodes 2002.0" in extender.get("/metrics"), "all objects")
+        there.apply(needle)
+        found = there.wait_pod("needle", bound, "bound")
+        assert found["spec"]["nodeName"] == "numa-large-1999"
+    finally:
+        there.delete_pods()
+        chosen = "?labelSelector=numa-large=yes"
+        there.ask("DELETE", f"/api/v1/nodes{chosen}")
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda n: there.request("DELETE", f"{NRT}/numa-large-{n:04}"),
+                          range(2000)))  # fmt: skip

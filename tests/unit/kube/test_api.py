@@ -13,7 +13,7 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from nri_numa.kube.api import KubeAPI, refused
+from nri_numa.kube.api import OPENED, KubeAPI, refused
 from nri_numa.kube.requests import KubeError
 from tests.beds.fake_api_server import Asked, FakeAPIServer, Said, fake, status
 
@@ -36,7 +36,7 @@ async def made(tmp_path: Path) -> AsyncIterator[KubeAPI]:
 
 
 async def events(made: KubeAPI, **parameters: str) -> list[tuple[str, Any]]:
-    return [one async for one in made.events(PODS, parameters, 300)]
+    return [one async for one in made.events(PODS, parameters, 300) if one[0] != OPENED]
 
 
 async def test_a_renewed_token_is_read_when_the_old_one_is_denied(

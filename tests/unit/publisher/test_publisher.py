@@ -31,6 +31,7 @@ class Cluster:
         self.events: dict[str, dict[str, Any]] = {}
         self.pods: dict[str, dict[str, Any]] = {}
         self.topology: dict[str, Any] = {}
+        self.topologies: list[dict[str, Any]] = []
         self.defined = True
         self.down = False
         self.invalid = False
@@ -48,6 +49,7 @@ class Cluster:
                 return status(404, "the server could not find the requested resource")
             if asked.method == "PATCH":
                 self.topology = asked.body
+                self.topologies.append(asked.body)
             found = self.topology or None
             return Said(200, found) if found else status(404, 'noderesourcetopologies "n1" gone')
         if "/pods/" in path:
@@ -76,6 +78,7 @@ class World:
         self.cluster = Cluster()
         self._publish = {"address": "off", "rate": 100.0, **publish}
         self.offline_capacity = OfflineCapacity()
+        self.settle = 0.01
         self.agent: AgentServer | None = None
         self._task: asyncio.Task[None] | None = None
         self.publisher: Publisher
@@ -96,7 +99,9 @@ class World:
             publish=Publish(credentials=str(self.directory), **self._publish),
             offline_capacity=self.offline_capacity,
         )
-        self.publisher = Publisher(config, "n1", wall=lambda: NOW, settle=0.01, jitter=lambda: 0.0)
+        self.publisher = Publisher(
+            config, "n1", wall=lambda: NOW, settle=self.settle, jitter=lambda: 0.0
+        )
         self._task = asyncio.create_task(self.publisher.run())
 
     async def stop_publisher(self) -> None:
@@ -282,6 +287,45 @@ async def test_the_topology_follows_the_agent(world: World) -> None:
     world.view.changed()
     await until(lambda: agent(world) == "not-ready")
     assert 'requests_total{output="topology",result="done",verb="patch"}' in world.text()
+
+
+@pytest.mark.parametrize("world", [{"node_resource_topology": True}], indirect=True)
+async def test_what_changes_within_a_moment_is_one_write(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container comes a third of a second after its sandbox."""
+    await until(lambda: world.cluster.topology)
+    await world.stop_publisher()
+    waits, sleep = [0.0625], asyncio.sleep
+
+    async def meanwhile(seconds: float) -> None:
+        if seconds in waits:
+            waits.clear()
+            world.view.free_cpus = 1
+        await sleep(seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", meanwhile)
+    world.view.free_cpus = 2
+    world.settle, world.cluster.topologies = waits[0], []
+    world.start_publisher()
+    await until(lambda: world.cluster.topologies)
+    (written,) = world.cluster.topologies
+    assert written["zones"][0]["resources"][0]["available"] == "1"
+
+
+@pytest.mark.parametrize("world", [{"node_resource_topology": True}], indirect=True)
+async def test_after_an_outage_nodes_are_looked_at_one_after_another(world: World) -> None:
+    await until(lambda: world.cluster.topology)
+    world.cluster.down = True
+    world.view.free_cpus = 2
+    world.view.changed()
+    await until(lambda: "503" in world.publisher.problem)
+    assert world.publisher._topology is not None
+    world.publisher._jitter = lambda: 1.0
+    world.cluster.topologies = []
+    world.cluster.down = False
+    await until(lambda: world.cluster.topologies)
+    assert not world.publisher._topology.reads_node(world.publisher._clock()), "a minute later"
 
 
 @pytest.mark.parametrize("world", [{"node_resource_topology": True}], indirect=True)

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from nri_numa.kube.requests import Form, Outcome, Request, Resource, Result, Verb
 from nri_numa.publisher.outbox import LONGEST_PAUSE, SLOWLY
+from nri_numa.publisher.outputs import HandoverOutput, NodeOutput
 from nri_numa.publisher.topology import PRUNE, TOUCH, TopologyOutput, owners
 from tests.beds.http_view import FakeView
 from tests.unit.publisher.test_outputs import World
@@ -148,6 +149,52 @@ def test_what_is_given_back_changes_the_object_twice() -> None:
     assert int(cluster.freed) == int(before) + 1
     world.work(world.now + 600)
     assert len(world.server.requests) == 3
+
+
+def test_where_no_stock_plugin_reads_it_what_is_given_back_is_one_write() -> None:
+    world, _, cluster, view = world_of()
+    output = TopologyOutput("n1", "x.io", touch=False)
+    world = World(output, answer=cluster)
+    for free in (3, 1, 3):
+        view.free_cpus = free
+        output.want(view.zones())
+        world.work(world.now + 60)
+    assert world.server.verbs() == ["get", "get", "patch", "patch", "patch"]
+
+
+def test_a_write_that_failed_is_tried_again_alone() -> None:
+    """The server could not: nothing says that the Node or the object is another one."""
+    world, output, cluster, view = started()
+    view.free_cpus = 1
+    output.want(view.zones())
+    cluster.forced = Outcome(result=Result.FAILED, text="500: something")
+    world.work(world.now)
+    cluster.forced = None
+    world.work(world.now + 60)
+    assert world.server.verbs() == ["patch", "patch"]
+
+
+def test_one_look_at_the_node_is_for_all_outputs() -> None:
+    _, _, cluster, view = world_of()
+    topology, node = (
+        TopologyOutput("n1", "x.io"),
+        NodeOutput("n1", "x.io", annotations=True, labels=True),
+    )
+    handover = HandoverOutput("n1", "x.io", 15.0)
+    world = World(topology, node, handover, answer=cluster)
+    topology.want(view.zones())
+    node.want({}, {})
+    world.work()
+    assert world.server.verbs() == ["get", "get", "patch"], "one Node, one NodeResourceTopology"
+    assert handover.document
+    world.server.requests.clear()
+    world.queue.resync()
+    world.work(world.now + 10)
+    nodes = [one for one in world.server.requests if one.resource is Resource.NODES]
+    assert [one.metadata for one in nodes] == [False]
+    world.work(world.now + 10)
+    nodes = [one for one in world.server.requests if one.resource is Resource.NODES]
+    assert [one.metadata for one in nodes] == [False, True], "for the annotations no images"
 
 
 def test_the_count_goes_on_after_a_restart() -> None:

@@ -371,6 +371,84 @@ async def test_pages_changes_and_a_second_list_after_410(
     assert "resourceVersion=12" in watched[1]
 
 
+async def test_a_list_goes_on_at_the_page_that_failed(server: FakeAPIServer, api: KubeAPI) -> None:
+    """A busy server's pages are not thrown away; a place that it does not know any more is."""
+    answers = [
+        Said(200, {"metadata": {"resourceVersion": "9", "continue": "two"},
+                   "items": [topology(1, name="a")]}),
+        status(500, "the request timed out"),
+        Said(200, {"metadata": {"resourceVersion": "9", "continue": "three"},
+                   "items": [topology(1, name="b")]}),
+        status(410, "the continue token is too old"),
+        Said(200, {"metadata": {"resourceVersion": "20"}, "items": [topology(1, name="c")]}),
+    ]  # fmt: skip
+    watched = json.dumps({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "30"}}})
+    server.answer = lambda asked: answers.pop(0) if answers else Said(200, watched + "\n")
+    objects = Recorder()
+    follower = Watch(api, TOPOLOGIES, objects, jitter=lambda: 0.0)
+    async with working(follower.run()):
+        while len(server.asked) < 7:
+            await asyncio.sleep(0.01)
+    assert objects.changes == [("put", "a"), ("put", "b"), ("put", "c"), ("all", ["c"])]
+    places = [asked.path.partition("continue=")[2].partition("&")[0] for asked in server.asked[:5]]
+    assert places == ["", "two", "two", "three", ""]
+    assert "allowWatchBookmarks=true" in server.asked[5].path
+    assert "resourceVersion=30" in server.asked[6].path, "it goes on from the bookmark"
+
+
+async def test_who_may_not_watch_is_told_once(
+    server: FakeAPIServer, api: KubeAPI, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also where the list before it is answered each time."""
+    gone: list[str] = []
+
+    def answer(asked: Asked) -> Said:
+        if "watch=true" not in asked.path:
+            return Said(200, {"metadata": {"resourceVersion": "1"}, "items": []})
+        gone.append(asked.path)
+        return status(503, "not now") if len(gone) < 4 else Said(200, "")
+
+    server.answer = answer
+    follower = Watch(api, TOPOLOGIES, Recorder(), jitter=lambda: 0.0)
+    with caplog.at_level("INFO"):
+        async with working(follower.run()):
+            while len(gone) < 5:
+                await asyncio.sleep(0.01)
+    said = [
+        one for one in ("cannot follow", "answers again") for _ in range(caplog.text.count(one))
+    ]
+    assert said == ["cannot follow", "answers again"]
+    assert follower.failing is None
+
+
+async def test_an_old_view_of_the_cluster_is_said(server: FakeAPIServer) -> None:
+    """The API server is away, or stands still; bindings go on as far as it does."""
+    now = 0.0
+    made = Extender(
+        AgentConfig(scheduler=Scheduling(credentials=str(server.directory))), clock=lambda: now
+    )
+    made.topologies.synced.set()
+    made.pods.synced.set()
+    server.answer = lambda asked: status(503, "not now")
+    try:
+        async with working(made.topologies.run(), made._probe()):
+            while made.topologies.failing is None:
+                await asyncio.sleep(0.01)
+            assert made.unready() == ""
+            now = 15.0
+            assert (
+                "noderesourcetopologies: 503: not now; what is known is 15 s old" in made.unready()
+            )
+            assert made.not_ready() == ""
+            known = 'nri_numa_scheduler_known_age_seconds{kind="noderesourcetopologies"} 15.0'
+            assert known in made.measured().decode()
+        made.topologies.failing = None
+        assert made.unready() == "the API server has not answered for 15 s"
+    finally:
+        await made.api.close()
+        await made.lease_api.close()
+
+
 async def test_a_watch_that_ends_is_resumed_soon(server: FakeAPIServer, api: KubeAPI) -> None:
     """Each goes on in a quarter of a second, so that a dozen need no minutes."""
     watched: list[str] = []
@@ -446,7 +524,10 @@ async def test_room_wakes_who_was_refused_and_nobody_else(
     made.more_room("n0")  # it was tried again since, or does not exist any more
     assert not made.due
     made.refused("c")
+    # A pod that fits on another node than those of the sample; not for ever.
+    assert [made.once_more("c", 2.5) for _ in range(5)] == [True, True, True, False, False]
     made.more_room("n1")
+    assert made.once_more("c", 2.5)
     async with working(made.run(lambda: True)):
         while not server.asked:
             await asyncio.sleep(0.01)

@@ -212,3 +212,24 @@ def test_nodes_of_which_nothing_is_known_come_last() -> None:
     judges = index(narrow=True, unknown_fits=True)
     assert fits_of(judges, single(7)) == ["c"]
     assert fits_of(judges, single(7), ["a", "odd", "none"]) == ["odd", "none"]
+
+
+def test_a_narrow_filter_does_not_merge_for_all_nodes_of_a_large_cluster() -> None:
+    """Two hundred that all differ, for a pod wider than a NUMA node: the next ones go on."""
+    nodes, names = Nodes(), [f"n{n}" for n in range(200)]
+    for number, name in enumerate(names):
+        nodes.put(name, table(20, 20, of=20, memory=(10 + number % 20, 10 + number // 20)))
+    wide, judges = single(24, policy="restricted"), CandidateIndex(nodes, Strategy.SPREAD)
+    assert fits_of(judges, wide, names) == names
+    narrow = CandidateIndex(nodes, Strategy.SPREAD, narrow=True)
+    seen = [set(fits_of(narrow, {**wide, "status": {"n": n}}, names)) for n in range(4)]
+    assert [len(narrow._known[key]) for key in narrow._known] == [200], "fifty more each time"
+    assert len(seen[0]) <= 50
+    other = narrow.filter(READER.request(single(25, policy="restricted", name="o")), names)
+    assert not {*other.fits} & seen[0], "others are judged first for another shape"
+    assert not other.failed, "what was not judged has no reason"
+    for name in names[:-1]:
+        nodes.put(name, table(16, 7, of=20, memory=(10 + int(name[1:]) % 20, 9)))
+    found = narrow.filter(READER.request(single(26, policy="restricted", name="q")), names)
+    assert found.fits == names[-1:], "as long as none has room all are judged"
+    assert len(found.failed) == 199

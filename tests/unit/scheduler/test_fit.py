@@ -17,7 +17,8 @@ from nri_numa.scheduler.fit import Fits, Short, fit
 from nri_numa.scheduler.node_room import NodeRoom
 from nri_numa.scheduler.pod_reader import PodReader
 from nri_numa.scheduler.pod_request import PodRequest
-from tests.unit.scheduler.objects import GIB, PREFIX, container, pod, single, table
+from nri_numa.scheduler.published import read
+from tests.unit.scheduler.objects import GIB, PREFIX, container, pod, single, table, topology
 
 SPREAD, PACK = Strategy.SPREAD, Strategy.PACK
 
@@ -165,3 +166,44 @@ def test_a_verdict_is_the_topology_managers(free: list[int], cpus: int, strict: 
     )  # fmt: skip
     verdict = align(Problem((demand,), NUMASet(room.ids), policy, room.distance))
     assert isinstance(found, Fits) == verdict.admitted
+
+
+_GIBS = st.lists(st.integers(0, 32), min_size=4, max_size=4)
+
+
+@settings(max_examples=200)
+@given(
+    free=st.lists(st.integers(0, 16), min_size=4, max_size=4),
+    memory=_GIBS,
+    whole=_GIBS,
+    cpus=st.integers(1, 50),
+    gib=st.integers(1, 100),
+)
+def test_sums_refuse_nothing_that_the_topology_manager_admits(
+    free: list[int], memory: list[int], whole: list[int], cpus: int, gib: int
+) -> None:
+    """Also where NUMA nodes have different amounts."""
+    document = topology(*free, memory=memory)
+    for zone, capacity in zip(document["zones"], whole, strict=True):
+        zone["resources"][1]["allocatable"] = f"{capacity}Gi"
+    room = read(document, PREFIX)
+    assert isinstance(room, NodeRoom)
+    asked = request(single(cpus, policy="restricted", memory=f"{gib}Gi"))
+    found = fit(room, asked, SPREAD)
+    demands = [
+        ResourceDemand(
+            resource=name, need=need, capacity=dict(enumerate(has.capacity)),
+            available=dict(enumerate(has.free)),
+        )
+        for name, need, has in (
+            ("cpu", cpus, room.exclusive), ("memory", gib * GIB, room.others[0]),
+        )
+    ]  # fmt: skip
+    problem = Problem(
+        tuple(demands), NUMASet(room.ids), Policy.RESTRICTED, room.distance, one_width=True
+    )
+    single_node = any(
+        n >= cpus and m >= gib * GIB
+        for n, m in zip(room.exclusive.free, room.others[0].free, strict=True)
+    )
+    assert isinstance(found, Fits) == (single_node or align(problem).admitted)

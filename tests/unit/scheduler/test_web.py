@@ -93,6 +93,36 @@ async def test_filter_names_all_nodes_with_room_where_prioritize_is_asked() -> N
         assert [one["Host"] for one in scores] == ["a", "b"]
 
 
+async def test_a_pod_that_no_node_of_a_sample_has_room_for_is_woken_for_another() -> None:
+    made, names = extender(), [f"n{n}" for n in range(150)]
+    for name in names:
+        made.node_watcher.put(topology(2, 2, name=name))
+    made.node_watcher.put(topology(2, 12, name="room"))
+    for cpus, asked, woken in ((12, names[:99], False), (13, names, False), (12, names, True)):
+        found = json.loads(await made.filter(question(single(cpus), *asked)))
+        assert not found["NodeNames"]
+        assert made.activator.due is woken, (cpus, len(asked))
+
+
+async def test_bindings_have_their_turn_while_nodes_are_judged() -> None:
+    made, turns = extender(narrow=False), 0
+    names = [f"n{n}" for n in range(100)]
+    for number, name in enumerate(names):
+        made.node_watcher.put(topology(8, 8, name=name, memory=(number % 10, number // 10)))
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    found = await made.filter(question(single(9, policy="best-effort", memory="1Mi"), *names))
+    counting.cancel()
+    assert len(json.loads(found)["NodeNames"]) == 99
+    assert turns >= 9, "of a thousand times the work of one node"
+
+
 @pytest.mark.parametrize("made", [{"synced": False}], indirect=True)
 async def test_before_nodes_are_known_ordinary_pods_pass_and_ours_wait(ask: Ask) -> None:
     ordinary = pod(container(cpu="250m", memory="1Gi"))

@@ -22,8 +22,6 @@ leaderElection:
   resourceNamespace: {{ include "nri-numa.namespace" . }}
 profiles:
   - schedulerName: {{ .Values.scheduler.name }}
-    # An extender sees the sample only: all nodes, or room on the one that has it is found late.
-    percentageOfNodesToScore: 100
 {{- end }}
 extenders:
   {{- if $stock }}

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from nri_numa.machine.synthetic import synthetic
+from nri_numa.model.cpuset import CPUSet
 from tests.beds.browser import Page
 from tests.beds.page_bed import PageBed, page_bed
 from tests.checks.page_expressions import DETAILS_TITLE, PODS, STEPS, cell, fill, visit
@@ -125,16 +126,21 @@ def test_the_sheet_of_a_telephone_does_not_cover_the_row(page: Page, crowded: Pa
     assert 0 < bottom <= page.run("document.getElementById('details').getBoundingClientRect().top")
 
 
-def test_four_numa_nodes_fill_a_wide_window(page: Page) -> None:
-    with page_bed(machines.snc_smt()) as bed:
-        page.size(2560, 1300)
+@pytest.mark.parametrize("width", [1440, 2560])
+@pytest.mark.parametrize("offline", ["", "31"])
+def test_four_numa_nodes_fill_the_window(page: Page, width: int, offline: str) -> None:
+    with page_bed(synthetic(cores_per_numa=8, offline=CPUSet.parse(offline))) as bed:
+        page.size(width, 1300)
         visit(page, bed)
         shares = page.run(
-            "[...document.querySelectorAll('#map .cores')].map(c => c.offsetWidth"
+            "[...document.querySelectorAll('.node .cores')].map(c => c.offsetWidth"
             " / c.closest('.node').clientWidth)"
         )
         assert min(shares) > 0.6
-        assert page.run("document.getElementById('map').clientWidth") > 0.9 * 2400
+        nodes = page.run(
+            "[...document.querySelectorAll('.node')].reduce((sum, n) => sum + n.clientWidth, 0)"
+        )
+        assert nodes > 0.8 * width
 
 
 def test_one_line_says_whether_all_is_well(page: Page) -> None:

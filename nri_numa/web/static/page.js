@@ -610,18 +610,18 @@ function setDensity() {
   balance();
 }
 
-/** As many NUMA nodes in a row as fit, but the rows of a socket equally long: 4 + 4, not 6 + 2. */
+/** As many sockets, and NUMA nodes of a socket, in a row as fit, but all rows equally long: 4 + 4, not 6 + 2. */
 function balance() {
   const rem = parseFloat(getComputedStyle(document.documentElement).fontSize);
   const least = parseFloat(getComputedStyle($("map")).getPropertyValue("--node")) * rem;
-  for (const box of $("map").querySelectorAll(".nodes")) {
-    const count = box.childElementCount;
+  const share = (box, count, width_) => {
     const gap = parseFloat(getComputedStyle(box).columnGap);
-    const fit = Math.max(1, Math.floor((box.clientWidth + gap) / (least + gap)));
-    const columns = Math.ceil(count / Math.ceil(count / fit));
-    const wanted_ = `repeat(${columns}, minmax(0, 1fr))`;
+    const fit = Math.max(1, Math.floor((box.clientWidth + gap) / (width_ + gap)));
+    const wanted_ = count ? `repeat(${Math.ceil(count / Math.ceil(count / fit))}, minmax(0, 1fr))` : "";
     if (box.style.gridTemplateColumns !== wanted_) box.style.gridTemplateColumns = wanted_;
-  }
+  };
+  share($("map"), $("map").matches(".many, .flat") ? 0 : $("map").querySelectorAll(".socket:not(.whole)").length, 26 * rem);
+  for (const box of $("map").querySelectorAll(".nodes")) share(box, box.childElementCount, least);
 }
 let width = 0;
 new ResizeObserver(([{ contentRect }]) => {

@@ -1083,7 +1083,8 @@ function choose(what, open = false) {
   detail.key = "";
   keepInSight(document.activeElement, () => document.body.classList.toggle("open", Boolean(what) && open));
   // The details lie over the drawing, on the side where what was chosen is not.
-  const spot = what && (cells.get(what.cpu) || nodes.get(what.numaNode)?.bars);
+  const c = what?.id && find(what.id);
+  const spot = what && (cells.get(c ? first(cpusOf(c)) : what.cpu) || nodes.get(what.numaNode)?.bars);
   document.body.classList.toggle("left", Boolean(spot) && spot.getBoundingClientRect().right > innerWidth / 2);
   const hash = !what ? "" : what.cpu !== undefined ? `#cpu-${what.cpu}` : what.numaNode !== undefined ? `#numa-${what.numaNode}`
     : what.id ? `#container-${what.id}` : addressOf(what);

@@ -31,7 +31,7 @@ from nri_numa.model.settings import (
 )
 from nri_numa.model.workload import KubeletOverride, QoSClass, Strategy
 
-_ACRONYMS = {"ca": "CA", "cpus": "CPUs", "numa": "NUMA", "l3": "L3", "uid": "UID"}
+_ACRONYMS = {"ca": "CA", "cpus": "CPUs", "numa": "NUMA", "l3": "L3", "uid": "UID", "url": "URL"}
 
 
 def camel_case(name: str) -> str:
@@ -430,6 +430,9 @@ class Page(Section, frozen=True):
     token_file: str = ""
     """File with the bearer token of those who may look; another one than controller.tokenFile, with
     which capacity is PUT. Needed wider than loopback."""
+    node_url: Annotated[str, checked(values.page_url)] = ""
+    """Where an agent's page is for those who look, such as https://{address}:9891/: {node} is the
+    name of the node, {address} its InternalIP. Each node then links to its page."""
 
 
 class Controller(Section, frozen=True):

@@ -181,6 +181,13 @@ def query_url(url: str) -> None:
         raise ValueError(f"{url[:80]!r}, expected http:// or https://")
 
 
+def page_url(url: str) -> None:
+    """The address of a node's page, with the node in it, or none."""
+    query_url(url)
+    if url and "{node}" not in url and "{address}" not in url:
+        raise ValueError(f"{url[:80]!r} names no node, expected {{node}} or {{address}} in it")
+
+
 # --- Names --------------------------------------------------------------------------------------
 
 _LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"

@@ -7,8 +7,10 @@ here: the page tells what the nodes publish.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Final
+from urllib.parse import quote
 
 from msgspec import Meta, Struct
 
@@ -26,11 +28,15 @@ from nri_numa.text import BadQuantity, whole_bytes
 
 MOST: Final = 500
 """Nodes of one answer; with four NUMA nodes each it has a quarter of a megabyte."""
+INTERNAL: Final = "InternalIP"
+"""Type of the address of a Node by which the cluster reaches it."""
 _CHUNK: Final = 100
-"""Nodes that are judged before other tasks have a turn."""
+"""Nodes that are judged or counted before other tasks have a turn."""
 
 
 DEFAULT: Final = "single-numa-node"
+FULL: Final = 1000
+"""A capacity factor of 1, in thousandths."""
 
 
 class BadQuery(Exception):
@@ -45,6 +51,10 @@ class Query(Struct, frozen=True):
         memory: bytes.
         only: nodes on which it does not fit are left out.
         name: part of the names of nodes.
+        state: only nodes that are in it.
+        sort: which nodes come first; among equal ones those where the pod fits best.
+        grid: give all nodes in short, too.
+        node: of all that are shown, this one alone in full.
         offset, limit: which of them.
     """
 
@@ -53,8 +63,36 @@ class Query(Struct, frozen=True):
     policy: str = DEFAULT
     only: bool = False
     name: str = ""
+    state: str = ""
+    sort: str = "name"
+    grid: bool = False
+    node: str = ""
     offset: int = 0
     limit: int = 200
+
+
+class Cell(Struct, frozen=True, omit_defaults=True):
+    """One node in short, its exclusive CPUs; ``state`` is empty where all is well."""
+
+    name: str
+    cpus: int = 0
+    free: int = 0
+    largest: int = 0
+    fragmentation: float = 0.0
+    state: str = ""
+    fits: bool | None = None
+
+
+STATES: Final = ("unknown", "not-ready", "drained", "lowered")
+"""What is not well about a node, the worst first: nothing is published, its agent does not place
+containers, NUMA nodes are drained, or their capacity factor is below 1."""
+SORTS: Final[Mapping[str, Callable[[Cell], float]]] = {
+    "name": lambda _: 0,
+    "free": lambda cell: -cell.free,
+    "fragmented": lambda cell: -cell.fragmentation,
+    "problems": lambda cell: STATES.index(cell.state) if cell.state else len(STATES),
+}
+"""By what nodes are sorted, the smallest first; equal ones by fit, then by name."""
 
 
 class Zone(Struct, frozen=True, rename="camel"):
@@ -73,6 +111,7 @@ class Machine(Struct, frozen=True, rename="camel"):
     """One node; ``fits`` is null where nothing was asked."""
 
     name: str
+    page: str
     problem: str
     agent_ready: bool
     drained: str
@@ -90,12 +129,10 @@ def query_of(given: Mapping[str, str]) -> Query:
     Raises:
         BadQuery: something in it is no such thing.
     """
-    known = {"cpus", "memory", "policy", "only", "name", "offset", "limit"}
+    known = sorted(Query.__struct_fields__)
     for key in given:
         if key not in known:
-            raise BadQuery(
-                f"{ascii(key)[:40]}: unknown, expected one of {', '.join(sorted(known))}"
-            )
+            raise BadQuery(f"{ascii(key)[:40]}: unknown, expected one of {', '.join(known)}")
 
     def number(key: str, default: int, most: int) -> int:
         text = given.get(key, "")
@@ -110,18 +147,31 @@ def query_of(given: Mapping[str, str]) -> Query:
     except BadQuantity as error:
         text = ascii(given["memory"])[:40]
         raise BadQuery(f"memory is {text}, expected {error}, such as 8Gi") from None
-    policy = given.get("policy") or DEFAULT
-    if policy not in POLICIES:
-        raise BadQuery(f"policy is {ascii(policy)[:40]}, expected one of {', '.join(POLICIES)}")
-    name = given.get("name", "")
-    if len(name) > 253:
-        raise BadQuery(f"name has {len(name)} characters, expected at most 253")
+
+    def one_of(key: str, default: str, expected: Sequence[str]) -> str:
+        text = given.get(key) or default
+        if text and text not in expected:
+            raise BadQuery(f"{key} is {ascii(text)[:40]}, expected one of {', '.join(expected)}")
+        return text
+
+    def name(key: str) -> str:
+        if len(text := given.get(key, "")) > 253:
+            raise BadQuery(f"{key} has {len(text)} characters, expected at most 253")
+        return text
+
+    def switch(key: str) -> bool:
+        return given.get(key, "") not in ("", "false", "0")
+
     return Query(
         cpus=number("cpus", 0, 4096),
         memory=memory,
-        policy=policy,
-        only=given.get("only", "") not in ("", "false", "0"),
-        name=name,
+        policy=one_of("policy", DEFAULT, POLICIES),
+        only=switch("only"),
+        name=name("name"),
+        state=one_of("state", "", STATES),
+        sort=one_of("sort", "name", tuple(SORTS)),
+        grid=switch("grid"),
+        node=name("node"),
         offset=number("offset", 0, 1_000_000),
         limit=max(1, number("limit", 200, MOST)),
     )
@@ -138,6 +188,8 @@ class Overview:
         self._nodes = Nodes()
         self._candidates = CandidateIndex(self._nodes, found.strategy)
         self._drained: dict[str, frozenset[int]] = {}
+        self._page = config.controller.page.node_url
+        self._addresses: dict[str, str] = {}
 
     # --- what is there ----------------------------------------------------------------------------
 
@@ -147,12 +199,15 @@ class Overview:
             drained = numa_nodes(annotations_of(document).get(f"{self._prefix}/{DRAINED}", ""))
         except BadCapacity:
             drained = frozenset()
-        if self._drained.get(name) != drained:
-            self._drained[name] = drained
+        addresses = (document.get("status") or {}).get("addresses") or ()
+        address = next((a.get("address", "") for a in addresses if a.get("type") == INTERNAL), "")
+        if (self._drained.get(name), self._addresses.get(name)) != (drained, address):
+            self._drained[name], self._addresses[name] = drained, address
             self.revision += 1
 
     def node_removed(self, name: str) -> None:
         """A Node does not exist any more."""
+        self._addresses.pop(name, None)
         if self._drained.pop(name, None) is not None:
             self.revision += 1
 
@@ -174,7 +229,8 @@ class Overview:
         """The answer to a query; gives way to others while it judges thousands of nodes."""
         revision = self.revision
         every = sorted(self._drained.keys() | self._nodes.names)
-        names = [name for name in every if query.name in name]
+        states = {name: self._state(name) for name in every}
+        names = [name for name in every if query.name in name and query.state in ("", states[name])]
         request = self._request(query)
         verdicts: dict[str, str] = {}  # reason by node; empty where it fits
         fits: dict[str, int] = {}
@@ -183,9 +239,18 @@ class Overview:
                 fits.update(self._judged(request, names[at : at + _CHUNK], verdicts))
                 await asyncio.sleep(0)
             names = [name for name in names if name in fits or not query.only]
-            # The best first, as the scheduler takes them; then by name.
-            names.sort(key=lambda name: (name not in fits, -fits.get(name, 0), name))
+        asked = request is not None
+        cells: dict[str, Cell] = {}
+        for at in range(0, len(names), _CHUNK):
+            for name in names[at : at + _CHUNK]:
+                cells[name] = self._cell(name, states[name], name in fits if asked else None)
+            await asyncio.sleep(0)
+        # Where it fits first; then as asked, the best for the pod, and the name.
+        by = SORTS[query.sort]
+        names.sort(key=lambda n: (asked and n not in fits, by(cells[n]), -fits.get(n, 0), n))
         chosen = names[query.offset : query.offset + query.limit]
+        if query.node:
+            chosen = [name for name in names if name == query.node]
         rooms = [t for name in every if isinstance(t := self._nodes.published(name), NodeRoom)]
         return {
             "revision": revision,
@@ -199,14 +264,48 @@ class Overview:
                     sum(max(one.exclusive.free) for one in rooms), sum(map(_at_best, rooms))
                 ),
                 "drainedNumaNodes": sum(map(len, self._drained.values())),
+                "states": {s: n for s, n in Counter(states.values()).items() if s},
             },
-            "asked": request is not None,
+            "asked": asked,
             "problem": request.wrong if request is not None else "",
             "matching": len(names),
             "fitting": len(fits),
             "offset": query.offset,
             "nodes": [self._machine(name, request, verdicts.get(name)) for name in chosen],
+            "grid": [cells[name] for name in names] if query.grid else [],
         }
+
+    def _state(self, name: str) -> str:
+        room = self._nodes.published(name)
+        if not isinstance(room, NodeRoom):
+            return "unknown"
+        if room.silent:
+            return "not-ready"
+        if self._drained.get(name):
+            return "drained"
+        return "lowered" if min(room.factor) < FULL else ""
+
+    def _cell(self, name: str, state: str, fits: bool | None) -> Cell:
+        room = self._nodes.published(name)
+        if not isinstance(room, NodeRoom):
+            return Cell(name=name, state=state, fits=fits)
+        free = room.exclusive.free
+        return Cell(
+            name=name,
+            cpus=sum(room.exclusive.capacity),
+            free=sum(free),
+            largest=max(free),
+            fragmentation=fragmentation(max(free), _at_best(room)),
+            state=state,
+            fits=fits,
+        )
+
+    def _page_of(self, name: str) -> str:
+        address = self._addresses.get(name, "")
+        if not self._page or ("{address}" in self._page and not address):
+            return ""
+        host = f"[{address}]" if ":" in address else address
+        return self._page.replace("{node}", quote(name, safe="")).replace("{address}", host)
 
     def _request(self, query: Query) -> PodRequest | None:
         """What a pod of one container would ask for; None where nothing is."""
@@ -246,13 +345,14 @@ class Overview:
                     free_exclusive_cpus=room.exclusive.free[place],
                     memory_bytes=memory.capacity[place] if memory else 0,
                     free_memory_bytes=memory.free[place] if memory else 0,
-                    capacity_factor=room.factor[place] / 1000,
+                    capacity_factor=room.factor[place] / FULL,
                     drained=i in drained,
                 )
                 for place, i in enumerate(room.ids)
             ]
         return Machine(
             name=name,
+            page=self._page_of(name),
             problem=problem,
             agent_ready=isinstance(room, NodeRoom) and not room.silent,
             drained=",".join(map(str, sorted(drained))),

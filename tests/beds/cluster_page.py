@@ -37,8 +37,8 @@ class _Unwatched:
 class ClusterPage:
     """The served page."""
 
-    def __init__(self, token_file: Path | None = None) -> None:
-        section = Section(enabled=True, token_file=str(token_file or ""))
+    def __init__(self, token_file: Path | None = None, node_url: str = "") -> None:
+        section = Section(enabled=True, token_file=str(token_file or ""), node_url=node_url)
         config = AgentConfig(controller=Controller(address="127.0.0.1:0", page=section))
         self._overview = Overview(config)
         self._watch = Watch(KubeAPI("", "test"), TOPOLOGIES, _Unwatched())
@@ -75,7 +75,8 @@ class ClusterPage:
                 name = one["metadata"]["name"]
                 text = (drained or {}).get(name, "")
                 drained_by = {f"{PREFIX}/drained": text} if text else {}
-                self._overview.node(name, {"metadata": {"annotations": drained_by}}, 0.0)
+                node = {"metadata": {"annotations": drained_by}, "status": one.get("status")}
+                self._overview.node(name, node, 0.0)
                 if "zones" in one:
                     self._overview.topology(name, one, 0.0)
             self._watch.synced.set()
@@ -101,8 +102,8 @@ class ClusterPage:
 
 
 @contextmanager
-def cluster_page(token_file: Path | None = None) -> Iterator[ClusterPage]:
-    made = ClusterPage(token_file)
+def cluster_page(token_file: Path | None = None, node_url: str = "") -> Iterator[ClusterPage]:
+    made = ClusterPage(token_file, node_url)
     try:
         yield made
     finally:

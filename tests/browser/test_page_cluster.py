@@ -10,7 +10,7 @@ import pytest
 from tests.beds.axe import axe_source, findings
 from tests.beds.browser import Page
 from tests.beds.cluster_page import ClusterPage, cluster_page
-from tests.checks.page_expressions import STICKING_OUT
+from tests.checks.page_expressions import STICKING_OUT, fill
 from tests.unit.scheduler.objects import PREFIX, topology
 
 pytestmark = pytest.mark.browser
@@ -92,15 +92,68 @@ def test_everybody_can_use_it(page: Page, bed: ClusterPage, width: int, *, dark:
     assert findings(page, axe_source()) == []
 
 
-def test_thousands_of_nodes_are_turned_over(page: Page, bed: ClusterPage) -> None:
-    bed.tell(*(topology(n % 9, 16, name=f"node-{n:04}") for n in range(1000)))
+def test_five_thousand_nodes_are_one_picture(page: Page, bed: ClusterPage) -> None:
+    """Sorted by what is free, fragmented or wrong; each square shows its node."""
+    bed.tell(
+        *(topology(16 - n % 9, 16, name=f"node-{n:04}", of=32) for n in range(4990)),
+        topology(16, name="silent", attributes={f"{PREFIX}/agent": "not-ready"}),
+        *({"metadata": {"name": f"new-{n}"}} for n in range(5)),
+        drained={"worker-1": "0"},
+    )
     visit(page, bed)
-    assert page.run("document.querySelectorAll('#machines > li').length") == 200
-    page.click("#on")
-    page.wait("document.getElementById('summary').textContent.startsWith('201 to 400')")
-    page.run("document.getElementById('name').value = 'node-0999'")
-    page.run("document.getElementById('name').dispatchEvent(new Event('input'))")
-    page.wait(f"{NAMES} === 'node-0999'")
+    squares = "[...document.querySelectorAll('#grid button')].map(s => s.dataset.node)"
+    assert page.run(f"{squares}.length") == 5000
+    assert page.run("document.querySelectorAll('#machines > li').length") == 24
+    page.click("#more")
+    page.wait("document.querySelectorAll('#machines > li').length === 48")
+    page.run(fill("sort", "problems", "change"))
+    page.wait(
+        f"{squares}.slice(0, 8).join() === 'new-0,new-1,new-2,new-3,new-4,worker-4,silent,worker-1'"
+    )
+    page.run(fill("sort", "fragmented", "change"))
+    page.wait(f"{squares}[0] === 'worker-3'")
+    page.run(fill("sort", "free", "change"))
+    page.wait(f"{squares}[0] === 'node-0000'")
+    # By hand: a square shows its node, also one that is far from the first.
+    page.run("document.querySelector('[data-node=\"node-4444\"]').scrollIntoView()")
+    page.click('[data-node="node-4444"]')
+    page.wait(f"{NAMES} === 'node-4444' && {squares}.length === 5000")
+    assert "node=node-4444" in page.run("location.hash")
+    at = page.run(f"{squares}.indexOf('node-4444')")
+    page.press("ArrowRight")
+    page.press("Enter")
+    page.wait(f"{NAMES} === {squares}[{at + 1}]")
+    page.click("#all")
+    page.wait("document.querySelectorAll('#machines > li').length === 24")
+    page.run(fill("name", "node-0999"))
+    page.wait(f"{NAMES} === 'node-0999' && document.getElementById('grid').hidden")
+
+
+def test_what_is_not_well_is_a_link_to_it(page: Page, bed: ClusterPage) -> None:
+    visit(page, bed)
+    verdict = "document.getElementById('verdict').textContent"
+    assert page.run(verdict) == ("Not all is well: 1 node unknown, 1 node drained")
+    page.click("#figures a")
+    page.wait(f"{NAMES} === 'worker-4'")
+    page.run(fill("state", "drained", "change"))
+    page.wait(f"{NAMES} === 'worker-1'")
+    for name in ("worker-1", "worker-3", "worker-4"):
+        bed.forget(name)
+    page.wait(f"{verdict} === 'All well'")
+
+
+def test_each_node_leads_to_its_page_and_numbers_say_what_they_are(page: Page) -> None:
+    with cluster_page(node_url="http://{address}:9891/#{node}") as bed:
+        status = {"addresses": [{"type": "InternalIP", "address": "fd00::7"}]}
+        bed.tell(topology(8, 12, name="worker/1"), {"metadata": {"name": "other"}})
+        bed.tell({"metadata": {"name": "worker/1"}, "status": status})
+        visit(page, bed)
+        page.wait("document.querySelectorAll('#machines h3 a').length === 1")
+        assert page.run("document.querySelector('#machines h3 a').href") == (
+            "http://[fd00::7]:9891/#worker%2F1"
+        )
+        free = "[...document.querySelectorAll('#machines .free')].map(f => f.textContent)"
+        assert page.run(free) == ["8 free", "32 GiB free", "12 free", "32 GiB free"]
 
 
 def test_who_has_no_token_sees_nothing(page: Page, tmp_path: Path) -> None:

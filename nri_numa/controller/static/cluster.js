@@ -1,44 +1,54 @@
-// The page of the cluster: every node as a small machine, asked for again every two seconds.
+// The page of the cluster: all nodes as a grid, the first ones as small machines, asked for again every
+// two seconds, and less often where there are thousands.
 // A document that did not change costs one answer without a body.
 
 import "./theme.js";
-import { el, harmless, plural, setText, size } from "./small.js";
+import { el, harmless, plural, setText, showVerdict, size } from "./small.js";
 
 const EVERY = 2000; // ms
-const PAGE = 200; // nodes; the controller gives at most 500
+const PAGE = 24, MOST = 480; // nodes in full; the controller gives at most 500
 const $ = (id) => document.getElementById(id);
 const cards = new Map(); // by name of the node: {key, card}
-const state = { token: "", tag: "", asked: "", offset: 0, found: null, timer: 0, at: "", wrong: "", busy: false };
+const state = { token: "", tag: "", asked: "", limit: PAGE, node: "", found: null, timer: 0, at: "", wrong: "", busy: false };
 
 try { state.token = sessionStorage.getItem("nri-numa-cluster-token") || ""; } catch { /* private mode */ }
 
 // === Asking ======================================================================================
 
-const FIELDS = ["cpus", "memory", "policy", "name"];
+const FIELDS = ["cpus", "memory", "policy", "name", "sort", "state"];
 
 /** What is asked, as a query string; the policy matters only together with an amount. */
 function question() {
   const query = new URLSearchParams();
   for (const id of FIELDS) if ($(id).value.trim()) query.set(id, $(id).value.trim());
   if (!query.has("cpus") && !query.has("memory")) query.delete("policy");
+  if (query.get("sort") === "name") query.delete("sort");
   if ($("only").checked) query.set("only", "true");
+  if (state.node) query.set("node", state.node);
+  return query;
+}
+
+/** The whole query; what is shown of the answer is no part of the question. */
+function wanted() {
+  const query = new URLSearchParams(state.asked);
+  query.set("limit", state.limit);
+  query.set("grid", "true");
   return query;
 }
 
 /** The question stands behind the # of the address: a link keeps it, and no server sees it. */
 function fromAddress() {
   const query = new URLSearchParams(location.hash.slice(1));
-  for (const id of FIELDS) if (query.has(id)) $(id).value = query.get(id);
+  for (const id of FIELDS) $(id).value = query.get(id) ?? { policy: "single-numa-node", sort: "name" }[id] ?? "";
   $("only").checked = query.get("only") === "true";
+  state.node = query.get("node") || "";
 }
 
 async function ask() {
   clearTimeout(state.timer);
   if (state.busy) return;
   state.busy = true;
-  const query = new URLSearchParams(state.asked);
-  query.set("offset", state.offset);
-  query.set("limit", PAGE);
+  const query = wanted();
   const headers = state.token ? { Authorization: `Bearer ${state.token}` } : {};
   if (state.tag) headers["If-None-Match"] = state.tag;
   const asked = `${query}`;
@@ -65,18 +75,18 @@ async function ask() {
     lost(error.message || "no answer");
   } finally {
     state.busy = false;
-    const now = new URLSearchParams(state.asked);
-    now.set("offset", state.offset);
-    now.set("limit", PAGE);
+    const now = wanted();
+    const every = EVERY + (state.found?.total.nodes ?? 0);
     // Without delay where somebody asked something else meanwhile; not before there is a token, nor again
     // what cannot be asked.
-    if ($("login").hidden && state.wrong !== `${now}`) state.timer = setTimeout(ask, `${now}` === asked ? EVERY : 0);
+    if ($("login").hidden && state.wrong !== `${now}`) state.timer = setTimeout(ask, `${now}` === asked ? every : 0);
   }
 }
 
-function askAnew(offset = 0) {
+function askAnew(node = "", limit = PAGE) {
+  state.node = node;
   state.asked = `${question()}`;
-  state.offset = offset;
+  state.limit = limit;
   state.tag = state.wrong = "";
   history.replaceState(null, "", location.pathname + (state.asked ? `#${state.asked}` : ""));
   ask();
@@ -133,24 +143,32 @@ function banner(text) {
 
 const percent = (part) => `${Math.round(100 * part)} %`;
 
+const STATES = { unknown: "unknown", "not-ready": "agent not ready", drained: "drained", lowered: "capacity lowered" };
+
+/** A link to the nodes in a state; without one, to nothing. */
+const showing = (found, text) => found ? el("a", { href: `#state=${found}` }, text) : text;
+
 function draw() {
-  const { total, nodes, asked, fitting, matching, offset, problem } = state.found;
+  const { total, nodes, asked, fitting, matching, problem } = state.found;
   $("login").hidden = true;
   $("main").hidden = false;
-  const figures = [["Nodes", total.nodes.toLocaleString("en"), total.unknownNodes ? `${total.unknownNodes} unknown` : ""],
+  const figures = [["Nodes", total.nodes.toLocaleString("en"), total.unknownNodes ? showing("unknown", `${total.unknownNodes} unknown`) : ""],
     ["Exclusive CPUs free", total.freeExclusiveCpus.toLocaleString("en"), `of ${total.exclusiveCpus.toLocaleString("en")}`],
     ["Largest on one NUMA node", total.largestExclusiveRequest, "CPUs"],
     ["Fragmented", percent(total.fragmentation), "of the largest requests is lost"],
-    ["Drained NUMA nodes", total.drainedNumaNodes, ""]];
+    ["Drained NUMA nodes", total.drainedNumaNodes, total.states.drained ? showing("drained", "show them") : ""]];
+  $("verdict").hidden = false;
+  showVerdict($("verdict"), Object.keys(STATES).filter((one) => total.states[one]).map((one) =>
+    [`${plural(total.states[one], "node")} ${STATES[one]}`, `#state=${one}`]));
   $("figures").replaceChildren(...figures.map(([title, value, more]) =>
     el("div", {}, el("dt", {}, title), el("dd", {}, el("b", {}, `${value}`), " ", el("span", { class: "quiet" }, more)))));
   $("answer").className = problem ? "problem" : "quiet";
   setText($("answer"), problem ? `No node would take it: ${problem}` : asked
     ? `It fits on ${fitting.toLocaleString("en")} of ${plural(total.nodes, "node")}, by what they publish; pods on their way are not counted.` : "");
-  const last = Math.min(offset + nodes.length, matching);
-  setText($("summary"), matching > nodes.length ? `${offset + 1} to ${last} of ${matching.toLocaleString("en")}` : plural(matching, "node"));
-  $("back").hidden = offset === 0;
-  $("on").hidden = last >= matching;
+  setText($("summary"), plural(matching, "node") + (matching > nodes.length ? `, below ${state.node ? "one of them" : `the first ${nodes.length}`}` : ""));
+  $("more").hidden = Boolean(state.node) || nodes.length >= Math.min(matching, MOST);
+  $("all").hidden = !state.node;
+  drawGrid();
   const there = new Set(nodes.map((n) => n.name));
   for (const name of cards.keys()) if (!there.has(name)) cards.delete(name);
   const shown = nodes.map((node) => {
@@ -163,12 +181,60 @@ function draw() {
   if (list.children.length !== shown.length || shown.some((card, i) => list.children[i] !== card)) list.replaceChildren(...shown);
 }
 
+/** One square for each node, in the order that was asked for; those that stay the same are left alone. */
+function drawGrid() {
+  const { grid, asked } = state.found;
+  const box = $("grid"), by = $("sort").value;
+  box.hidden = $("key").hidden = grid.length <= PAGE;
+  if (box.hidden) return box.replaceChildren();
+  box.className = `${grid.length > 600 ? "dense" : ""} ${by === "fragmented" ? "fragmented" : ""}`;
+  setText($("shade"), by === "fragmented" ? "fragmented" : "allocated");
+  $("fade").hidden = !asked;
+  const squares = grid.map((node, i) => {
+    const square = box.children[i] || el("button", { type: "button", tabindex: -1 });
+    const { cpus: all = 0, free = 0, largest = 0, fragmentation: lost = 0 } = node;
+    const key = JSON.stringify([node, by, state.node]);
+    if (square.dataset.key === key) return square;
+    Object.assign(square.dataset, { key, node: node.name });
+    square.className = `${node.state ?? ""} ${node.fits === false ? "no" : ""} ${node.name === state.node ? "chosen" : ""}`;
+    const part = by === "fragmented" ? lost : all ? 1 - free / all : 0;
+    square.style.setProperty("--part", `${Math.round(4 + 96 * part)}%`);
+    square.title = harmless([`${node.name}: ${node.state === "unknown" ? "unknown" : `${free} of ${all} exclusive CPUs free, largest ${largest}`}`,
+      lost && `${percent(lost)} fragmented`, node.state && node.state !== "unknown" && STATES[node.state],
+      node.fits === false ? "the pod does not fit" : node.fits && "the pod fits"].filter(Boolean).join(", "));
+    return square;
+  });
+  for (const square of [...box.children].slice(squares.length)) square.remove();
+  box.append(...squares.slice(box.children.length));
+  if (!box.querySelector('[tabindex="0"]')) squares[0].tabIndex = 0;
+}
+
+function moveTo(square) {
+  for (const other of $("grid").querySelectorAll('[tabindex="0"]')) other.tabIndex = -1;
+  square.tabIndex = 0;
+  square.focus();
+}
+
+$("grid").addEventListener("keydown", (event) => {
+  const squares = [...$("grid").children], at = squares.indexOf(event.target);
+  const row = squares.findIndex((one) => one.offsetTop > squares[0].offsetTop);
+  const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: row, ArrowUp: -row, Home: -at, End: squares.length - 1 - at }[event.key];
+  if (at < 0 || step === undefined) return;
+  event.preventDefault();
+  if (squares[at + step]) moveTo(squares[at + step]);
+});
+$("grid").addEventListener("click", ({ target }) => {
+  if (!target.dataset.node) return;
+  moveTo(target);
+  askAnew(target.dataset.node);
+});
+
 function machine(node) {
   const places = new Set(idsOf(node.numaNodes));
   const fit = node.fits === null ? null
     : el("span", { class: `fit${node.fits ? "" : " not"}` }, node.fits ? "fits" : "does not fit");
   return el("li", { class: `socket${node.fits === false ? " no" : ""}`, "data-node": node.name },
-    el("h3", {}, el("bdi", {}, node.name), fit),
+    el("h3", {}, node.page ? el("a", { href: node.page, title: `The page of ${node.name}` }, el("bdi", {}, node.name)) : el("bdi", {}, node.name), fit),
     node.zones.length > 0 && el("div", { class: "nodes" }, node.zones.map((zone) => numaNode(zone, places.has(zone.id)))),
     node.problem && el("p", { class: "why quiet" }, `${node.problem}.`),
     !node.problem && !node.agentReady && el("p", { class: "why problem" }, "Its agent does not place containers now."),
@@ -190,7 +256,7 @@ function bar(label, free, there, text, noun, shown = String) {
   const full = `${shown(free)} of ${shown(there)} ${noun} free`;
   const track = el("span", { class: "track" }, el("span", { class: "taken" }));
   track.firstChild.style.width = `${there > 0 ? 100 * (1 - free / there) : 100}%`;
-  return el("div", { class: "bar", role: "img", "aria-label": full, title: full }, el("span", {}, label), track, el("span", { class: "free" }, text));
+  return el("div", { class: "bar", role: "img", "aria-label": full, title: full }, el("span", {}, label), track, el("span", { class: "free" }, `${text} free`));
 }
 
 function idsOf(text) {
@@ -203,11 +269,11 @@ function idsOf(text) {
 // === Beginning ===================================================================================
 
 $("ask").addEventListener("submit", (event) => { event.preventDefault(); askAnew(); });
-for (const id of ["policy", "only"]) $(id).addEventListener("change", () => askAnew());
+for (const id of ["policy", "only", "sort", "state"]) $(id).addEventListener("change", () => askAnew());
 $("name").addEventListener("input", () => askAnew());
 $("clear").addEventListener("click", () => { $("ask").reset(); askAnew(); });
-$("back").addEventListener("click", () => askAnew(Math.max(0, state.offset - PAGE)));
-$("on").addEventListener("click", () => askAnew(state.offset + PAGE));
-addEventListener("hashchange", () => { fromAddress(); askAnew(); });
+$("more").addEventListener("click", () => askAnew("", Math.min(MOST, state.limit + PAGE)));
+$("all").addEventListener("click", () => askAnew());
+addEventListener("hashchange", () => { fromAddress(); askAnew(state.node); });
 fromAddress();
-askAnew();
+askAnew(state.node);

@@ -5,7 +5,7 @@
 import "./theme.js";
 import { announce } from "./announce.js";
 import { keep, picture as pictureOf } from "./picture.js";
-import { el, harmless, plural, setText, size } from "./small.js";
+import { el, harmless, plural, setText, showVerdict, size } from "./small.js";
 import { drawUse, nodeWords } from "./use.js";
 
 // === Small things ================================================================================
@@ -137,13 +137,20 @@ function numberOwners(containers) {
   const owners = containers.filter((c) => c.kind === "exclusive" || c.kind === "explicit");
   const alive = new Set(owners.map((c) => c.id));
   for (const id of numbers.keys()) if (!alive.has(id)) numbers.delete(id);
-  const taken = new Set(numbers.values());
-  let free = 0;
-  for (const { id } of owners) {
-    if (numbers.has(id)) continue;
-    while (taken.has(free)) free++;
-    taken.add(free);
-    numbers.set(id, free);
+  const used = new Set(numbers.values());
+  const near_ = new Map(); // by NUMA node: looks that its owners have
+  const looksAt = (c) => parseList(c.numaNodes).map((id) => near_.get(id) || near_.set(id, new Set()).get(id));
+  for (const c of owners) if (numbers.has(c.id)) for (const seen of looksAt(c)) seen.add(numbers.get(c.id) % LOOKS);
+  for (const c of owners) {
+    if (numbers.has(c.id)) continue;
+    // The lowest number whose look is another one than those of its NUMA nodes, as long as looks are left.
+    const there = looksAt(c);
+    const full = there.some((seen) => seen.size >= LOOKS);
+    let number = 0;
+    while (used.has(number) || (!full && there.some((seen) => seen.has(number % LOOKS)) && number < used.size + LOOKS)) number++;
+    used.add(number);
+    for (const seen of there) seen.add(number % LOOKS);
+    numbers.set(c.id, number);
   }
 }
 
@@ -155,6 +162,7 @@ function letters(number) {
 }
 
 // Seven colours that colour-blind eyes tell apart (Okabe and Ito's), three textures each.
+const LOOKS = 21;
 const look = (number) => `o${number % 7} f${Math.floor(number / 7) % 3}`;
 
 const STATES = {
@@ -463,6 +471,7 @@ function drawLinks() {
   }
   if (status?.observe) banners.push(["info", "Observing only: the agent decides and reports, and changes nothing."]);
   if (status?.checkpoint.problem) banners.push(["warn", `The agent cannot save its state: ${status.checkpoint.problem}`]);
+  drawVerdict(waiting, up);
   const key = JSON.stringify(banners);
   if (drawn.banners !== key) {
     drawn.banners = key;
@@ -474,6 +483,25 @@ function drawLinks() {
   const name = status?.nodeName || location.hostname;
   setText($("node"), status?.nodeName || "");
   document.title = harmless(`${link.lost ? "✕ " : status && !up ? "▲ " : ""}${name} – nri-numa`);
+}
+
+/** One line for the whole node: that all is well, or a link to each thing that is not. */
+function drawVerdict(waiting, up) {
+  const { status, assignments, refusals, topology } = known;
+  const box = $("verdict");
+  box.hidden = waiting || !assignments;
+  if (box.hidden) return;
+  const wide = assignments.containers.filter(isWide).length;
+  const found = link.lost ? [["the link to the agent is lost", "#banners"]] : [
+    !up && ["no link to the container runtime", "#banners"],
+    status.checkpoint.problem && ["the state cannot be saved", "#banners"],
+    status.differing && [`${plural(status.differing, "container")} not as meant`, "#containers", () => filterBy("is:differs")],
+    status.contested && [`${plural(status.contested, "cpuset")} also written by the kubelet`, "v1/kubelet"],
+    refusals.length && [plural(groups(refusals).length, "refusal"), "#refused"],
+    wide && [`${plural(wide, "container")} wider than ideal`, "#containers", () => filterBy("is:wider")],
+    topology.warnings.length && [plural(topology.warnings.length, "oddity of the machine", "oddities of the machine"), "#warnings"],
+  ].filter(Boolean);
+  showVerdict(box, found);
 }
 
 // === Drawing =====================================================================================
@@ -492,7 +520,7 @@ function draw(isNew) {
   drawFigures();
   drawCells();
   for (const use of known.assignments.numaNodes) drawBars(use);
-  drawWide();
+  drawPinned();
   showUse();
   drawContainers();
   drawRefusals();
@@ -558,8 +586,8 @@ function drawMachine() {
   const offline = [...cpus.values()].filter((info) => info.state === "offline" && info.numaNode === undefined);
   if (offline.length) {
     map.append(el("section", { class: "socket whole" }, el("h3", {}, "Offline", el("span", { class: "quiet" },
-      "the kernel does not say where these are")), el("div", { class: "cores" }, offline.map((info) =>
-      el("span", { class: "core" }, drawCell(info))))));
+      "the kernel does not say where these are")), counted(offline.length, el("div", { class: "cache" }, el("div", { class: "cores" }, offline.map((info) =>
+      el("span", { class: "core" }, drawCell(info))))))));
   }
   order = [...map.querySelectorAll("[data-cpu]")];
   balance();
@@ -582,18 +610,18 @@ function setDensity() {
   balance();
 }
 
-/** As many NUMA nodes in a row as fit, but the rows of a socket equally long: 4 + 4, not 6 + 2. */
+/** As many sockets, and NUMA nodes of a socket, in a row as fit, but all rows equally long: 4 + 4, not 6 + 2. */
 function balance() {
   const rem = parseFloat(getComputedStyle(document.documentElement).fontSize);
   const least = parseFloat(getComputedStyle($("map")).getPropertyValue("--node")) * rem;
-  for (const box of $("map").querySelectorAll(".nodes")) {
-    const count = box.childElementCount;
+  const share = (box, count, width_) => {
     const gap = parseFloat(getComputedStyle(box).columnGap);
-    const fit = Math.max(1, Math.floor((box.clientWidth + gap) / (least + gap)));
-    const columns = Math.ceil(count / Math.ceil(count / fit));
-    const wanted_ = `repeat(${columns}, minmax(0, ${count === 1 ? "40rem" : "1fr"}))`;
+    const fit = Math.max(1, Math.floor((box.clientWidth + gap) / (width_ + gap)));
+    const wanted_ = count ? `repeat(${Math.ceil(count / Math.ceil(count / fit))}, minmax(0, 1fr))` : "";
     if (box.style.gridTemplateColumns !== wanted_) box.style.gridTemplateColumns = wanted_;
-  }
+  };
+  share($("map"), $("map").matches(".many, .flat") ? 0 : $("map").querySelectorAll(".socket:not(.whole)").length, 26 * rem);
+  for (const box of $("map").querySelectorAll(".nodes")) share(box, box.childElementCount, least);
 }
 let width = 0;
 new ResizeObserver(([{ contentRect }]) => {
@@ -628,17 +656,18 @@ function drawNode(node) {
   const bars = el("div", { class: "bars" });
   const badge = el("span", { class: "badge" });
   const wide = el("button", { type: "button", class: "wide", hidden: true, onclick: () => filterBy(`numa:${node.id} is:wider`) });
+  const sharing = el("button", { type: "button", class: "plain sharing", hidden: true, onclick: () => filterBy(`numa:${node.id}`, "shared") });
   const use = el("div", { class: "use", hidden: true });
-  nodes.set(node.id, { bars, badge, wide, use, key: "" });
+  nodes.set(node.id, { bars, badge, wide, sharing, use, key: "" });
   const infos = parseList(node.cpus).map((cpu) => cpus.get(cpu)).filter(Boolean);
   return el("article", { class: "node", "data-numa": node.id, "aria-label": `NUMA node ${node.id}` },
     el("h4", {}, el("button", { type: "button",  "aria-label": `NUMA node ${node.id}: details`, class: "plain", onclick: () => choose({ numaNode: node.id }, true) },
       `NUMA ${node.id}`), wide, badge),
-    bars, use, infos.length ? drawCores(infos) : null);
+    bars, use, infos.length ? drawCores(infos) : null, sharing);
 }
 
 /** Threads core by core, cores by the L3 they share. */
-function drawCores(infos) {
+function drawCores(infos, draw_ = drawCell) {
   const groups = new Map();
   for (const info of infos) {
     if (!groups.has(info.l3)) groups.set(info.l3, new Map());
@@ -647,10 +676,16 @@ function drawCores(infos) {
     cores.get(info.core).push(info);
   }
   const sorted = [...groups].sort((a, b) => (a[0] ?? -1) - (b[0] ?? -1));
-  return el("div", { class: "caches" }, sorted.map(([l3, cores]) => el("div", { class: "cache" },
+  return el("div", { class: "caches" }, sorted.map(([l3, cores]) => counted(cores.size, el("div", { class: "cache" },
     sorted.length > 1 && el("span", { class: "l3", title: `CPUs that share a level 3 cache: group ${l3 ?? "unknown"}` }, `L3 ${l3 ?? "?"}`),
     el("div", { class: "cores" }, [...cores].sort((a, b) => a[0] - b[0]).map(([, threads]) =>
-      el("span", { class: `core ${threads[0].type}` }, threads.map(drawCell)))))));
+      el("span", { class: `core ${threads[0].type}` }, threads.map(draw_))))))));
+}
+
+/** Say to the style sheet how many cores a group has: they share its width. */
+function counted(cores, group) {
+  group.style.setProperty("--n", cores);
+  return group;
 }
 
 function drawCell(info) {
@@ -660,23 +695,35 @@ function drawCell(info) {
   return cell;
 }
 
+/** What a thread wears, [classes, letter]. */
+function dressOf(info) {
+  const number = info.owners.length ? numbers.get(info.owners[0].id) : undefined;
+  const owned = info.state === "exclusive" || info.state === "listed" || info.state === "idle";
+  const odd = info.strangers || info.missing;
+  const letter = { offline: "✕", reserved: "R", kubelet: "K", idle: number === undefined ? "·" : letters(number).toLowerCase() }[info.state] ??
+    (number !== undefined ? letters(number) : info.state === "exclusive" ? "?" : "");
+  return [`${info.state}${owned && number !== undefined ? ` ${look(number)}` : ""}${odd ? " wrong" : ""}${info.owners.some(isWide) ? " wide" : ""}`,
+    letter + (odd ? "!" : "")];
+}
+
+/** The threads of one NUMA node once more, large, for the details: their names stand in the list below. */
+const zoomed = (node) => el("div", { class: "zoom large", "aria-hidden": "true" }, drawCores(parseList(node.cpus).map((cpu) => cpus.get(cpu)).filter(Boolean), (info) => {
+  const [dress, letter] = dressOf(info);
+  return el("span", { class: `cpu ${dress}`, title: words(info) }, el("span", { class: "id" }, `${info.cpu}`), el("span", { class: "letter" }, letter));
+}));
+
 /** Dress every thread that changed. */
 function drawCells() {
   for (const [cpu, cell] of cells) {
     const info = cpus.get(cpu);
     if (!info) continue;
-    const number = info.owners.length ? numbers.get(info.owners[0].id) : undefined;
-    const owned = info.state === "exclusive" || info.state === "listed" || info.state === "idle";
-    const odd = info.strangers || info.missing;
-    const dress = `${info.state}${owned && number !== undefined ? ` ${look(number)}` : ""}${odd ? " wrong" : ""}${info.owners.some(isWide) ? " wide" : ""}`;
+    const [dress, letter] = dressOf(info);
     const label = harmless(`CPU ${cpu}: ${words(info)}`);
     if (cell.dataset.dress !== dress) {
       for (const old of (cell.dataset.dress || "").split(" ")) if (old) cell.classList.remove(old);
       cell.classList.add(...dress.split(" "));
       cell.dataset.dress = dress;
     }
-    const letter = ({ offline: "✕", reserved: "R", kubelet: "K", idle: number === undefined ? "·" : letters(number).toLowerCase() }[info.state] ??
-      (number !== undefined ? letters(number) : info.state === "exclusive" ? "?" : "")) + (odd ? "!" : "");
     if (cell.lastChild.textContent !== letter) cell.lastChild.textContent = letter;
     if (cell.dataset.label !== label) {
       cell.dataset.label = label;
@@ -746,14 +793,20 @@ async function askUse() {
 }
 setInterval(askUse, 5000);
 
-/** How many containers of each NUMA node are wider than ideal. */
-function drawWide() {
-  const counts = new Map();
+/** At each NUMA node: how many containers are wider than ideal, and which share its CPUs. */
+function drawPinned() {
+  const counts = new Map(), sharers = new Map();
   for (const c of known.assignments.containers) {
-    if (isWide(c)) for (const id of parseList(c.numaNodes)) counts.set(id, (counts.get(id) || 0) + 1);
+    for (const id of parseList(c.numaNodes)) {
+      if (isWide(c)) counts.set(id, (counts.get(id) || 0) + 1);
+      if (c.kind === "shared") sharers.set(id, [...sharers.get(id) || [], c]);
+    }
   }
-  for (const [id, { wide }] of nodes) {
-    const n = counts.get(id) || 0;
+  for (const [id, { wide, sharing }] of nodes) {
+    const n = counts.get(id) || 0, some_ = sharers.get(id) || [];
+    sharing.hidden = !some_.length;
+    sharing.title = `Pinned to this NUMA node, sharing its CPUs: ${some(some_)}`;
+    setText(sharing, `${some_.length.toLocaleString("en")} sharing: ${some_.slice(0, 3).map((c) => c.pod).join(", ")}${some_.length > 3 ? ", …" : ""}`);
     wide.hidden = !n;
     setText(wide, n ? `${n.toLocaleString("en")} wider` : "");
     wide.title = `${plural(n, "container")} on this and other NUMA nodes, wider than ideal`;
@@ -857,6 +910,7 @@ function drawContainers() {
   const found = wanted();
   view.rows = Math.max(view.rows, STEP);
   drawHead();
+  const same = folded(found);
   drawKinds(all);
   const body = $("list").tBodies[0];
   const focused = body.contains(document.activeElement) ? document.activeElement.closest("tr").dataset.id : "";
@@ -864,6 +918,10 @@ function drawContainers() {
   const old = new Map([...body.rows].map((row) => [row.dataset.id, row]));
   const rows = found.slice(0, view.rows).map((c) => drawRow(c, old.get(c.id)));
   arrange(body, rows);
+  for (const row of [$("list").tHead.rows[0], ...rows]) {
+    for (const cell of row.cells) cell.hidden = same.has(cell.dataset.name || cell.dataset.label);
+  }
+  setText($("same"), same.size ? `All of these: ${[...same].map(([name, value]) => `${name[0].toLowerCase()}${name.slice(1)} ${value || "none"}`).join(" · ")}` : "");
   const current = (focused && rows.find((row) => row.dataset.id === focused)) || rows[0];
   for (const stop of body.querySelectorAll('[tabindex="0"]')) stop.tabIndex = -1;
   const button = current?.querySelector("button");
@@ -874,6 +932,17 @@ function drawContainers() {
     : found.length ? "" : all.length ? "No container matches." : "No container runs on this node.";
   setText($("more"), shown);
   setText($("containers-title"), `Containers (${found.length === all.length ? "" : `${found.length.toLocaleString("en")} of `}${all.length.toLocaleString("en")})`);
+}
+
+/** Columns in which every container says the same, with what it says: one line says it for all. */
+function folded(found) {
+  const same = new Map();
+  if (found.length < 2 || found.some((c) => c.actual)) return same;
+  for (const { name, text } of COLUMNS) {
+    const value = text(found[0]);
+    if (!["Pod", "Age"].includes(name) && found.every((c) => text(c) === value && !(name === "Kind" && isWide(c)))) same.set(name, value);
+  }
+  return same;
 }
 
 /** Give an element these children; those that stay where they are cost nothing. */
@@ -976,11 +1045,7 @@ function drawRefusals() {
   setText($("refused-title"), known.status.observe ? "Would have been refused lately" : "Refused lately");
   document.body.classList.toggle("refusing", known.refusals.length > 0);
   const list = groups(known.refusals).slice(0, 100);
-  if (!list.length) {
-    $("refusals").replaceChildren(el("li", { class: "quiet" }, "None: every container that asked for a place got one."));
-    drawn.refusals = "";
-    return;
-  }
+  $("refused").hidden = !list.length;
   const key = JSON.stringify([list, Math.floor(Date.now() / 15000)]);
   if (drawn.refusals === key || $("refusals").contains(document.activeElement)) return;
   drawn.refusals = key;
@@ -1017,6 +1082,10 @@ function choose(what, open = false) {
   detail.used.clear();
   detail.key = "";
   keepInSight(document.activeElement, () => document.body.classList.toggle("open", Boolean(what) && open));
+  // The details lie over the drawing, on the side where what was chosen is not.
+  const c = what?.id && find(what.id);
+  const spot = what && (cells.get(c ? first(cpusOf(c)) : what.cpu) || nodes.get(what.numaNode)?.bars);
+  document.body.classList.toggle("left", Boolean(spot) && spot.getBoundingClientRect().right > innerWidth / 2);
   const hash = !what ? "" : what.cpu !== undefined ? `#cpu-${what.cpu}` : what.numaNode !== undefined ? `#numa-${what.numaNode}`
     : what.id ? `#container-${what.id}` : addressOf(what);
   history.replaceState(null, "", hash || location.pathname + location.search);
@@ -1031,15 +1100,16 @@ function choose(what, open = false) {
 
 /** Do what moves the rest of the page, and bring back to its place what was clicked or tapped. */
 function keepInSight(element, change) {
-  const here = element && element !== document.body && !$("details").contains(element) ? element : null;
+  const near_ = element && element !== document.body && !$("details").contains(element) ? element : null;
+  const here = near_?.closest("tr") ?? near_;
   const before = here?.getBoundingClientRect().top;
   change();
   balance();
   if (!here) return;
   const now = here.getBoundingClientRect();
-  // Beside the drawing the details push things about; as a sheet they cover the lower part.
+  // Beside the table the details make it narrower; as a sheet they cover the lower part of the window.
   const sheet = document.body.classList.contains("open") && getComputedStyle($("details")).position === "fixed";
-  const room = sheet ? $("details").getBoundingClientRect().top : Infinity;
+  const room = sheet ? 0.38 * innerHeight : Infinity; // what the sheet leaves when it is full
   scrollBy(0, before + now.height > room ? now.top - Math.max(8, (room - now.height) / 2) : now.top - before);
 }
 
@@ -1060,8 +1130,9 @@ function chooseFromAddress() {
 }
 
 /** Outline the CPUs of what is chosen, and say how far the other NUMA nodes are. */
-function mark(hovered = null) {
+function mark(hovered = null, fade = true) {
   const { chosen } = view;
+  for (const row of $("list").tBodies[0].rows) row.classList.toggle("hot", row.dataset.id === hovered?.id);
   const c = hovered || (chosen?.id && find(chosen.id));
   const marked = new Set(c ? [cpusOf(c), c.idle, c.actual?.meantCPUs && c.actual.cpus].flatMap((list) => parseList(list || "")) : chosen?.cpu !== undefined ? [chosen.cpu] : []);
   for (const [cpu, cell] of cells) {
@@ -1069,7 +1140,7 @@ function mark(hovered = null) {
     if (cell.classList.contains("marked") !== on) cell.classList.toggle("marked", on);
   }
   // Fading the others helps to find a few; for all of a pool it would only be noise.
-  $("map").classList.toggle("fade", marked.size > 1 && marked.size < cells.size / 2);
+  $("map").classList.toggle("fade", fade && marked.size > 1 && marked.size < cells.size / 2);
   const from = chosen?.numaNode !== undefined && known.topology.numaNodes.find((n) => n.id === chosen.numaNode);
   const mems = new Set(c && c.mems ? parseList(c.mems) : []);
   known.topology.numaNodes.forEach((node, i) => {
@@ -1097,9 +1168,9 @@ function linkTo(c) {
 }
 
 /** Show containers that a filter lets through. */
-function filterBy(filter) {
+function filterBy(filter, kind = "") {
   $("filter").value = filter;
-  view.kind = "";
+  view.kind = kind;
   startOver();
   $("containers").scrollIntoView();
   $("filter").focus({ preventScroll: true });
@@ -1165,9 +1236,10 @@ function aboutNode(id) {
       ["Really used", used],
       ["Capacity factor", String(use.capacityFactor)],
       ["Distances", el("span", {}, near(node).map((text) => el("span", { class: "line" }, text)))]]),
+    node.cpus && zoomed(node),
     el("h3", {}, `Containers pinned to it (${here.length.toLocaleString("en")})`),
     here.length ? linksTo(here, `numa:${id}`) : el("p", { class: "quiet" }, "None."),
-  ], [node, use, here.map((c) => c.id), used]];
+  ], [node, use, here.map((c) => [c.id, c.cpus]), used]];
 }
 
 function aboutContainer(what) {
@@ -1323,9 +1395,11 @@ function tip(cell) {
 for (const [on, off] of [["pointerover", "pointerout"], ["focusin", "focusout"]]) {
   $("map").addEventListener(on, (event) => {
     const cell = event.target.closest("[data-cpu]");
-    if (cell && event.pointerType !== "touch" && (on === "pointerover" || cell.matches(":focus-visible"))) tip(cell);
+    if (!cell || event.pointerType === "touch" || (on === "focusin" && !cell.matches(":focus-visible"))) return;
+    tip(cell);
+    mark(cpus.get(Number(cell.dataset.cpu)).owners[0], false);
   });
-  $("map").addEventListener(off, () => tip(null));
+  $("map").addEventListener(off, () => { tip(null); if (known.topology) mark(); });
 }
 addEventListener("scroll", () => { $("tip").hidden = true; }, { passive: true });
 
@@ -1333,7 +1407,9 @@ const body = $("list").tBodies[0];
 body.addEventListener("click", (event) => {
   const row = event.target.closest("tr");
   // A click that ends a selection of text is for copying.
-  if (row && !String(getSelection())) choose({ id: row.dataset.id }, true);
+  if (!row || String(getSelection())) return;
+  row.querySelector("button").focus({ preventScroll: true });
+  choose({ id: row.dataset.id }, true);
 });
 body.addEventListener("keydown", (event) => {
   const row = event.target.closest("tr");
@@ -1348,11 +1424,13 @@ body.addEventListener("keydown", (event) => {
   button.tabIndex = 0;
   button.focus();
 });
-body.addEventListener("pointerover", (event) => {
-  const row = event.target.closest("tr");
-  if (row) mark(find(row.dataset.id));
-});
-$("list").addEventListener("pointerleave", () => { if (known.topology) mark(); });
+for (const [on, off] of [["pointerover", "pointerleave"], ["focusin", "focusout"]]) {
+  body.addEventListener(on, (event) => {
+    const row = event.target.closest("tr");
+    if (row) mark(find(row.dataset.id));
+  });
+  $("list").addEventListener(off, () => { if (known.topology) mark(); });
+}
 
 /** More rows, once the end of those that are drawn is near. */
 function more() {
@@ -1403,6 +1481,9 @@ document.addEventListener("visibilitychange", () => {
   else if (known.status) refresh();
 });
 addEventListener("online", () => wake());
+// A page that the browser keeps for "back" would keep its stream, and six of them are all that a browser opens.
+addEventListener("pagehide", () => stream?.abort());
+addEventListener("pageshow", (event) => { if (event.persisted) wake(); });
 // What the kernel has free changes without an event, and ages grow.
 setInterval(() => { if (!document.hidden && !link.lost && known.status && $("login").hidden) refresh(); }, 15000);
 run();

@@ -16,7 +16,7 @@ export function size(bytes) {
   return `${Number(value.toFixed(1))} PiB`;
 }
 
-export const plural = (n, noun) => `${n.toLocaleString("en")} ${noun}${n === 1 ? "" : "s"}`;
+export const plural = (n, noun, nouns = `${noun}s`) => `${n.toLocaleString("en")} ${n === 1 ? noun : nouns}`;
 
 /** Make an element: el("p", {class: "quiet"}, "text", otherElement). */
 export function el(tag, attributes = {}, ...children) {
@@ -33,6 +33,19 @@ export function el(tag, attributes = {}, ...children) {
     made.append(child instanceof Node ? child : document.createTextNode(harmless(child)));
   }
   return made;
+}
+
+/** One line for everything: that all is well, or a link to each thing that is not: [[text, href, action], …]. */
+export function showVerdict(box, found) {
+  const key = JSON.stringify(found);
+  if (box.dataset.key === key) return;
+  box.dataset.key = key;
+  box.className = found.length ? "some" : "all";
+  box.replaceChildren(...found.length ? ["Not all is well: ", ...found.flatMap(([text, href, action], i) => [i ? ", " : "", el("a", { href, onclick: (event) => {
+    if (!action) return;
+    event.preventDefault();
+    action();
+  } }, text)])] : ["All well"]);
 }
 
 /** Set a text only when it changed, so that screen readers and selections are left alone. */

@@ -69,6 +69,7 @@ def test_what_nodes_publish_is_shown(bed: ClusterPage) -> None:
         "largestExclusiveRequest": 16,
         "fragmentation": 0.143,
         "drainedNumaNodes": 1,
+        "states": {"unknown": 1, "not-ready": 1, "drained": 1},
     }
     a, b, c = found["nodes"]
     assert (a["agentReady"], b["agentReady"]) == (False, True)
@@ -123,6 +124,10 @@ def test_thousands_are_given_in_parts(bed: ClusterPage) -> None:
     assert (len(found["nodes"]), found["offset"]) == (100, 1100)
     assert names(document(bed, "name=0999")) == ["n0999"]
     assert document(bed, "offset=5000")["nodes"] == []
+    found = document(bed, "grid=true&sort=free&node=n0007&limit=1")
+    assert names(found) == ["n0007"]
+    assert [len(found["grid"]), found["grid"][0]["name"]] == [1200, "n0016"]
+    assert document(bed)["grid"] == []
     assert len(ask(bed, "/v1/cluster?limit=500")[2]) < 1 << 20
 
 
@@ -150,6 +155,9 @@ def test_what_did_not_change_is_not_sent_again(bed: ClusterPage) -> None:
         ("memory=much", "memory is 'much'"),
         ("memory=-1", "memory is '-1'"),
         ("policy=any", "expected one of none"),
+        ("sort=size", "sort is 'size', expected one of name, free, fragmented, problems"),
+        ("state=ill", "state is 'ill', expected one of unknown, not-ready, drained, lowered"),
+        (f"node={'x' * 300}", "node has 300 characters, expected at most 253"),
         (f"name={'x' * 300}", "at most 253"),
         ("everything=1", "unknown, expected one of cpus"),
     ],
@@ -216,3 +224,21 @@ def test_a_page_that_others_reach_has_a_token() -> None:
 
 def told(controller: Controller) -> list[str]:
     return [p for p in problems(AgentConfig(controller=controller)) if "controller" in p]
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("ftp://{node}/", "controller.page.nodeURL: 'ftp://{node}/', expected http:// or https://"),
+        ("https://pages/", "'https://pages/' names no node, expected {node} or {address} in it"),
+    ],
+)
+def test_a_link_that_leads_to_no_node_is_a_mistake(url: str, said: str) -> None:
+    assert any(said in p for p in told(Controller(page=Section(node_url=url)))), said
+
+
+def test_nodes_are_chosen_by_what_is_not_well(bed: ClusterPage) -> None:
+    zone = {f"{PREFIX}/capacity-factor": "0.5"}
+    bed.tell(topology(8, 4, name="b", zone=zone), topology(8, name="a"))
+    assert names(document(bed, "state=lowered")) == ["b"]
+    assert names(document(bed, "sort=problems")) == ["b", "a"]

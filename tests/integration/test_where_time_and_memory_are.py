@@ -63,7 +63,7 @@ def test_memory_elsewhere_and_a_reason_where_nothing_is_known(directory: Path) -
         assert node.metric("nri_numa_container_local_memory_ratio", **names) == 0.25
         assert node.metric("nri_numa_local_memory_containers", state="unknown") == 1
         assert "LOCAL MEMORY" in said(node, "status", "-o", "wide")
-        told = said(node, "explain", "default/away", "--no-kubelet")
+        told = said(node, "explain", "-v", "default/away", "--no-kubelet")
         assert "Memory: 25 % is on its own NUMA nodes (0)" in told
 
 

@@ -200,7 +200,7 @@ def explained(node: Node, name: str) -> str:
     """What ``nri-numa explain`` says on the node, as one line."""
     command = [
         *node.control.namespaces.enter(network=False),
-        *(sys.executable, "-m", "nri_numa", "explain", f"default/{name}"),
+        *(sys.executable, "-m", "nri_numa", "explain", "-v", f"default/{name}"),
         f"--api={node.plugin.address}",
     ]
     done = subprocess.run(

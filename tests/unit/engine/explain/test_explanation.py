@@ -112,6 +112,21 @@ def test_an_ordinary_placement_reads_as_plain_sentences() -> None:
     )
 
 
+def test_in_brief_it_is_what_happened_what_was_asked_for_and_why() -> None:
+    assert explain_text.text(Node().explain(SINGLE, resources(4, 8)), brief=True) == (
+        "default/web, container app\n"
+        "  It runs on exclusive CPUs 0-3, with memory of NUMA node 0.\n"
+        "  It asked for 4 exclusive CPUs and 8 GiB on one NUMA node (annotation\n"
+        "  numa.kubernetes.io/policy: single-numa-node).\n"
+        "  NUMA node 0 won: it suits every resource."
+    )
+    refused = explain_text.text(Node().explain(SINGLE, resources(9, 8)), brief=True)
+    assert refused.startswith(
+        "default/web, container app\n  Refused (TopologyAffinityError): cpu: 9"
+    )
+    assert "The rule:" not in refused
+
+
 def test_every_value_names_the_annotation_rule_or_default_it_came_from() -> None:
     node = Node(defaults={"smt": "any", "load": "high", "on-failure": "unpinned"})
     document = node.explain(

@@ -309,13 +309,15 @@ class Daemon:
         await self.link.run()
 
     def _contested(self) -> str:
-        """Who else works on the runtime, as a sentence; empty while it is ours."""
-        try:
-            self._lock.hold()
-        except RuntimeBusy as error:
-            problem = str(error)
+        """Who else works on the runtime, as a sentence; empty while it is ours or only observed."""
+        problem = ""
+        if self.agent.observe:
+            self._lock.close()
         else:
-            problem = ""
+            try:
+                self._lock.hold()
+            except RuntimeBusy as error:
+                problem = str(error)
         if problem and problem != self._contest:
             log.error("another agent works on this runtime", problem=problem)
         self._contest = problem

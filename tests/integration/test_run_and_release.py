@@ -65,6 +65,15 @@ def test_a_second_agent_does_not_register_until_the_first_ends(tmp_path: Path) -
         assert "another agent (process " in reason
         assert "works on the runtime of this socket" in reason
         assert len(node.runtime._plugins._plugins) == 1
+        observer = PluginProcess(
+            tmp_path / "observer",
+            node.socket,
+            config={**node.config, "observe": True},
+            sysfs_root=node.sysfs_root,
+            arguments=["--plugin-name=observer", "--plugin-index=05"],
+        )
+        node.others.append(observer)
+        observer.start()  # it changes nothing, and may be there
         node.plugin.kill()
         second.wait_ready()
         assert node.owner("next", 2).cpus not in ("", "0-1")

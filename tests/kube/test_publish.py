@@ -355,6 +355,8 @@ def test_a_stolen_token_is_worth_nothing_on_another_node(
 
 def test_a_token_that_names_no_node_writes_nothing(bed: KubeBed, installed: Client) -> None:
     thief = Thief(bed, token(installed))
+    # The API server begins to apply a policy a moment after it was made.
+    poll(lambda: thief.patches(f"{BED}?dryRun=All", **OURS), "the policies are in force")
     assert "only write to the Node that its token names" in thief.patches(BED, **OURS)
     said = thief.does("POST", EVENTS, _note("bed"))
     assert "Events that the Node of its token reports" in said

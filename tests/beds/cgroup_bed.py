@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from nri_numa.agent.loop import Clock
+from nri_numa.agent.reconcile import Reconciler
 from nri_numa.machine.cgroups import (
     CgroupPlace,
     CgroupReader,
@@ -136,6 +137,23 @@ class CgroupBed:
         """The runtime writes what its books say into the cgroup."""
         if container_id in self.world.live:
             self.tree.write(f"/pods/{container_id}", *self.world.has(container_id))
+
+
+@dataclass
+class ReconcilerBed(CgroupBed):
+    """With what compares cgroups with the node state."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.writer = Writer(self.tree)
+        self.reconciler = Reconciler(
+            self.world.agent,
+            self.world.metrics,
+            self,
+            writer=self.writer,
+            scopes=self.scopes,
+            clock=self.timing,
+        )
 
 
 @contextlib.contextmanager

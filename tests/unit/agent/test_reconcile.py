@@ -21,7 +21,7 @@ from nri_numa.machine.synthetic import synthetic
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.workload import Container, ContainerUpdate, PodSandbox, QoSClass
 from nri_numa.observe import logs
-from tests.beds.cgroup_bed import CgroupBed, Result, Writer, real, tree
+from tests.beds.cgroup_bed import ReconcilerBed, Result, real, tree
 from tests.beds.cgroup_tree import CgroupTree
 from tests.beds.systemd_bus import SystemdBus, systemd
 from tests.beds.world import World, container, pod, resources
@@ -30,22 +30,10 @@ __all__ = ["real", "systemd", "tree"]  # fixtures
 
 
 @dataclass
-class Bed(CgroupBed):
+class Bed(ReconcilerBed):
     """Looked at now and then; what replies brought about is not looked at."""
 
     awaited: set[str] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.writer = Writer(self.tree)
-        self.reconciler = Reconciler(
-            self.world.agent,
-            self.world.metrics,
-            self,
-            writer=self.writer,
-            scopes=self.scopes,
-            clock=self.timing,
-        )
 
     def run(self, of: PodSandbox, made: Container | None = None) -> None:
         made = made or container(of)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.agent.reconcile import STILL, Reconciler
+from nri_numa.agent.reconcile import STILL
 from nri_numa.machine.cgroups import CgroupPlace
 from nri_numa.model.workload import Container, PodSandbox
-from tests.beds.cgroup_bed import CgroupBed, Writer, blocked, tree
+from tests.beds.cgroup_bed import ReconcilerBed, blocked, tree
 from tests.beds.cgroup_tree import CgroupTree
 from tests.beds.systemd_bus import SystemdBus, systemd
 from tests.beds.world import container, pod, resources
@@ -22,20 +22,8 @@ OWN = {"cpus": "exclusive"}
 
 
 @dataclass
-class Bed(CgroupBed):
+class Bed(ReconcilerBed):
     """Looked at right after a reply."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.writer = Writer(self.tree)
-        self.reconciler = Reconciler(
-            self.world.agent,
-            self.world.metrics,
-            self,
-            writer=self.writer,
-            scopes=self.scopes,
-            clock=self.timing,
-        )
 
     def run(self, of: PodSandbox, made: Container | None = None) -> None:
         """Create a container and start it; the runtime applies nothing to others."""

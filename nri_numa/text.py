@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from datetime import UTC, datetime
 from fractions import Fraction
 from typing import Final
 
@@ -24,6 +25,11 @@ def harmless(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def utc_text(seconds: float) -> str:
+    """A Unix time for people, such as ``2026-11-25 17:04:05 UTC``."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 # --- quantities -------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -25,6 +24,7 @@ from nri_numa.nri.wire.versions import PushPath, parse_version, push_path
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import Metrics
 from nri_numa.runtime import LinkState, PushResult, RuntimeInfo, RuntimeLink
+from nri_numa.text import utc_text
 
 if TYPE_CHECKING:
     from nri_numa.devices.counts import Counted, DeviceCounts
@@ -149,9 +149,9 @@ class RuntimeConnection:
 
 
 def _down(since: float, detail: str) -> str:
-    at = datetime.fromtimestamp(since, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    why = f" ({detail})" if detail else ""
     return (
-        f"there is no link to the runtime since {at}{f' ({detail})' if detail else ''}: "
+        f"there is no link to the runtime since {utc_text(since)}{why}: "
         "containers that start meanwhile are not known here and not pinned before the link is back"
     )
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec import UNSET, convert
@@ -37,6 +36,7 @@ from nri_numa.model.machine import CoreKind, cpus_text, topology_document
 from nri_numa.model.workload import CPUMode, MemoryPolicy, Policy, QoSClass, Scope
 from nri_numa.observe.metrics import NUMANodeSample, Snapshot
 from nri_numa.runtime import LinkState
+from nri_numa.text import utc_text
 from nri_numa.web import responses as shown
 
 if TYPE_CHECKING:
@@ -176,9 +176,8 @@ class LiveView:
         if before or since:
             document["later"] = [*before, *since]
         if (has := assignment.actual) is not None:
-            since_when = datetime.fromtimestamp(has.since, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
             document["actual"] = actual_text(
-                has.text, since_when, has.owners, given_up=has.given_up
+                has.text, utc_text(has.since), has.owners, given_up=has.given_up
             )
         return shown.Explanation(
             namespace=allocation.namespace,

@@ -18,10 +18,12 @@ from typing import Any, Final
 
 import msgspec
 
+from nri_numa.agent.links import locked_socket
+from nri_numa.agent.runtime_lock import RuntimeLock, holder
 from nri_numa.config import AgentConfig, LinkKind, problems, settings, split_address
 from nri_numa.engine.cpus.index import index
 from nri_numa.engine.state import NodeState
-from nri_numa.errors import ConfigError, TopologyError
+from nri_numa.errors import ConfigError, RuntimeBusy, TopologyError
 from nri_numa.kubelet.adoption import adopt
 from nri_numa.kubelet.configuration import Found, KubeletFacts, read
 from nri_numa.kubelet.state_files import NAMES, StateFiles
@@ -32,6 +34,7 @@ from nri_numa.model.cpuset import NO_CPUS, CPUSet, ListFormatError, NUMASet
 from nri_numa.model.machine import Topology, cpus_text, numa_text
 from nri_numa.model.settings import IsolatedCPUs, NohzFullCPUs
 from nri_numa.model.workload import KubeletGrants
+from nri_numa.store.checkpoint import LOCK
 from nri_numa.store.files import directory_problem
 from nri_numa.web.security import Certificate, TokenFile, seconds_left
 
@@ -91,6 +94,7 @@ def examine(config: AgentConfig, root: Path = Path("/")) -> Iterator[Finding]:
     yield from privileges()
     yield from cgroups(Path(config.cgroup_root), root)
     yield from runtime(config, root)
+    yield from agents(config)
     yield from kubelet(config, topology)
     yield from state_directory(Path(config.state_dir))
     yield from http(config)
@@ -348,6 +352,21 @@ def _socket(name: str, path: str, remedy: str, key: str, because: str = "") -> I
         yield _ok(name, f"{path} answers")
 
 
+def agents(config: AgentConfig) -> Iterator[Finding]:
+    """Whether an agent with another state directory works on this runtime: it takes one."""
+    lock = RuntimeLock(locked_socket(config))
+    try:
+        lock.hold()
+    except RuntimeBusy as error:
+        if error.pid is not None and error.pid == holder(os.path.join(config.state_dir, LOCK)):
+            yield _ok("agent", f"process {error.pid} works on this runtime")
+        else:
+            message, _, remedy = str(error).partition("; ")
+            yield _fail("agent", message, f"{remedy[:1].upper()}{remedy[1:]}.")
+    finally:
+        lock.close()
+
+
 def containerd_disables_nri(root: Path = Path("/")) -> str | None:
     """Why containerd does not serve NRI, as far as its configuration file says."""
     import tomllib
@@ -427,7 +446,7 @@ def state_directory(directory: Path) -> Iterator[Finding]:
     elif problem := directory_problem(at.stat()):
         yield _fail(
             "state",
-            f"{at} {problem}: who can write there could say which CPUs are exclusive to whom",
+            f"{at} {problem}: other users could change which CPUs are exclusive",
             f"chown root: {at} && chmod 700 {at}, or set stateDir.",
         )
     else:

@@ -264,26 +264,27 @@ class Metrics(Registry):
         )
         self.foreign_on_owned = self.gauge(
             "foreign_on_owned_cpus",
-            "Containers pinned by somebody else that may run on exclusive CPUs of others.",
+            "Containers pinned by another component that may run on exclusive CPUs of others.",
         )
         self.foreign_overlaps = self.counter(
             "foreign_overlaps_total",
-            "Times that CPUs of a container pinned by somebody else became exclusive to others.",
+            "Times that CPUs of a container pinned by another component became exclusive.",
         )
         self.unexplained_pins = self.counter(
             "unexplained_pins_total",
-            "Containers found with a cpuset that nothing explains, taken for somebody else's pin.",
+            "Containers found with a cpuset of unknown origin, treated as another component's pin.",
         )
         self.claims_disbelieved = self.counter(
             "claims_disbelieved_total",
-            "Containers whose assigned annotation was not believed: forged, damaged or outdated.",
+            "Containers whose assigned annotation was rejected: forged, damaged or outdated.",
         )
         self.drift_found = self.counter(
             "drift_found_total", "Containers whose cgroup was not as decided."
         )
         self.drift_repaired = self.counter("drift_repaired_total", "Cgroups put right again.")
         self.drift_fights = self.counter(
-            "drift_fights_total", "Containers given up because somebody keeps rewriting them."
+            "drift_fights_total",
+            "Containers given up because another program keeps rewriting them.",
         )
         self.kubelet_static = self.gauge(
             "kubelet_static",
@@ -299,7 +300,7 @@ class Metrics(Registry):
         )
         self.kubelet_contests = self.counter(
             "kubelet_contests_total",
-            "Containers whose cpuset the kubelet and nri-numa both wrote, by who had its way.",
+            "Containers whose cpuset the kubelet and nri-numa both wrote, by who yielded.",
             "yields_to",
         )
         for side in ("kubelet", "nri-numa"):
@@ -335,7 +336,7 @@ class Metrics(Registry):
             "Connections closed on clients that were too slow, or had to make room for others.",
         )
         self._lines = self.counter(
-            "log_lines_dropped_total", "Log lines dropped because nobody read them."
+            "log_lines_dropped_total", "Log lines dropped because stderr was not read."
         )
         self._lines_dropped = 0
 
@@ -474,7 +475,11 @@ def _node_rows(snapshot: Snapshot) -> Iterator[str]:
         ("shared_pool_cpus", "CPUs of the shared pool.", snapshot.shared_pool_cpus),
         ("offline_cpus", "CPUs that are present and not online.", snapshot.offline_cpus),
         ("ready", "Whether containers are placed and remembered, as /readyz says.", snapshot.ready),
-        ("observe", "Whether nothing is changed, only decided and told.", snapshot.observe),
+        (
+            "observe",
+            "Whether the agent only decides and reports, and changes nothing.",
+            snapshot.observe,
+        ),
         (
             "checkpoint_failing",
             "Whether the state cannot be made durable now.",

@@ -343,7 +343,7 @@ class _Reading:
             if near:
                 place["kind"].expected(f"{near[0]}, or another kind that makes pods")
             else:
-                self.notes.append(f"{place.where}: {shown(kind)} makes no pods: passed over")
+                self.notes.append(f"{place.where}: {shown(kind)} makes no pods: left out")
             return
         version = place["apiVersion"]
         if version.value != wanted:
@@ -401,7 +401,7 @@ class _Reading:
             requests, limits = self._resources(spec["resources"], _POD)
         containers = self._containers(spec)
         if spec["overhead"].value is not None:
-            self.notes.append(f"{place.where}: the pod's overhead is not placed: passed over")
+            self.notes.append(f"{place.where}: the pod's overhead has no NUMA node: left out")
         return PodManifest(
             source=place.where,
             namespace=namespace,
@@ -470,8 +470,8 @@ class _Reading:
         if names:
             kind = "ResourceClaim" if len(names) == 1 else "ResourceClaims"
             self.notes.append(
-                f"{place.where}: what container {container} gets of {kind} {', '.join(names)} is "
-                "allocated by the scheduler: it is placed as if it had none"
+                f"{place.where}: {kind} {', '.join(names)} of container {container} left out: only "
+                "the scheduler allocates such devices"
             )
         return tuple(names)
 
@@ -557,7 +557,7 @@ class _Reading:
             elif whose == _POD:
                 place.complain("is asked for by the pod as a whole, expected in a container")
             return
-        note = f"{place.where}: {whose} is placed without {name}, whose NUMA nodes nobody tells"
+        note = f"{place.where}: {whose} is placed without {name}: --devices gives no inventory"
         if note not in self.notes:
             self.notes.append(note)
 

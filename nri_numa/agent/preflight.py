@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import msgspec
 
+from nri_numa.agent.interrupts import BALANCERS, HOST
 from nri_numa.agent.links import locked_socket
 from nri_numa.agent.runtime_lock import RuntimeLock, holder
 from nri_numa.config import AgentConfig, LinkKind, problems, settings, split_address
@@ -99,6 +100,7 @@ def examine(config: AgentConfig, root: Path = Path("/")) -> Iterator[Finding]:
     yield from state_directory(Path(config.state_dir))
     yield from http(config)
     yield from balancing(root)
+    yield from interrupts(config, root)
     yield from service(config, root)
 
 
@@ -194,7 +196,8 @@ def configuration(config: AgentConfig, topology: Topology) -> Iterator[Finding]:
     for problem in found:
         yield _fail("configuration", problem, "Correct the configuration file.")
     if not found:
-        yield _ok("configuration", "sound, and fits this machine")
+        group = f"; settings of node group {config.node_group}" if config.node_group else ""
+        yield _ok("configuration", f"sound, and fits this machine{group}")
 
 
 def privileges() -> Iterator[Finding]:
@@ -533,6 +536,32 @@ def balancing(root: Path = Path("/")) -> Iterator[Finding]:
             "automatic NUMA balancing is on; pinned containers do not need it, "
             "kernel.numa_balancing=0 spares them its page faults",
         )
+
+
+def interrupts(config: AgentConfig, root: Path = Path("/")) -> Iterator[Finding]:
+    """Whether interrupts of devices can be kept off exclusive CPUs, where that is asked for."""
+    if not config.interrupts_off_exclusive_cpus:
+        return
+    lists = [*(root / HOST[1:]).glob("*/smp_affinity_list")]
+    lists = lists or [*(root / "proc/irq").glob("*/smp_affinity_list")]
+    tunables = dict(_lines(root)).get("ProtectKernelTunables", "no").lower() in _YES
+    if any(root.glob(BALANCERS[1:])):
+        yield _ok("interrupts", "irqbalance runs, and gets exclusive CPUs as banned ones")
+    elif any((_read(comm) or "").strip() == "irqbalance" for comm in root.glob("proc/[0-9]*/comm")):
+        yield _warn(
+            "interrupts",
+            f"irqbalance runs without a socket at /{BALANCERS[1:]}, and moves interrupts back",
+            "Give the agent /run/irqbalance, or stop irqbalance.",
+        )
+    elif tunables or not any(os.access(path, os.W_OK) for path in lists):
+        yield _warn(
+            "interrupts",
+            "interruptsOffExclusiveCPUs has no effect: /proc/irq cannot be written",
+            "systemctl edit nri-numa, with [Service] ProtectKernelTunables=no; in a container "
+            f"mount the host's /proc/irq at {HOST}.",
+        )
+    else:
+        yield _ok("interrupts", "interrupts of devices can be kept off exclusive CPUs")
 
 
 def _read(path: Path) -> str | None:

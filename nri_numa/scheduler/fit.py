@@ -24,7 +24,7 @@ from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.machine import counted
 from nri_numa.model.workload import SMT, OnFailure, Policy, Scope, Strategy
 from nri_numa.scheduler.node_room import Column, Counts, NodeRoom
-from nri_numa.scheduler.pod_request import ContainerRequest, PodRequest, peak
+from nri_numa.scheduler.pod_request import DEVICE, ContainerRequest, PodRequest, peak
 
 STRICT: Final = (Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE)
 MOST_SCORE: Final = 10
@@ -138,7 +138,9 @@ def fit(room: NodeRoom, request: PodRequest, strategy: Strategy) -> Verdict:
 
 def _by_kubelet(request: ContainerRequest, room: NodeRoom) -> ContainerRequest:
     """A request as the kubelet of this node sees it."""
-    amounts = request.amounts if room.aligns_memory else ()
+    amounts = tuple(
+        [(name, n) for name, n in request.amounts if room.aligns_memory or DEVICE in name]
+    )
     return replace(
         request,
         policy=room.policy,
@@ -147,6 +149,12 @@ def _by_kubelet(request: ContainerRequest, room: NodeRoom) -> ContainerRequest:
         paid=amounts,
         on_failure=OnFailure.REJECT if room.policy in STRICT else OnFailure.WIDEN,
     )
+
+
+def _with_devices_of(room: NodeRoom, request: ContainerRequest) -> ContainerRequest:
+    """A request without devices that a node names for no NUMA node: kube-scheduler counts them."""
+    known = [one for one in request.amounts if one[0] in room.capacity or DEVICE not in one[0]]
+    return replace(request, amounts=tuple(known))
 
 
 def _fit_all(
@@ -161,6 +169,8 @@ def _fit_all(
     chosen: list[tuple[ContainerRequest, Sequence[int]]] = []
     used: list[int] = []
     for one in containers:
+        if one.amounts and DEVICE in one.amounts[-1][0]:
+            one = _with_devices_of(room, one)
         found = _place(room, free, one, strategy)
         if isinstance(found, Short):
             if one.on_failure is not OnFailure.UNPINNED:
@@ -243,7 +253,7 @@ def _place_wide(
     order = [place for _, place in sorted(_by_strategy(asks, range(len(ids)), strategy))]
     demands = [
         ResourceDemand(
-            resource="cpu" if unit != "bytes" else name,
+            resource=name if unit in ("bytes", "devices") else "cpu",
             need=least,
             capacity=dict(zip(ids, capacity, strict=True)),
             available=dict(zip(ids, free, strict=True)),
@@ -366,7 +376,8 @@ def _short(room: NodeRoom, request: ContainerRequest, asks: list[Any]) -> Short:
 def _units(request: ContainerRequest) -> list[tuple[str, str]]:
     """Name and unit of what it asks, as `_asks` lists it."""
     cpu = "cpus" if request.exclusive else "millicpu"
-    return [(cpu, cpu), *((name, "bytes") for name, _ in request.amounts)]
+    units = [(name, "devices" if DEVICE in name else "bytes") for name, _ in request.amounts]
+    return [(cpu, cpu), *units]
 
 
 @lru_cache(maxsize=1024)
@@ -374,6 +385,8 @@ def _words(name: str, amount: int, exclusive: int) -> str:
     """What is asked for of one resource: ``12 exclusive CPUs``."""
     if name == "millicpu":
         return amount_text(amount, name)
+    if DEVICE in name:
+        return f"{amount} {name}"
     if name != "cpus":
         return f"{amount_text(amount, 'bytes')} of {name}"
     idle = f" with idle siblings ({amount} CPUs)" if amount != exclusive else ""

@@ -272,13 +272,18 @@ def read_text(
 
 
 def read_pod(document: object, source: str = "pod", counted: str = "") -> PodManifest:
-    """Read one Pod as the API server gives it, with its own uid; else as `read_files`."""
+    """Read one Pod as the API server gives it, with its own uid and all devices that it asks for.
+
+    Else as `read_files`.
+    """
     place = Place(source, "", document, [])
     meta = place["metadata"]
     meta.mapping(required=True)
     name = meta["name"].text() or meta["generateName"].text()
     namespace = meta["namespace"].text("default")
-    template = _Reading(counted).pod(place, namespace)
+    reading = _Reading(counted)
+    reading.every_device = True
+    template = reading.pod(place, namespace)
     uid = meta["uid"].text() or _uid(f"Pod/{namespace}/{name}/{name}")
     if place.problems:
         raise ManifestError(tuple(place.problems))
@@ -303,6 +308,7 @@ class _Reading:
 
     def __init__(self, counted: str, devices: Collection[str] | None = None) -> None:
         self.counted, self.devices = counted, devices
+        self.every_device = False
         self.workloads: list[Workload] = []
         self.notes: list[str] = []
         self.problems: list[str] = []
@@ -480,7 +486,9 @@ class _Reading:
         if self.counted:
             yield self.counted, "CPUs"
         named = {**place["requests"].mapping(), **place["limits"].mapping()}
-        yield from ((name, "devices") for name in sorted(named) if name in (self.devices or ()))
+        for name in sorted(named):
+            if name in (self.devices or ()) or (self.every_device and _extended(name)):
+                yield name, "devices"
 
     def _count(self, place: Place, resource: str, unit: str) -> int:
         """How many of an extended resource, which is asked for as a limit."""
@@ -560,6 +568,11 @@ class _Reading:
         note = f"{place.where}: {whose} is placed without {name}: --devices gives no inventory"
         if note not in self.notes:
             self.notes.append(note)
+
+
+def _extended(name: str) -> bool:
+    """Whether a resource is an extended one (IsExtendedResourceName of Kubernetes)."""
+    return "/" in name and "kubernetes.io/" not in name and not name.startswith("requests.")
 
 
 def _named(place: Place, default: str, pattern: re.Pattern[str]) -> str:

@@ -13,7 +13,7 @@ Amounts = tuple[tuple[str, int], ...]
 """Bytes by resource: ``memory``, ``hugepages-…``."""
 
 
-class ContainerRequest(Struct, frozen=True, kw_only=True, gc=False):
+class ContainerRequest(Struct, frozen=True, kw_only=True, gc=False, cache_hash=True):
     """What one container needs of NUMA nodes.
 
     Attributes:

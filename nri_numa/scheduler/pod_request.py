@@ -17,7 +17,7 @@ DEVICE: Final = "/"
 """In the name of every extended resource, and of no other."""
 
 
-class ContainerRequest(Struct, frozen=True, kw_only=True, gc=False):
+class ContainerRequest(Struct, frozen=True, kw_only=True, gc=False, cache_hash=True):
     """What one container needs of NUMA nodes.
 
     Attributes:

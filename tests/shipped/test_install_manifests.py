@@ -767,7 +767,7 @@ def test_systemd_finds_nothing_wrong_with_the_unit(unit: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_unit_is_as_closed_as_the_documentation_says(unit: Path) -> None:
+def test_the_unit_is_as_closed_and_as_patient_as_the_documentation_says(unit: Path) -> None:
     done = subprocess.run(
         [program("systemd-analyze"), "security", "--offline=true", "--no-pager", str(unit)],
         capture_output=True,
@@ -776,4 +776,6 @@ def test_the_unit_is_as_closed_as_the_documentation_says(unit: Path) -> None:
     )
     match = re.search(r"Overall exposure level for .*: ([0-9.]+)", done.stdout)
     assert match is not None, done.stdout + done.stderr
-    assert float(match[1]) <= 2.0
+    assert float(match[1]) <= 1.5
+    # Imports alone take half a minute where CPUs are starved.
+    assert "TimeoutStartSec=90\n" in unit.read_text()

@@ -768,31 +768,6 @@ class AgentConfig(Section, frozen=True):
     """Capacity factors that follow steal."""
 
 
-CONSTANTS: Final = {
-    "runtime.criListing": "1s",
-    "publish.burst": "10",
-    "controller.burst": "20",
-    "controller.hysteresis": "0.05",
-    "controller.prometheus.interval": "30s",
-    "controller.stuck.per": "1h",
-    "controller.steal.per": "1h",
-    "controller.steal.well": "0.9",
-    "controller.lease.name": "nri-numa-controller",
-    "controller.lease.namespace": "that of the credentials",
-    "controller.lease.duration": "15s",
-    "scheduler.holdLimit": "10m",
-    "scheduler.wakeInterval": "2s",
-    "reconcile.repairWindow": "10m",
-    "history.refusals": "256",
-    "memoryLocality.budget": "0.5",
-    "memoryLocality.maxSeries": "100",
-    "cpuWaiting.budget": "0.5",
-    "cpuWaiting.maxSeries": "100",
-    "measuredCapacity.step": "0.1",
-}
-"""Keys of earlier versions that are constants now, with their values."""
-
-
 @dataclass(frozen=True, slots=True)
 class Leaf:
     """One key that is not a section, by its dotted path; ``check`` refuses with `ValueError`."""

@@ -73,12 +73,6 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 
-DEPRECATED: Final = {
-    "nri_numa_numa_node_allocatable_cpus": "nri_numa_numa_node_available_cpus",
-    "nri_numa_checkpoint_age_seconds": "nri_numa_checkpoint_written_timestamp_seconds",
-}
-"""Former names of metrics and what has replaced each; exposed for one release more."""
-
 # The budget is 0.5 ms, the runtime gives up at 2 s.
 DURATION_BUCKETS = (
     0.0001, 0.0002, 0.0003, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2,
@@ -166,11 +160,6 @@ class NUMANodeSample(msgspec.Struct, frozen=True, kw_only=True):
     capacity_factor: float = 1.0
     hugepages: Mapping[int, tuple[int, int]] = msgspec.field(default_factory=dict)
 
-    @property
-    def allocatable_cpus(self) -> float:
-        """The former name of what is available."""
-        return self.available_cpus
-
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The node's state at the moment of a scrape.
@@ -178,7 +167,6 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         container_counts: by kind, and by whether they have the narrowest set.
         checkpoint_written: Unix time at which the state was last written; None before that.
-        checkpoint_age: seconds since then.
     """
 
     node_name: str = ""
@@ -188,7 +176,6 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     shared_pool_cpus: int = 0
     offline_cpus: int = 0
     checkpoint_written: float | None = None
-    checkpoint_age: float | None = None
     checkpoint_failing: bool = False
     ready: bool = False
     observe: bool = False
@@ -448,11 +435,6 @@ def _truth(value: bool) -> str:
     return "true" if value else "false"
 
 
-def _former(name: str) -> str:
-    name = DEPRECATED[f"nri_numa_{name}"]
-    return f"Deprecated, gone after one more release; {name} has replaced it."
-
-
 def _of(namespace: str, pod: str, container: str) -> str:
     """Labels of a container; the values are escaped."""
     return f'pod_namespace="{namespace}",pod_name="{pod}",container_name="{container}"'
@@ -490,11 +472,6 @@ def _node_rows(snapshot: Snapshot) -> Iterator[str]:
             "When the state was last made durable; Unix time.",
             snapshot.checkpoint_written,
         ),
-        (
-            "checkpoint_age_seconds",
-            _former("checkpoint_age_seconds"),
-            snapshot.checkpoint_age,
-        ),
     ):
         if value is not None:
             shown = f"{value:.3f}" if isinstance(value, float) else f"{value:d}"
@@ -505,7 +482,6 @@ _OF_NUMA_NODE: Final = {
     "capacity_cpus": "CPUs that can be allocated in all: with oversale and capacity factor.",
     "allocated_cpus": "CPUs allocated to containers.",
     "available_cpus": "Free CPUs: what can still be allocated.",
-    "allocatable_cpus": _former("numa_node_allocatable_cpus"),
     "memory_bytes": "Memory of a NUMA node.",
     "memory_allocated_bytes": "Memory allocated to containers.",
     "memory_available_bytes": "Free memory: what can still be allocated.",
@@ -546,8 +522,6 @@ def _container_rows(state: NodeState) -> Iterator[str]:
         namespace, pod, container = map(label, (one.namespace, one.pod, one.container))
         return (
             f"{_of(namespace, pod, container)},"
-            # The former names, which a scrape of pods renames to exported_*.
-            f'namespace="{namespace}",pod="{pod}",container="{container}",'
             f'kind="{shown_kind(state, one)}",policy="{one.policy}",numa_nodes="{one.numa_nodes}",'
             f'preferred="{_truth(one.preferred)}"'
         )

@@ -97,11 +97,6 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end }}
 {{- end }}
 
-{{- /* Not empty when containers are to be given back; "release" is the value's former name. */ -}}
-{{- define "nri-numa.releasing" -}}
-{{- if or .Values.releaseContainers .Values.release }}yes{{ end }}
-{{- end }}
-
 {{- /* The port that others than the node can reach, or nothing. */ -}}
 {{- define "nri-numa.port" -}}
 {{- $address := (.Values.config.http | default dict).address | default "127.0.0.1:9891" | toString -}}
@@ -155,7 +150,7 @@ readOnlyRootFilesystem: true
 capabilities:
   drop: [ALL]
   {{- $devices := (.Values.config | default dict).devices | default dict }}
-  {{- if and $devices.enabled (ne (toString $devices.network) "false") (not (include "nri-numa.releasing" .)) }}
+  {{- if and $devices.enabled (ne (toString $devices.network) "false") (not .Values.releaseContainers) }}
   # To look into the network namespaces of pods; config.devices.network: false does without.
   add: [SYS_ADMIN]
   {{- end }}
@@ -189,7 +184,7 @@ seLinuxOptions: {{- toYaml . | nindent 2 }}
 {{- $devices := .Values.config.devices | default dict }}
 {{- $dra := and .Values.publish.enabled (.Values.config.dra | default dict).enabled }}
 {{- $written := ternary ((.Values.config.dra | default dict).cdiDirectory | default "/var/run/cdi") "" (not (not $dra)) }}
-{{- if not (include "nri-numa.releasing" .) }}
+{{- if not .Values.releaseContainers }}
 {{- if and $devices.enabled (ne (toString $devices.network) "false") }}
 - {name: netns, path: /run/netns, propagation: HostToContainer}
 {{- end }}
@@ -224,7 +219,7 @@ seLinuxOptions: {{- toYaml . | nindent 2 }}
 # else: while they start, when the runtime applies no update, and when an update did not arrive.
 - name: cgroup
   mountPath: /sys/fs/cgroup
-{{- if include "nri-numa.releasing" . }}
+{{- if .Values.releaseContainers }}
   # Releasing goes through the runtime; cgroups are only read.
   readOnly: true
 {{- end }}

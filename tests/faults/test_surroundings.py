@@ -107,6 +107,7 @@ def test_a_rewritten_cpuset_is_repaired_counted_and_said(directory: Path) -> Non
         repaired(node, 3)
         owned = CPUSet.parse(owner.cpus)
         assert not CPUSet.parse(node.cgroups.cpus_of(node.cgroup(free.id))) & owned
+        node.tamper(listed, "1", "0")
         node.check()
 
 

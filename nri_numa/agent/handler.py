@@ -56,9 +56,6 @@ class AgentHandler:
         devices: knows the devices of containers; None where they do not count.
         claims: knows the ResourceClaims of containers; None where there are none.
         pending: pods without a container yet; None where they are not published.
-
-    Attributes:
-        handled: requests answered so far.
     """
 
     def __init__(
@@ -73,7 +70,6 @@ class AgentHandler:
         claims: ClaimBook | None = None,
         pending: PendingPods | None = None,
     ) -> None:
-        self.handled = 0
         self.reject_on_error = reject_on_error
         self._agent = agent
         self._metrics = metrics
@@ -154,6 +150,11 @@ class AgentHandler:
                 raise _refusal(outcome)
             return outcome.updates if outcome.own is None else (outcome.own, *outcome.updates)
 
+    def post_update_container(self, container_id: str) -> None:
+        """Its cgroup may have what the runtime remembered."""
+        with operation():
+            self._agent.post_update_container(container_id)
+
     def stop_container(self, container_id: str) -> Sequence[ContainerUpdate]:
         """Free what it had."""
         with operation():
@@ -233,7 +234,6 @@ class AgentHandler:
 
     def replied(self, event_name: str, seconds: float) -> None:
         """Count the request, now that its answer is on its way."""
-        self.handled += 1
         self._metrics.request(event_name, seconds)
         if seconds > SLOW_SECONDS:
             log.warning("slow answer", event_name=event_name, seconds=round(seconds, 3))

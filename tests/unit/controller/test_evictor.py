@@ -376,6 +376,8 @@ def test_a_node_that_is_gone_is_forgotten() -> None:
     cluster.run(70)
     assert cluster.output.emptied() == 1
     cluster.output.topology_removed("n")
+    cluster.run(10)
+    assert cluster.output.emptied() == 0, "its Node is still there"
     cluster.output.node_removed("n")
     cluster.run(10)
     assert (cluster.output.emptied(), cluster.output.poor()) == (0, 0)

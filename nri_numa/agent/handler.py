@@ -137,7 +137,10 @@ class AgentHandler:
                 return NO_ADJUSTMENT, ()
             if isinstance(answer, Refused):
                 raise _refusal(answer)
-            return answer.adjustment, answer.updates
+            adjustment = answer.adjustment
+            if self._claims is not None and answer.allocation.owned:
+                adjustment = self._claims.with_cpus(container, adjustment)
+            return adjustment, answer.updates
 
     def update_container(
         self, pod: PodSandbox, container: Container, requested: Resources

@@ -186,7 +186,7 @@ class AnswerWatch:
     """Own calls that wait for the runtime, and since when: one that hangs says nothing at all.
 
     containerd up to 2.1 hangs for good when a plugin registers while a sandbox is removed together
-    with containers in it (docs/reliability.md). No pod starts from then on, and no request arrives,
+    with containers in it (docs/testing.md). No pod starts from then on, and no request arrives,
     as on a quiet node. What shows it is a call of ours: a registration that is not answered.
     """
 

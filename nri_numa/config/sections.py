@@ -166,7 +166,7 @@ class Runtime(Section, frozen=True):
     link: LinkKind = LinkKind.NRI
     """nri: the runtime asks before a container starts. cri: for runtimes without NRI; containers
     are watched and get their CPUs by an update after they were created, so mostly after their
-    start, and refusals stop nothing (docs/cri.md)."""
+    start, and refusals stop nothing (docs/install.md)."""
     nri_socket: Annotated[Text, checked(absolute(LONGEST_SOCKET))] = "/var/run/nri/nri.sock"
     """Unix socket on which the runtime serves NRI."""
     cri_socket: Annotated[Text, checked(values.socket_address)] = "/run/containerd/containerd.sock"

@@ -194,7 +194,7 @@ def hints(found: Iterable[Found], places: NUMASet, notes: Iterable[str] = ()) ->
             where = numa_text(NUMASet(sorted(nodes[id])))
             said.append(f"its {kind} {id} is on {where}, where no CPUs are: no hint")
         else:
-            said.append(f"its {kind} {id} tells no NUMA node: no hint")
+            said.append(f"its {kind} {id} has no known NUMA node: no hint")
     total = sum(len(devices) for devices in by_kind.values())
     if total > MOST_DEVICES:
         by_kind = {}

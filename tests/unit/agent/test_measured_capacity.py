@@ -147,7 +147,7 @@ def test_what_is_not_known_keeps_what_was_and_is_said_once(
     bed.pass_time({0: 0.4})
     assert bed.factors() == {0: 0.6}
     shown = capsys.readouterr().err
-    assert shown.count("tells no steal") <= 1
+    assert shown.count("reports no steal") <= 1
     (tmp_path / "sys/devices/system/cpu").rmdir()
     assert not bed.watch.refresh(bed.topology)
 

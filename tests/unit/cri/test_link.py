@@ -216,7 +216,7 @@ async def test_a_resize_that_cannot_be_had_moves_nobody_and_is_said_once(directo
         (refused,) = bed.world.agent.refusals
         assert "resize refused" in refused.message
         assert (runtime.cpus("owner"), runtime.cpus("neighbour")) == ("0", "1-3")
-        assert runtime.containers["owner"].cpu["quota"] == 900_000, "in force, as docs/cri.md says"
+        assert runtime.containers["owner"].cpu["quota"] == 900_000, "as docs/install.md says"
         observed = Observed(
             cpus=CPUSet.parse("0"),
             mems=NUMASet.parse("0"),

@@ -102,5 +102,5 @@ def test_buffers_leave_memory_to_others_and_are_larger_than_the_cache() -> None:
 
 def test_caches_that_are_not_told_or_lie_on_other_numa_nodes() -> None:
     topology = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=2)
-    assert "the kernel tells of no L3" in because(planned(topology, l3_bytes=0)["shared-l3"])
+    assert "the kernel reports no L3" in because(planned(topology, l3_bytes=0)["shared-l3"])
     assert "no NUMA node has two L3 caches" in because(planned(topology)["shared-l3"])

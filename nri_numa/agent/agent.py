@@ -256,7 +256,8 @@ class Agent:
         self.starting[container.id] = Start(decision.adjustment.cpus, mems)
         if self.observe:
             return None
-        return replace(decision, updates=self._follow(decision.updates))
+        updates = decision.updates
+        return replace(decision, updates=self._follow(updates)) if updates else decision
 
     def start_container(self, pod: PodSandbox, container: Container) -> None:
         """The cgroup of a container is there, and its program does not run yet."""
@@ -553,10 +554,10 @@ class Agent:
 
     def _widen(self, updates: Sequence[ContainerUpdate]) -> tuple[ContainerUpdate, ...]:
         """Give back what others lacked, once the reply has left; returns what it has to carry."""
-        if not self._cgroups.usable:
-            return self._follow(updates)
         if self.observe or not updates:
             return ()
+        if not self._cgroups.usable:
+            return self._follow(updates)
         idle = not self.widening
         waits = [u for u in updates if u.container_id not in self.starting]
         self.widening.update(dict.fromkeys(u.container_id for u in waits))

@@ -157,7 +157,7 @@ class _Cgroups(CgroupWriter):
 
     @property
     def usable(self) -> bool:
-        return True
+        return self._as_said is None
 
     def write(self, wanted: Mapping[str, Wanted]) -> dict[str, Written]:
         if self._as_said is not None:

@@ -19,6 +19,7 @@ from nri_numa.cri.pb import cri_pb2
 from nri_numa.engine.resync import plan_corrections
 from nri_numa.engine.state import Kind
 from nri_numa.errors import RuntimeUnavailable
+from nri_numa.machine.cgroups import NO_CGROUP
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.machine import Observed
 from nri_numa.model.workload import ContainerUpdate, Resources
@@ -51,7 +52,9 @@ class Bed:
     """A runtime, an agent, and the link between them."""
 
     runtime: SmallCRI
-    world: World = field(default_factory=lambda: World(machines.single_no_smt()))
+    world: World = field(
+        default_factory=lambda: World(machines.single_no_smt(), write=lambda *one: NO_CGROUP)
+    )
     refusals: list[tuple[str, ...]] = field(default_factory=list)
     beginnings: list[tuple[str, float, float | None]] = field(default_factory=list)
     starts: list[str] = field(default_factory=list)

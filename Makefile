@@ -14,10 +14,10 @@ COVERED := tests/unit/engine tests/unit/model tests/unit/nri/wire tests/unit/mac
 UV := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate
 
 .DEFAULT_GOAL := help
-.PHONY: help setup node demo test test-all slow coverage covered test-e2e test-browser test-vm test-vm-all test-kube kube fuzz fuzz-guided mutation recorded soak lint format check bench cluster density headline proto schema sbom checksums kubectl docs lock clean
+.PHONY: help setup node demo test test-all slow coverage covered test-e2e test-browser test-vm test-vm-all test-kube kube fuzz fuzz-guided mutation recorded soak lint lint-workflows format check bench cluster density headline proto schema sbom release sizes kubectl docs interpreters lock clean
 
 help: ## Show what there is
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
 setup: $(STAMP) ## Make the virtual environment (demo and test do it by themselves)
 
@@ -80,6 +80,12 @@ test-kube: $(STAMP) ## The tests in a real Kubernetes, built once (root)
 	$(BIN)/python -m tests.beds.kube.build
 	NRI_NUMA_REQUIRE_KUBE=1 $(PYTEST) -m kube
 
+# Suites of Debian and names in PATH; python3.12 is in no suite.
+INTERPRETERS := trixie sid python3.12
+
+interpreters: $(STAMP) ## The core of the tests on newer Pythons (root)
+	$(BIN)/python -m tests.interpreters $(INTERPRETERS)
+
 kube: $(STAMP) ## A shell with kubectl in front of a real Kubernetes with nri-numa (root)
 	@$(BIN)/python -m tests.kube
 
@@ -89,6 +95,15 @@ lint: $(STAMP) ## Format, lint, types, import rules
 	$(BIN)/mypy
 	$(BIN)/mypy --config-file tests/mypy.ini bench tools tests
 	$(BIN)/lint-imports
+
+# Elsewhere than in the environment: nothing else needs them.
+build/workflows: requirements/workflows.txt | $(STAMP)
+	@rm -rf $@ $@.part
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --target $@.part -r requirements/workflows.txt
+	@mv $@.part $@ && touch $@
+
+lint-workflows: build/workflows ## The workflows of .github, by zizmor
+	build/workflows/bin/zizmor --offline --quiet .github
 
 format: $(STAMP) ## Put the code into form
 	$(BIN)/ruff format .
@@ -155,8 +170,11 @@ schema: $(STAMP) ## Generate again what follows from the configuration and the c
 sbom: $(NODE_STAMP) ## Write what a node gets for scanners of weaknesses and licences
 	$(BIN)/python -m tools.sbom -o build/nri-numa.cdx.json
 
-checksums: $(NODE_STAMP) ## Build wheel, chart and image into build/release, with SHA256SUMS
+release: $(NODE_STAMP) ## Build all that is handed out into build/release, with SHA256SUMS (Debian; rpm)
 	$(BIN)/python -m tools.release -o build/release
+
+sizes: ## Sizes and start times of what is in build/release
+	$(BIN)/python -m tools.sizes build/release
 
 kubectl: $(NODE_STAMP) ## Pack `kubectl numa` for krew into build/kubectl
 	$(BIN)/python -m tools.kubectl_plugin -o build/kubectl
@@ -182,6 +200,8 @@ lock: ## Resolve the dependencies anew (needs uv in the environment)
 	$(UV) requirements/go.in -o requirements/go.txt
 	$(UV) requirements/fuzz.in -o requirements/fuzz.txt
 	$(UV) -c $(REQUIREMENTS) requirements/mutation.in -o requirements/mutation.txt
+	$(UV) requirements/workflows.in -o requirements/workflows.txt
+	$(BIN)/python -m tools.interpreter
 
 clean: ## Remove what was built, the environment included
 	rm -rf $(VENV) build dist site artifacts *.egg-info

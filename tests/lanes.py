@@ -102,7 +102,7 @@ def build(what: str) -> str:
     return f"{command}; ended=$?; touch artifacts/{what}; exit $ended"
 
 
-def lanes(seed: str) -> list[Lane]:
+def lanes(seed: str, *, thorough: bool = False) -> list[Lane]:
     """What runs side by side, with tests in the order of a seed."""
     run = f"PYTEST='{BIN}/pytest --randomly-seed={seed}'"
     return [
@@ -129,11 +129,14 @@ def lanes(seed: str) -> list[Lane]:
             "python",
             [
                 "make lint",
+                "make lint-workflows",
                 "make docs",
                 "make coverage",
                 built("kubernetes"),  # and Helm with it
                 f'make test {run} WITHOUT="$(make --silent covered)"',
                 pytest("browser", "tests/browser", seed=seed),
+                # Image and bundle carry it; of others only the thorough run has time.
+                f"make interpreters{'' if thorough else ' INTERPRETERS=trixie'}",
             ],
         ),
         Lane(
@@ -156,7 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     environment["NRI_NUMA_VM"] = "all" if options.thorough else MACHINES
     if options.thorough:
         environment.update(HYPOTHESIS_PROFILE="ci", NRI_NUMA_SERIES="all")
-    chosen = lanes(options.seed)
+    chosen = lanes(options.seed, thorough=options.thorough)
     processes: set[subprocess.Popen[str]] = set()
     threads = [
         threading.Thread(target=lane.run, args=(environment, processes), daemon=True)

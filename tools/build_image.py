@@ -1,10 +1,11 @@
 """Builds the container image without a daemon, a base image or root: ``-o image.tar``.
 
-The image holds the interpreter that runs this program, the part of its standard library that a
-service needs, the shared libraries both are linked with, the installed dependencies, and nri_numa
-from this tree. No shell, no package manager. One layer, in an archive in the OCI image layout that
-also carries the older ``manifest.json``, so that ``ctr images import``, ``podman load`` and
-``docker load`` all take it. The same inputs give the same bytes.
+The image holds an interpreter with the part of its standard library that a service needs
+(`tools.interpreter`), the dependencies that requirements/runtime.txt pins, and nri_numa from this
+tree. No shell, no package manager. One layer, in an archive in the OCI image layout that also
+carries the older ``manifest.json``, so that ``ctr images import``, ``podman load`` and
+``docker load`` all take it. The same inputs give the same bytes. ``--architecture`` says for which
+machines; with both there is one index, which ``ctr`` and ``podman`` take.
 
 ``--rootfs rootfs.tar`` writes the plain layer instead, for the Containerfile at the top.
 """
@@ -17,22 +18,20 @@ import hashlib
 import importlib.metadata
 import io
 import json
-import marshal
 import os
-import platform
+import posixpath
 import re
-import shutil
-import stat
 import subprocess
 import sys
-import sysconfig
 import tarfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from importlib.util import MAGIC_NUMBER, source_hash
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-REPOSITORY: Final = Path(__file__).resolve().parents[1]
+from tools import interpreter
+from tools.interpreter import REPOSITORY
+
 RUNTIME_LOCK: Final = REPOSITORY / "requirements" / "runtime.txt"
 SITE: Final = "opt/nri-numa"
 PROGRAM: Final = "usr/local/bin/nri-numa"
@@ -48,13 +47,28 @@ _LEFT_OUT_EXTENSIONS: Final = re.compile(
     r"lib-dynload/(_tkinter|_sqlite3|_curses|_curses_panel|_dbm|_gdbm|readline|_test[a-z]*|_xx[a-z]*"
     r"|xx[a-z]*|nis|ossaudiodev|spwd|_crypt|audioop)\."
 )
-_ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
+_FROM_DEBIAN: Final = re.compile(
+    r"usr/(bin/python3\.|lib/python3\.|lib/[^/]*-linux-gnu/[^/]*\.so|share/doc/[^/]*(/copyright)?$"
+    r"|lib(64)?/ld-linux)"
+)
+"""What is taken of the interpreter's packages."""
+_C_PARTS: Final = re.compile(
+    r"/(lib(BrokenLocale|memusage|pcprofile|nss_(hesiod|compat)|thread_db|mvec)|audit)"
+)
+"""Of the C library, what nothing here is linked with."""
 
 
 class Rootfs:
-    """The files of the image by path; nothing is written to disk."""
+    """The files of the image by path; nothing is written to disk.
+
+    Attributes:
+        origin: package (purl) of what is added now.
+        origins: by path, where a file is from.
+    """
 
     def __init__(self) -> None:
+        self.origin = ""
+        self.origins: dict[str, str] = {}
         self._files: dict[str, tuple[bytes, int]] = {}
         self._links: dict[str, str] = {}
         self._directories: set[str] = set()
@@ -62,6 +76,7 @@ class Rootfs:
     def add(self, path: str, data: bytes, mode: int = 0o644) -> None:
         """Add a file."""
         self._files[path.lstrip("/")] = (data, mode)
+        self.origins[path.lstrip("/")] = self.origin
 
     def link(self, path: str, target: str) -> None:
         """Add a symbolic link."""
@@ -71,24 +86,31 @@ class Rootfs:
         """Add a directory, for mounts."""
         self._directories.add(path.strip("/"))
 
-    def copy(self, source: Path, path: str) -> None:
-        """Add a file of this machine; a program stays executable."""
-        executable = source.stat().st_mode & stat.S_IXUSR
-        self.add(path, source.read_bytes(), 0o755 if executable else 0o644)
+    def files(self) -> dict[str, bytes]:
+        """Contents by path."""
+        return {path: data for path, (data, _) in self._files.items()}
 
-    def python(self, source: Path, path: str) -> None:
-        """Add a module together with its compiled form, since the image is read-only."""
-        data = source.read_bytes()
-        self.add(path, data)
-        try:
-            code = compile(data, f"/{path}", "exec", dont_inherit=True)
-        except (SyntaxError, ValueError):
-            return  # a template or an example, not to be imported
-        folder, _, name = path.rpartition("/")
-        tag = sys.implementation.cache_tag
-        # Flag 1 without the check: the source never changes (PEP 552).
-        head = MAGIC_NUMBER + (1).to_bytes(4, "little") + source_hash(data)
-        self.add(f"{folder}/__pycache__/{name.removesuffix('.py')}.{tag}.pyc", head + dumps(code))
+    def under(self, folder: str) -> Rootfs:
+        """The same files in a folder."""
+        moved = Rootfs()
+        moved.origin = self.origin
+        moved._files = {f"{folder}/{path}".lstrip("/"): each for path, each in self._files.items()}
+        moved._links = {
+            f"{folder}/{path}".lstrip("/"): target for path, target in self._links.items()
+        }
+        moved.origins = {
+            f"{folder}/{path}".lstrip("/"): each for path, each in self.origins.items()
+        }
+        return moved
+
+    def with_compiled(self, files: Mapping[str, bytes]) -> None:
+        """Add the compiled form of each module, since the image is read-only."""
+        modules = {path: data for path, (data, _) in self._files.items() if path.endswith(".py")}
+        for path, data in interpreter.compiled(files, modules).items():
+            folder, _, name = path.rpartition("/")
+            tag = f"cpython-{interpreter.PYTHON.replace('.', '')}"
+            self.origin = self.origins[path]
+            self.add(f"{folder}/__pycache__/{name.removesuffix('.py')}.{tag}.pyc", data)
 
     def tar(self) -> bytes:
         """One layer, sorted, owned by root, without times."""
@@ -120,16 +142,11 @@ class Rootfs:
         return buffer.getvalue()
 
 
-def dumps(code: Any) -> bytes:
-    """Marshal without references: which objects are shared differs from run to run."""
-    return marshal.dumps(code, 2)
-
-
 # --- what goes in -----------------------------------------------------------------------------
 
 
 def pins() -> dict[str, str]:
-    """Versions by name that a node gets on this platform."""
+    """Versions by name that a node gets."""
     from packaging.requirements import Requirement
 
     found = {}
@@ -176,118 +193,109 @@ def requirements(root: str = "nri-numa") -> list[importlib.metadata.Distribution
     return [found[name] for name in sorted(found)]
 
 
-def _add_distribution(rootfs: Rootfs, distribution: importlib.metadata.Distribution) -> list[Path]:
-    """Add its files; returns its shared objects."""
-    objects = []
-    for file in distribution.files or ():
-        name = str(file)
-        if name.startswith("..") or "__pycache__" in name or name.endswith((".pyc", ".pyi")):
-            continue
-        if re.search(
-            r"(^|/)tests?/|\.dist-info/(RECORD|INSTALLER|REQUESTED|direct_url\.json)", name
-        ):
-            continue
-        source = Path(str(distribution.locate_file(file)))
-        if not source.is_file():
-            continue
-        if name.endswith(".py"):
-            rootfs.python(source, f"{SITE}/{name}")
-        else:
-            rootfs.copy(source, f"{SITE}/{name}")
-        if re.search(r"\.so(\.|$)", name):
-            objects.append(source)
-    return objects
+def purl(distribution: importlib.metadata.Distribution) -> str:
+    """Its name for scanners."""
+    name = re.sub(r"[-_.]+", "-", distribution.name).lower()
+    return f"pkg:pypi/{name}@{distribution.version}"
 
 
-def _add_standard_library(rootfs: Rootfs) -> list[Path]:
-    library = Path(sysconfig.get_path("stdlib"))
-    objects = []
-    for source in _walk(library):
-        name = source.relative_to(library).as_posix()
-        if _LEFT_OUT.match(name) or _LEFT_OUT_EXTENSIONS.match(name):
-            continue
-        if not source.is_file():
-            continue  # a link into documentation that is not installed
-        if source.suffix == ".py":
-            rootfs.python(source, f"{library}/{name}".lstrip("/"))
-        else:
-            rootfs.copy(source, f"{library}/{name}")
-            if source.suffix == ".so":
-                objects.append(source)
-    return objects
+def _add_distributions(rootfs: Rootfs, architecture: str) -> None:
+    """Add what is pinned, from wheels for that architecture."""
+    machine = interpreter.ARCHITECTURES[architecture]
+    versions = ("2014", "_2_17", "_2_26", "_2_27", "_2_28", "_2_31", "_2_34")
+    with tempfile.TemporaryDirectory() as site:
+        subprocess.run(  # noqa: S603 - the interpreter that runs this
+            [
+                *(sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"),
+                *("--no-deps", "--require-hashes", "--no-compile", "--no-build-isolation"),
+                *(
+                    "--only-binary=:all:",
+                    "--no-binary=cgroupspy",
+                ),  # it has no wheel, and only modules
+                *(
+                    f"--python-version={interpreter.PYTHON}",
+                    "--implementation=cp",
+                    "--target",
+                    site,
+                ),
+                *(f"--platform=manylinux{one}_{machine}" for one in versions),
+                *("--requirement", str(RUNTIME_LOCK)),
+            ],
+            check=True,
+        )
+        for distribution in importlib.metadata.distributions(path=[site]):
+            rootfs.origin = purl(distribution)
+            for file in distribution.files or ():
+                name = str(file)
+                source = Path(site, name)
+                if name.startswith("..") or name.endswith(".pyi") or not source.is_file():
+                    continue
+                if not re.search(
+                    r"(^|/)tests?/|\.dist-info/(RECORD|INSTALLER|REQUESTED|direct_url\.json)", name
+                ):
+                    rootfs.add(f"{SITE}/{name}", source.read_bytes())
+
+
+def _add_interpreter(rootfs: Rootfs, architecture: str) -> None:
+    """Add the interpreter, what it and the wheels are linked with, and their licences.
+
+    A library stands under the name that is asked for; what the links between point to does not
+    matter.
+    """
+    for package in interpreter.packages(architecture):
+        rootfs.origin = package.purl
+        found = [(one, one.name.removeprefix("./"), data) for one, data in package.members()]
+        linked = {
+            posixpath.normpath(posixpath.join(posixpath.dirname(path), one.linkname)): path
+            for one, path, _ in found
+            if one.issym() and ".so" in path and "/" not in one.linkname
+        }
+        for member, path, data in found:
+            library = re.sub(r"^usr/lib/python3[^/]*/", "", path)
+            if not _FROM_DEBIAN.match(path) or _C_PARTS.search(path):
+                continue
+            if path != library and (
+                _LEFT_OUT.match(library) or _LEFT_OUT_EXTENSIONS.match(library)
+            ):
+                continue
+            if member.isreg():
+                rootfs.add(linked.get(path, path), data, 0o755 if member.mode & 0o100 else 0o644)
+            elif member.issym() and path not in linked.values():
+                rootfs.link(path, member.linkname)
 
 
 def _walk(top: Path) -> Iterator[Path]:
     for folder, folders, files in os.walk(top):
         folders[:] = sorted(name for name in folders if name != "__pycache__")
         for name in sorted(files):
-            if not name.endswith((".pyc", ".a")):
+            if not name.endswith((".pyc", ".pyi")):
                 yield Path(folder, name)
 
 
-def _libraries(objects: Iterable[Path]) -> set[Path]:
-    """What the dynamic linker would load for these, the linker itself included."""
-    found: set[Path] = set()
-    for path in sorted(set(objects)):
-        done = _run("ldd", str(path))
-        if missing := re.findall(r"^\s*(\S+) => not found", done.stdout, re.MULTILINE):
-            raise SystemExit(f"{path} needs {', '.join(missing)}, which is not on this machine")
-        found.update(Path(p) for p in re.findall(r"(/\S+) \(0x", done.stdout))
-    return found
-
-
-def _run(*command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(  # noqa: S603 - programs of the machine, on its own files
-        command,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={"PATH": os.environ.get("PATH", ""), "LC_ALL": "C"},
-    )
-
-
-def _licences(libraries: Iterable[Path]) -> dict[str, Path]:
-    """Copyright file by Debian package, for what is copied from the machine."""
-    if shutil.which("dpkg-query") is None:
-        return {}
-    files = sorted({str(path) for each in libraries for path in (each, each.resolve())})
-    # Debian 12 knows the same file as /lib/… and /usr/lib/….
-    files += [f.removeprefix("/usr") for f in files if f.startswith("/usr/lib")]
-    done = _run("dpkg-query", "-S", *files)
-    packages = {line.split(":", 1)[0] for line in done.stdout.splitlines()}
-    found = {}
-    for package in sorted(packages):
-        file = Path("/usr/share/doc", package, "copyright")
-        if file.is_file():
-            found[package] = file.resolve()
-    return found
-
-
-def assemble() -> Rootfs:
-    """Everything that the image holds."""
+def programs(architecture: str) -> Rootfs:
+    """Interpreter, dependencies and nri_numa: what image and bundle share."""
     rootfs = Rootfs()
-    interpreter = Path(sys.executable).resolve()
-    rootfs.copy(interpreter, str(interpreter))
-    objects = [interpreter, *_add_standard_library(rootfs)]
-    for distribution in requirements():
-        objects += _add_distribution(rootfs, distribution)
+    _add_interpreter(rootfs, architecture)
+    native = rootfs
+    if architecture != interpreter.here():
+        _add_interpreter(native := Rootfs(), interpreter.here())
+    _add_distributions(rootfs, architecture)
+    rootfs.origin = f"pkg:generic/nri-numa@{version()}"
     for source in _walk(REPOSITORY / "nri_numa"):
-        name = source.relative_to(REPOSITORY).as_posix()
-        if source.suffix == ".py":
-            rootfs.python(source, f"{SITE}/{name}")
-        elif source.suffix != ".pyi":
-            rootfs.copy(source, f"{SITE}/{name}")
-    libraries = _libraries(objects)
-    for library in sorted(libraries):
-        # Under the name that is asked for; what the links between point to does not matter.
-        rootfs.copy(library.resolve(), str(library))
-    for package, file in _licences([interpreter, *libraries]).items():
-        rootfs.copy(file, f"usr/share/doc/{package}/copyright")
-    rootfs.copy(REPOSITORY / "LICENSE", "usr/share/doc/nri-numa/LICENSE")
+        rootfs.add(f"{SITE}/{source.relative_to(REPOSITORY).as_posix()}", source.read_bytes())
+    rootfs.add("usr/share/doc/nri-numa/LICENSE", (REPOSITORY / "LICENSE").read_bytes())
+    rootfs.with_compiled(native.files())
+    rootfs.origin = f"pkg:generic/nri-numa@{version()}"
+    return rootfs
+
+
+def assemble(made: Rootfs) -> Rootfs:
+    """Everything that the image holds, of its programs."""
+    rootfs = made.under("")
     rootfs.add(
         PROGRAM,
-        f"#!{interpreter} -P\nimport sys\n\nsys.path.insert(0, '/{SITE}')\n"
-        "from nri_numa.cli import main\n\nmain()\n".encode(),
+        f"#!/usr/bin/python{interpreter.PYTHON} -P\nimport sys\n\n"
+        f"sys.path.insert(0, '/{SITE}')\nfrom nri_numa.cli import main\n\nmain()\n".encode(),
         0o755,
     )
     rootfs.add("etc/passwd", b"root:x:0:0:root:/:/usr/sbin/nologin\n")
@@ -295,6 +303,8 @@ def assemble() -> Rootfs:
     for path in ("proc", "sys", "dev", "tmp", "run/nri-numa", "var", "etc/nri-numa"):
         rootfs.directory(path)
     rootfs.link("var/run", "/run")
+    for path in ("lib", "lib64"):
+        rootfs.link(path, f"usr/{path}")
     return rootfs
 
 
@@ -318,77 +328,100 @@ def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def archive(layer: bytes, reference: str) -> bytes:
+_MEDIA: Final = "application/vnd.oci.image"
+
+
+def archive(layers: Mapping[str, bytes], reference: str) -> bytes:
     """The image as one archive.
 
     Args:
-        layer: a tar file.
+        layers: a tar file by architecture.
         reference: name with tag.
     """
-    packed = gzip.compress(layer, 6, mtime=EPOCH)
-    machine = platform.machine()
-    architecture = _ARCHITECTURES.get(machine, machine)
-    config = _json(
-        {
-            "architecture": architecture,
-            "os": "linux",
-            "created": "1970-01-01T00:00:00Z",
-            "config": {
-                "User": "0:0",
-                "Env": [
-                    "PATH=/usr/local/bin:/usr/bin:/bin",
-                    "LANG=C.UTF-8",
-                    f"PYTHONPATH=/{SITE}",  # for the demo, which starts a second interpreter
-                ],
-                "Entrypoint": [f"/{PROGRAM}"],
-                "Cmd": ["run"],
-                "WorkingDir": "/",
-                "Labels": {
-                    "org.opencontainers.image.title": "nri-numa",
-                    "org.opencontainers.image.version": version(),
-                    "org.opencontainers.image.licenses": "Apache-2.0",
+    blobs, entries, docker = [], [], []
+    for architecture, layer in layers.items():
+        packed = gzip.compress(layer, 6, mtime=EPOCH)
+        config = _json(
+            {
+                "architecture": architecture,
+                "os": "linux",
+                "created": "1970-01-01T00:00:00Z",
+                "config": {
+                    "User": "0:0",
+                    "Env": [
+                        "PATH=/usr/local/bin:/usr/bin:/bin",
+                        "LANG=C.UTF-8",
+                        f"PYTHONPATH=/{SITE}",  # for the demo, which starts a second interpreter
+                    ],
+                    "Entrypoint": [f"/{PROGRAM}"],
+                    "Cmd": ["run"],
+                    "WorkingDir": "/",
+                    "Labels": {
+                        "org.opencontainers.image.title": "nri-numa",
+                        "org.opencontainers.image.version": version(),
+                        "org.opencontainers.image.licenses": "Apache-2.0",
+                    },
                 },
-            },
-            "rootfs": {"type": "layers", "diff_ids": [f"sha256:{_digest(layer)}"]},
-        }
+                "rootfs": {"type": "layers", "diff_ids": [f"sha256:{_digest(layer)}"]},
+            }
+        )
+        manifest = oci_manifest(
+            descriptor(f"{_MEDIA}.config.v1+json", config),
+            descriptor(f"{_MEDIA}.layer.v1.tar+gzip", packed),
+        )
+        entry = descriptor(f"{_MEDIA}.manifest.v1+json", manifest)
+        entries.append({**entry, "platform": {"architecture": architecture, "os": "linux"}})
+        blobs += [config, packed, manifest]
+        docker.append(
+            {
+                "Config": f"blobs/sha256/{_digest(config)}",
+                "RepoTags": [reference],
+                "Layers": [f"blobs/sha256/{_digest(packed)}"],
+            }
+        )
+    if len(entries) == 1:
+        (entry,) = entries
+        return oci_layout(blobs, entry, reference, docker)
+    index = _json(
+        {"schemaVersion": 2, "mediaType": f"{_MEDIA}.index.v1+json", "manifests": entries}
     )
-    media = "application/vnd.oci.image"
-    manifest = _json(
-        {
-            "schemaVersion": 2,
-            "mediaType": f"{media}.manifest.v1+json",
-            "config": _descriptor(f"{media}.config.v1+json", config),
-            "layers": [_descriptor(f"{media}.layer.v1.tar+gzip", packed)],
-        }
-    )
-    entry = _descriptor(f"{media}.manifest.v1+json", manifest)
-    entry["platform"] = {"architecture": architecture, "os": "linux"}
-    entry["annotations"] = {
+    return oci_layout([*blobs, index], descriptor(f"{_MEDIA}.index.v1+json", index), reference)
+
+
+def oci_manifest(config: Mapping[str, Any], layer: Mapping[str, Any]) -> bytes:
+    """An image's, or another artifact's, manifest."""
+    media = f"{_MEDIA}.manifest.v1+json"
+    return _json({"schemaVersion": 2, "mediaType": media, "config": config, "layers": [layer]})
+
+
+def oci_layout(
+    blobs: Sequence[bytes],
+    entry: Mapping[str, Any],
+    reference: str,
+    docker: Sequence[Mapping[str, Any]] = (),
+) -> bytes:
+    """An archive in the OCI image layout, with what ``docker load`` reads where there is any."""
+    names = {
         "io.containerd.image.name": reference,
         "org.opencontainers.image.ref.name": reference.rpartition(":")[2],
     }
     index = {
         "schemaVersion": 2,
-        "mediaType": f"{media}.index.v1+json",
-        "manifests": [entry],
+        "mediaType": f"{_MEDIA}.index.v1+json",
+        "manifests": [{**entry, "annotations": names}],
     }
-    docker = [
-        {
-            "Config": f"blobs/sha256/{_digest(config)}",
-            "RepoTags": [reference],
-            "Layers": [f"blobs/sha256/{_digest(packed)}"],
-        }
-    ]
     rootfs = Rootfs()
-    for blob in (config, manifest, packed):
+    for blob in blobs:
         rootfs.add(f"blobs/sha256/{_digest(blob)}", blob)
     rootfs.add("oci-layout", _json({"imageLayoutVersion": "1.0.0"}))
     rootfs.add("index.json", _json(index))
-    rootfs.add("manifest.json", _json(docker))
+    if docker:
+        rootfs.add("manifest.json", _json(docker))
     return rootfs.tar()
 
 
-def _descriptor(media_type: str, data: bytes) -> dict[str, Any]:
+def descriptor(media_type: str, data: bytes) -> dict[str, Any]:
+    """What refers to a blob."""
     return {"mediaType": media_type, "digest": f"sha256:{_digest(data)}", "size": len(data)}
 
 
@@ -398,6 +431,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("-o", "--output", metavar="FILE", help="archive to write")
     parser.add_argument("--rootfs", metavar="FILE", help="write the plain layer")
     parser.add_argument(
+        "--architecture",
+        metavar="LIST",
+        default=interpreter.here(),
+        help="of amd64,arm64; default: %(default)s",
+    )
+    parser.add_argument(
         "--name",
         metavar="REFERENCE",
         default=f"localhost/nri-numa:{version()}",
@@ -406,16 +445,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if not options.output and not options.rootfs:
         parser.error("say what to write: -o FILE or --rootfs FILE")
-    layer = assemble().tar()
-    if options.rootfs:
-        Path(options.rootfs).parent.mkdir(parents=True, exist_ok=True)
-        Path(options.rootfs).write_bytes(layer)
-        print(f"{options.rootfs}: {len(layer) / 1e6:.1f} MB")
+    wanted = options.architecture.split(",")
+    if unknown := set(wanted) - interpreter.ARCHITECTURES.keys():
+        parser.error(f"--architecture {min(unknown)}: expected of amd64,arm64")
+    if options.rootfs and len(wanted) > 1:
+        parser.error("--rootfs is for one architecture")
+    layers = {architecture: assemble(programs(architecture)).tar() for architecture in wanted}
+    made = {options.rootfs: layers[wanted[0]]} if options.rootfs else {}
     if options.output:
-        image = archive(layer, options.name)
-        Path(options.output).parent.mkdir(parents=True, exist_ok=True)
-        Path(options.output).write_bytes(image)
-        print(f"{options.output}: {options.name}, {len(image) / 1e6:.1f} MB")
+        made[options.output] = archive(layers, options.name)
+    for name, data in made.items():
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_bytes(data)
+        print(f"{name}: {options.name} for {options.architecture}, {len(data) / 1e6:.1f} MB")
     return 0
 
 

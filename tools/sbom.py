@@ -1,9 +1,10 @@
 """Writes what a node gets as CycloneDX 1.5: ``python -m tools.sbom -o build/nri-numa.cdx.json``.
 
-Names, versions and hashes are those of requirements/runtime.txt, licences and edges those of the
-installed metadata. No times, no addresses: the same inputs give the same bytes.
+Names, versions and hashes are those of requirements/runtime.txt and interpreter.txt, licences and
+edges those of the installed metadata. No times, no addresses: the same inputs give the same bytes.
+`spdx` says the same in SPDX 2.3.
 
-https://cyclonedx.org/docs/1.5/json/ has the form.
+https://cyclonedx.org/docs/1.5/json/ and https://spdx.github.io/spdx-spec/v2.3/ have the forms.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from typing import Any, Final
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tools.build_image import RUNTIME_LOCK, requirements, version
+from tools import interpreter
+from tools.build_image import RUNTIME_LOCK, purl, requirements, version
 from tools.licences import licence
 
 _HASH: Final = re.compile(r"--hash=sha256:([0-9a-f]{64})")
@@ -38,7 +40,8 @@ def document() -> dict[str, Any]:
     """The bill of materials of this tree."""
     distributions = requirements()
     files = hashes()
-    names = {canonicalize_name(each.name): _reference(each) for each in distributions}
+    debian = [p for name in interpreter.ARCHITECTURES for p in interpreter.packages(name)]
+    names = {canonicalize_name(each.name): purl(each) for each in distributions}
     root = f"pkg:generic/nri-numa@{version()}"
     body: dict[str, Any] = {
         "metadata": {
@@ -53,7 +56,7 @@ def document() -> dict[str, Any]:
         },
         "components": [
             {
-                "bom-ref": _reference(each),
+                "bom-ref": purl(each),
                 "type": "library",
                 "name": canonicalize_name(each.name),
                 "version": each.version,
@@ -63,16 +66,30 @@ def document() -> dict[str, Any]:
                     for content in files[canonicalize_name(each.name)]
                 ],
                 "licenses": [{"expression": licence(each)}],
-                "purl": _reference(each),
+                "purl": purl(each),
             }
             for each in distributions
+        ]
+        + [
+            {
+                "bom-ref": each.purl,
+                "type": "library",
+                "name": each.name,
+                "version": each.version,
+                "scope": "required",
+                "hashes": [{"alg": "SHA-256", "content": each.sha256}],
+                "purl": each.purl,
+            }
+            for each in debian
         ],
         "dependencies": [
-            {"ref": root, "dependsOn": _needs(importlib.metadata.distribution("nri-numa"), names)},
-            *(
-                {"ref": _reference(each), "dependsOn": _needs(each, names)}
-                for each in distributions
-            ),
+            {
+                "ref": root,
+                "dependsOn": _needs(importlib.metadata.distribution("nri-numa"), names)
+                + [each.purl for each in debian],
+            },
+            *({"ref": each.purl, "dependsOn": []} for each in debian),
+            *({"ref": purl(each), "dependsOn": _needs(each, names)} for each in distributions),
         ],
     }
     digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).digest()
@@ -91,8 +108,58 @@ def rendered() -> bytes:
     return (json.dumps(document(), indent=2, sort_keys=True) + "\n").encode()
 
 
-def _reference(distribution: importlib.metadata.Distribution) -> str:
-    return f"pkg:pypi/{canonicalize_name(distribution.name)}@{distribution.version}"
+def spdx() -> bytes:
+    """The same packages and edges as a document of SPDX."""
+    made = document()
+    components = [made["metadata"]["component"], *made["components"]]
+    ids = {each["bom-ref"]: f"SPDXRef-{number}" for number, each in enumerate(components)}
+    packages = [
+        {
+            "SPDXID": ids[each["bom-ref"]],
+            "name": each["name"],
+            "versionInfo": each["version"],
+            "downloadLocation": "NOASSERTION",
+            "filesAnalyzed": False,
+            "licenseConcluded": "NOASSERTION",
+            "licenseDeclared": each.get("licenses", [{"expression": "NOASSERTION"}])[0][
+                "expression"
+            ],
+            "copyrightText": "NOASSERTION",
+            "externalRefs": [
+                {
+                    "referenceCategory": "PACKAGE-MANAGER",
+                    "referenceType": "purl",
+                    "referenceLocator": each["purl"],
+                }
+            ],
+        }
+        for each in components
+    ]
+    relations = [
+        {
+            "spdxElementId": ids[edge["ref"]],
+            "relationshipType": "DEPENDS_ON",
+            "relatedSpdxElement": ids[needed],
+        }
+        for edge in made["dependencies"]
+        for needed in edge["dependsOn"]
+    ]
+    described = {
+        "spdxElementId": "SPDXRef-DOCUMENT",
+        "relationshipType": "DESCRIBES",
+        "relatedSpdxElement": "SPDXRef-0",
+    }
+    whole = {
+        "spdxVersion": "SPDX-2.3",
+        "dataLicense": "CC0-1.0",
+        "SPDXID": "SPDXRef-DOCUMENT",
+        "name": f"nri-numa-{version()}",
+        "documentNamespace": made["serialNumber"],
+        "creationInfo": {"created": "1980-01-01T00:00:00Z", "creators": ["Tool: tools.sbom"]},
+        "packages": packages,
+        "relationships": [described, *relations],
+    }
+    return (json.dumps(whole, indent=2, sort_keys=True) + "\n").encode()
 
 
 def _needs(distribution: importlib.metadata.Distribution, names: dict[str, str]) -> list[str]:

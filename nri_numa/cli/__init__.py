@@ -48,7 +48,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "simulate": ("nri_numa.cli.simulate:simulate", "Say what pods would get on a machine."),
     "check": ("nri_numa.cli.node:check", "Say whether this machine is ready, and what to do."),
     "measure": ("nri_numa.cli.measure:measure", "Measure what placement gains on this machine."),
-    "capture": ("nri_numa.cli.machine:capture", "Pack what describes this machine, for a report."),
+    "capture": ("nri_numa.cli.machine:capture", "Pack what describes this machine."),
+    "report": ("nri_numa.cli.report:report", "Pack what a bug report needs into one archive."),
     "checkpoint": ("nri_numa.cli.node:checkpoint", "Show the saved state."),
     "release": (
         "nri_numa.cli.node:release",

@@ -118,7 +118,7 @@ def system(release: str) -> System:
         directory.mkdir(parents=True, exist_ok=True)
         for old in (*directory.glob(f"{release}-*.img"), *directory.glob(f"{release}-*.initrd")):
             old.unlink()
-        tree = _bootstrapped(release, directory / f"{release}.tree")
+        tree = bootstrapped(release, directory / f"{release}.tree")
         (busybox,) = debs.fetch(BUSYBOX)
         _make_initrd(kernel, next(busybox.root.glob("**/bin/busybox")), initrd)
         _make_image(release, tree, kernel, image)
@@ -136,7 +136,7 @@ def _run(*command: str | Path, **more: object) -> None:
         )
 
 
-def _bootstrapped(release: str, tree: Path) -> Path:
+def bootstrapped(release: str, tree: Path) -> Path:
     """The packages of the release, as debootstrap leaves them; kept for the next image."""
     done = tree.with_suffix(".done")
     if not done.exists() or done.read_text() != " ".join(_PACKAGES):

@@ -38,7 +38,7 @@ IMAGE = f"localhost/nri-numa:{__version__}"
 def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
     archive = tmp_path_factory.mktemp("image") / "image.tar"
     subprocess.run(
-        [sys.executable, "tools/build_image.py", "-o", str(archive)], cwd=REPOSITORY, check=True
+        [sys.executable, "-m", "tools.build_image", "-o", str(archive)], cwd=REPOSITORY, check=True
     )
     return archive
 

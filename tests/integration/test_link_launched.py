@@ -82,7 +82,9 @@ async def test_it_can_look_by_a_second_registration(tmp_path: Path) -> None:
         await eventually(lambda: link.state is LinkState.ACTIVE)
         assert await link.refresh() == ""
         assert link.state is LinkState.ACTIVE
-    assert "connection refused" in (await link.refresh()).lower()
+    # From Python 3.13 on a server takes its socket away with it.
+    said = (await link.refresh()).lower()
+    assert "connection refused" in said or "no such file" in said
     await asyncio.wait_for(serving, 180)
     assert [entry for entry in plugin.log if entry.startswith("Synchronize")]
 

@@ -177,7 +177,7 @@ def test_one_version_everywhere() -> None:
 
 def test_the_containerfile_says_what_the_archive_says() -> None:
     """Both ways to an image end in the same one."""
-    data = build_image.archive(b"", f"localhost/nri-numa:{__version__}")
+    data = build_image.archive({"amd64": b""}, f"localhost/nri-numa:{__version__}")
     with tarfile.open(fileobj=io.BytesIO(data)) as archive:
         read = {m.name: archive.extractfile(m) for m in archive.getmembers() if m.isfile()}
         documents = {name: file.read() for name, file in read.items() if file is not None}

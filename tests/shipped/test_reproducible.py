@@ -14,9 +14,14 @@ from pathlib import Path
 import pytest
 
 from tools import release
+from tools.interpreter import here
 
 ROOT = Path(__file__).resolve().parents[2]
-PARTS = ("nri_numa", "tools", "config", "requirements", "pyproject.toml", "README.md", "LICENSE")
+PARTS = (
+    *("nri_numa", "tools", "config", "requirements", "systemd", "tests/beds"),
+    *("pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE"),
+)
+"""Of the beds, where packages of Debian are found and kept."""
 
 
 def made(tree: Path, *, umask: int, time_s: int, **environment: str) -> Path:
@@ -27,6 +32,7 @@ def made(tree: Path, *, umask: int, time_s: int, **environment: str) -> Path:
         tree.mkdir(parents=True)
         for name in PARTS:
             source, copy = ROOT / name, tree / name
+            copy.parent.mkdir(exist_ok=True)
             if source.is_dir():
                 shutil.copytree(source, copy, ignore=ignored, copy_function=shutil.copyfile)
             else:
@@ -34,7 +40,7 @@ def made(tree: Path, *, umask: int, time_s: int, **environment: str) -> Path:
         for path in (*tree.rglob("*"), tree):
             os.utime(path, (time_s, time_s))
         subprocess.run(
-            [sys.executable, "-m", "tools.release", "-o", "out"],
+            [sys.executable, "-m", "tools.release", "-o", "out", f"--architecture={here()}"],
             cwd=tree,
             check=True,
             env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **environment},
@@ -70,7 +76,7 @@ def twice(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def test_another_time_place_and_user_make_the_same_bytes(twice: tuple[Path, Path]) -> None:
     one, two = twice
     names = sorted(path.name for path in one.iterdir())
-    assert len(names) == 5
+    assert len(names) == 14
     assert names == sorted(path.name for path in two.iterdir())
     differing = [name for name in names if (one / name).read_bytes() != (two / name).read_bytes()]
     assert differing == []
@@ -101,7 +107,7 @@ def test_the_sums_are_those_of_sha256sum(twice: tuple[Path, Path]) -> None:
     one, _ = twice
     check = ["sha256sum", "--check", "--strict", release.SUMS]
     done = subprocess.run(check, cwd=one, capture_output=True, text=True, check=True)
-    assert done.stdout.count(": OK\n") == 4
+    assert done.stdout.count(": OK\n") == 13
 
 
 def test_a_changed_file_has_another_sum(tmp_path: Path) -> None:
@@ -121,3 +127,31 @@ def test_a_directory_with_other_files_is_left_alone(
         release.main(["-o", str(tmp_path)])
     assert "holds other files" in capsys.readouterr().err
     assert (tmp_path / "letter").read_text() == "dear"
+
+
+@pytest.mark.slow
+def test_the_bundle_runs_where_it_is_unpacked_and_packages_hold_it(
+    twice: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """By its own interpreter and C library, which programs that it starts use too."""
+    one, _ = twice
+    (packed,) = one.glob("*-linux-*.tar.gz")
+    with tarfile.open(packed) as archive:
+        archive.extractall(tmp_path, filter="fully_trusted")
+    (program,) = tmp_path.glob("*/bin/nri-numa")
+    arguments = ("simulate", ROOT / "config/examples/03-database.yaml", "--machine", "synthetic:")
+    said = subprocess.run([program, *arguments], env={}, capture_output=True, text=True, check=True)
+    assert "database" in said.stdout
+    again = (
+        "import subprocess, sys; subprocess.run([sys.executable, '-m', 'nri_numa', '--version'])"
+    )
+    command = [program.with_name("python3"), "-c", again]
+    said = subprocess.run(command, env={}, capture_output=True, text=True, check=True)
+    assert said.stdout == f"nri-numa {release.version()}\n"
+    (deb,) = one.glob("*.deb")
+    listed = subprocess.run(["dpkg-deb", "-c", deb], capture_output=True, text=True, check=True)
+    (rpm,) = one.glob("*.rpm")
+    asked = subprocess.run(["rpm", "-qpl", rpm], capture_output=True, text=True, check=True)
+    for name in ("/etc/nri-numa/agent.yaml", "/usr/lib/systemd/system/nri-numa.service"):
+        assert name[1:] in listed.stdout
+        assert name in asked.stdout

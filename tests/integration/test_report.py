@@ -1,0 +1,62 @@
+"""A report says what happened on a node, replays elsewhere, and keeps names to itself."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.beds.embedded_node import CRIError, Node, until
+from tests.beds.plugin_process import plugin_environment
+
+
+def nri_numa(*arguments: object) -> str:
+    command = [sys.executable, "-m", "nri_numa", *map(str, arguments)]
+    return subprocess.run(
+        command, env=plugin_environment(), capture_output=True, text=True, check=True
+    ).stdout
+
+
+def unpacked(archive: Path, into: Path) -> dict[str, Any]:
+    with tarfile.open(archive) as files:
+        files.extractall(into, filter="data")
+    return {path.stem: json.loads(path.read_text()) for path in into.glob("*.json")}
+
+
+def test_a_report_is_replayed_elsewhere_and_keeps_names_and_passwords(tmp_path: Path) -> None:
+    address = "http://reader:hunter2@prometheus.example"
+    asked = {"url": address, "query": "up"}
+    with Node(tmp_path, config={"controller": {"prometheus": asked}}) as node:
+        node.start()
+        own = node.owner("orders-db", 3)
+        with pytest.raises(CRIError, match="exclusive CPUs"):
+            node.run("too-big", {"policy": "single-numa-node"}, cpus=33)
+        until(node.plugin.responsive, "it serves")
+        # As if it logged to a file; the bed reads what it writes to standard error.
+        config = json.loads(node.plugin.config_file.read_text())
+        config |= {"log": {"file": str(node.plugin.log_file)}, "sysfsRoot": str(node.sysfs_root)}
+        (tmp_path / "logging.yaml").write_text(json.dumps(config))
+        for name, more in (("open", ()), ("hashed", ("--hash-names",))):
+            given = (f"--config={tmp_path}/logging.yaml", f"--api={node.plugin.address}")
+            nri_numa("report", tmp_path / f"{name}.tar.gz", *given, *more)
+    told = unpacked(tmp_path / "open.tar.gz", tmp_path / "open")
+    assert {"check", "config", "versions", "status", "refusals", "notices"} <= told.keys()
+    (refused,) = told["refusals"]["refusals"]
+    assert refused["pod"] == "too-big"
+    assert "orders-db" in (tmp_path / "open" / "log.txt").read_text()
+    assert own.cpus == told["assignments"]["containers"][0]["cpus"]
+    # A maintainer gets the same CPUs for the same pods on the captured machine.
+    here = tmp_path / "open"
+    given = (f"--machine={here}/machine.tar.gz", f"--config={here}/config.json", "--output=json")
+    assert f'"{own.cpus}"' in nri_numa("simulate", here / "pods.json", *given)
+    unpacked(tmp_path / "hashed.tar.gz", tmp_path / "hashed")
+    for path in (tmp_path / "hashed").glob("*[nt]"):
+        # The bed makes ids of containers from names; a runtime does not.
+        assert not re.search(r"(?<![\w-])orders-db(?![\w-])", path.read_text())
+        assert "hunter2" not in path.read_text()

@@ -1,0 +1,102 @@
+"""The core of the tests on other interpreters than the one that `make setup` took (root).
+
+    python -m tests.interpreters trixie [sid python3.12 …]
+
+A suite is one of Debian, whose root file system the beds keep: 3.13 is in trixie, which image and
+bundle carry, 3.14 in sid. Anything else is the name of an interpreter in PATH.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+from tests.beds.debs import SUITES
+from tests.beds.testbed import cache_dir
+from tests.beds.vm_system import bootstrapped
+
+_REPOSITORY: Final = Path(__file__).resolve().parents[1]
+_CORE: Final = (
+    "tests/unit/config tests/unit/nri tests/unit/cli tests/unit/store tests/unit/model "
+    "tests/scenarios tests/integration/test_link_launched.py tests/integration/test_report.py"
+)
+"""What an interpreter may change: imports, docstrings, sockets, the loop, files."""
+
+
+def run(name: str) -> int:
+    """Install what is pinned for one of them, and run the core; 0 when it passed."""
+    root = "/"
+    program = shutil.which(name)
+    if name in SUITES:
+        tree = cache_dir() / "systems" / f"{name}.tree"
+        root, program = str(bootstrapped(name, tree)), "/usr/bin/python3"
+    if program is None:
+        print(f"left out: {name} is neither in PATH nor a suite of Debian", flush=True)
+        return 0
+    said = subprocess.run(
+        [*_in(root), program, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"],
+        stdout=subprocess.PIPE, text=True, check=True,
+    )  # fmt: skip
+    version = re.sub(r"\s", "", said.stdout)
+    venv = _REPOSITORY / "build" / "interpreters" / version
+    site = venv / f"lib/python{version}/site-packages"
+    lock = _REPOSITORY / "requirements" / "lock.txt"
+    ours = site / "checkout.pth"
+    if not ours.exists() or ours.stat().st_mtime < lock.stat().st_mtime:
+        shutil.rmtree(venv, ignore_errors=True)
+        subprocess.run([*_in(root), program, "-m", "venv", "--without-pip", venv], check=True)
+        subprocess.run(
+            [
+                *(sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"),
+                *("--no-deps", "--require-hashes", "--no-build-isolation"),
+                *("--ignore-requires-python", "--only-binary=:all:", "--no-binary=cgroupspy"),
+                *("--python-version", version, "--target", str(site)),
+                *("--requirement", str(_pinned(version, lock, venv))),
+            ],
+            check=True,
+        )
+        ours.write_text(f"{_REPOSITORY}\n")
+    test = [f"{venv}/bin/python", "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider"]
+    results = f"--junitxml=artifacts/tests/python-{version}.xml"
+    return subprocess.run([*_in(root), *test, *_CORE.split(), results], check=False).returncode
+
+
+def _pinned(version: str, lock: Path, folder: Path) -> Path:
+    """The lines of the lock for that version: pip judges markers by the interpreter it runs on."""
+    from packaging.requirements import Requirement
+
+    kept = []
+    for line in lock.read_text().replace("\\\n", " ").splitlines():
+        words, _, hashes = line.partition(" --hash=")
+        marker = Requirement(words).marker
+        where = {"python_version": version, "python_full_version": f"{version}.0"}
+        if marker is None or marker.evaluate(where):
+            kept.append(f"{words.partition(';')[0]} --hash={hashes}\n")
+    found = folder / "pinned.txt"
+    found.write_text("".join(kept))
+    return found
+
+
+def _in(root: str) -> list[str]:
+    """The words before a command that runs it below another root, in this checkout.
+
+    Nothing is written below that root, and nothing of it stays mounted.
+    """
+    if root == "/":
+        return []
+    script = (
+        'set -e; d=$(mktemp -d); mount -t tmpfs none "$d"; mkdir "$d/u" "$d/w" "$d/r"; r=$d/r\n'
+        'mount -t overlay -o "lowerdir=$1,upperdir=$d/u,workdir=$d/w" none "$r"\n'
+        'for one in proc sys dev; do mount --rbind "/$one" "$r/$one"; done\n'
+        'mkdir -p "$r$2"; mount --rbind "$2" "$r$2"; mount -t tmpfs none "$r/tmp"; h=$2; shift 2\n'
+        'exec chroot "$r" sh -c \'cd "$0"; exec "$@"\' "$h" "$@"'
+    )
+    return ["unshare", "--mount", "bash", "-c", script, "bash", root, str(_REPOSITORY)]
+
+
+if __name__ == "__main__":
+    sys.exit(max(map(run, sys.argv[1:]), default=0))

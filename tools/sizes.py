@@ -1,0 +1,60 @@
+"""Sizes and start times of what `make release` made: ``python -m tools.sizes build/release``.
+
+A start is ``nri-numa check --help`` (interpreter, command line, one command), the best of five;
+the image's is in its root file system, without a runtime (root).
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from pathlib import Path
+
+from tools.docs_regions import table
+from tools.interpreter import here
+
+
+def _best(*command: str) -> str:
+    """Milliseconds of the fastest of five, in wall-clock time."""
+    took = []
+    for _ in range(5):
+        began = time.perf_counter()
+        subprocess.run([*command, "check", "--help"], check=True, stdout=subprocess.DEVNULL)  # noqa: S603
+        took.append(time.perf_counter() - began)
+    return f"{min(took) * 1000:.0f} ms"
+
+
+def main() -> int:
+    """Print both tables."""
+    folder = Path(sys.argv[1] if sys.argv[1:] else "build/release")
+    rows = [
+        (path.name, f"{path.stat().st_size / 1e6:.1f} MB")
+        for path in sorted(folder.iterdir())
+        if path.stat().st_size > 50_000
+    ]
+    sys.stdout.write("\n".join(table(("file", "size"), rows)) + "\n\n")
+    starts = [("wheel, in this environment", _best(str(Path(sys.executable).parent / "nri-numa")))]
+    with tempfile.TemporaryDirectory() as scratch:
+        (packed,) = folder.glob(f"*-linux-{here()}.tar.gz")
+        with tarfile.open(packed) as archive:
+            archive.extractall(scratch, filter="fully_trusted")  # noqa: S202 - made here
+        (program,) = Path(scratch).glob("*/bin/nri-numa")
+        starts.append(("bundle", _best(str(program))))
+        if os.geteuid() == 0:
+            from tools.build_image import assemble, programs
+
+            with tarfile.open(fileobj=io.BytesIO(assemble(programs(here())).tar())) as layer:
+                layer.extractall(f"{scratch}/image", filter="fully_trusted")  # noqa: S202
+            inside = _best("chroot", f"{scratch}/image", "/usr/local/bin/nri-numa")
+            starts.append(("image", inside))
+    sys.stdout.write("\n".join(table(("what", "start"), starts)) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -27,6 +27,7 @@ class Asked:
     authorization: str
     content_type: str
     body: dict[str, Any]
+    accept: str = ""
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,7 @@ class FakeAPIServer:
                     self.headers.get("Authorization", ""),
                     self.headers.get("Content-Type", ""),
                     json.loads(text) if text else {},
+                    self.headers.get("Accept", ""),
                 )
                 fake.asked.append(asked)
                 said = fake.answer(asked)

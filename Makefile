@@ -116,7 +116,7 @@ bench: $(STAMP) ## Measure, and print the tables of docs/performance.md
 	$(BIN)/python -m bench
 
 cluster: $(STAMP) ## Pods behind three schedulers on a real control plane; NODES=5000: speed and size at that many (root)
-	$(BIN)/python -m bench.cluster $(if $(NODES),--nodes $(NODES) --pods 200 --throughput --looking,--real)
+	$(BIN)/python -m bench.cluster $(if $(NODES),--nodes $(NODES) --pods 200 --filter --looking --throughput,--real)
 
 density: $(STAMP) ## Pods that come and go on captured machines: refused, stranded, on several NUMA nodes
 	$(BIN)/python -m bench.replay

@@ -6,8 +6,9 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 
-from bench import machine
+from bench import extender, machine
 from bench.cluster import chaos, looking, real, stream, throughput
+from bench.stats import table
 
 VARIANTS: dict[str, Callable[[stream.Stream], stream.Found]] = {
     "stock kube-scheduler": stream.stock,
@@ -42,6 +43,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="what kubectl numa cluster and the controller's page cost; only what is named is run",
     )  # fmt: skip
     parser.add_argument(
+        "--filter", action="store_true",
+        help="what one question about all nodes costs the extender; only what is named is run",
+    )  # fmt: skip
+    parser.add_argument(
         "--real", action="store_true",
         help=f"this machine is one more node, with a kubelet; each {real.EVERY}th pod is for it",
     )  # fmt: skip
@@ -56,11 +61,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         real=real.EVERY if options.real else 0,
     )
     print(machine.describe(), flush=True)
+    if options.filter:
+        head = ("what (p50 / p99, ms)", "wall", "CPU", "goal")
+        print(table(head, extender.of_all(options.nodes, 60)), flush=True)
+    if options.looking:
+        print(looking.report(options.nodes, looking.measure(options.nodes)), flush=True)
     if options.throughput:
         print(throughput.report(throughput.measure(options.nodes, options.pods)), flush=True)
-    if options.looking:
-        print(looking.report(options.nodes, looking.measure(options.nodes)))
-    if options.throughput or options.looking:
+    if options.throughput or options.looking or options.filter:
         print(f"load average {machine.load()}")
         return 0
     if options.chaos:

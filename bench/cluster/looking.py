@@ -8,7 +8,6 @@ run as people run it; the controller follows the objects, and its page is asked 
 from __future__ import annotations
 
 import json
-import os
 import random
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from bench.cluster import stream
 from bench.stats import quantile, table
 from tests.beds.cri import poll
 from tests.beds.kube import controller as controllers
+from tests.beds.kube import extender as extenders
 from tests.beds.kube.bed import KubeBed
 from tests.beds.kube.client import PATIENCE_S, Client, JsonObject
 from tests.beds.kube.control_plane import ControlPlane
@@ -46,6 +46,15 @@ _QUESTIONS: Final[Mapping[str, str]] = {
     "{} CPUs, only where they fit": "cpus={}&only=true",
     "{} CPUs, wider than one NUMA node": "cpus=2{}&policy=restricted",
 }
+_TIMED = """
+import json, resource, subprocess, sys, time
+begun = time.perf_counter()
+size = len(subprocess.run(sys.argv[1:], stdout=subprocess.PIPE).stdout)
+used = resource.getrusage(resource.RUSAGE_CHILDREN)
+cpu = used.ru_utime + used.ru_stime
+print(json.dumps([time.perf_counter() - begun, cpu, used.ru_maxrss, size]))
+"""
+"""A process of its own: a program begins with the peak of the memory of who starts it."""
 _ASK = """
 import json, sys, time, urllib.request
 opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -83,11 +92,12 @@ def measure(nodes: int) -> list[Row]:
         client = control.client
         client.kubectl("apply", f"--filename={MANIFESTS / 'base/namespace.yaml'}")
         controllers.install(client)
+        extenders.install(client)
         for file in (MANIFESTS / "controller-page/role.yaml", stream.CRD):
             client.kubectl("apply", f"--filename={file}")
         poll(lambda: client.request("GET", stream.NRT)[0] == 200 or None, "the kind")
         _make(client, nodes)
-        return [*_commands(control), *_page(control, nodes)]
+        return [*_commands(control), *_extender(control), *_page(control, nodes)]
 
 
 def _make(client: Client, nodes: int) -> None:
@@ -193,27 +203,39 @@ def _commands(control: ControlPlane) -> Iterator[Row]:
 
 
 def _run(what: str, command: list[str], environment: Mapping[str, str]) -> Row:
-    taken, memory, size = [], 0, 0
+    taken, memory, size, cpu = [], 0, 0, 0.0
     for _ in range(TIMES):
-        begun = time.perf_counter()
-        process = subprocess.Popen(command, env=dict(environment), stdout=subprocess.PIPE)
-        assert process.stdout is not None
-        size = len(process.stdout.read())
-        # Of whoever it waited for, too: that is kubectl.
-        _, _, usage = os.wait4(process.pid, 0)
-        taken.append(time.perf_counter() - begun)
-        memory = max(memory, usage.ru_maxrss * 1024)
+        done = subprocess.run(
+            [sys.executable, "-c", _TIMED, *command],
+            env=dict(environment), stdout=subprocess.PIPE, check=True,
+        )  # fmt: skip
+        seconds, cpu, kib, size = json.loads(done.stdout)
+        taken.append(seconds)
+        memory = max(memory, kib << 10)  # of the larger of the command and kubectl
+    what = f"{what} ({cpu:.1f} s of CPU)"
     return Row(what=what, seconds=_middle(taken), memory=memory, size=size)
 
 
-# --- the page -------------------------------------------------------------------------------------
+# --- what follows ---------------------------------------------------------------------------------
 
 
-def _page(control: ControlPlane, nodes: int) -> Iterator[Row]:
+def _extender(control: ControlPlane) -> Iterator[Row]:
+    begun = time.perf_counter()
+    with extenders.Extender(_bed(control), config={"lease": ""}, level="info") as extender:
+        ready, pid = time.perf_counter() - begun, extender.process.pid
+        yield Row(what=f"start of the extender until it is ready ({cpu_seconds(pid):.1f} s of CPU)",
+                  seconds=(ready, ready), memory=rss_bytes(pid), size=0)  # fmt: skip
+
+
+def _bed(control: ControlPlane) -> KubeBed:
     bed = SimpleNamespace(
         control=control, client=control.client, directory=control.namespaces.directory
     )
-    with Controller(cast(KubeBed, bed), _PORT, page={"enabled": True}) as replica:
+    return cast(KubeBed, bed)
+
+
+def _page(control: ControlPlane, nodes: int) -> Iterator[Row]:
+    with Controller(_bed(control), _PORT, page={"enabled": True}) as replica:
         begun = time.perf_counter()
 
         def there() -> bool | None:

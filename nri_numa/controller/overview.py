@@ -191,6 +191,11 @@ class Overview:
         self._page = config.controller.page.node_url
         self._addresses: dict[str, str] = {}
 
+    @property
+    def addresses(self) -> bool:
+        """Whether more is needed of Nodes than their metadata."""
+        return "{address}" in self._page
+
     # --- what is there ----------------------------------------------------------------------------
 
     def node(self, name: str, document: Mapping[str, Any], now: float) -> None:

@@ -226,7 +226,9 @@ class Service:
         shown = [overview] if overview is not None else []
         every = [self.capacity, *self._evictors, *shown]
         nodes = _Objects(clock, [one.node for one in every], [one.node_removed for one in every])
-        self._nodes = follow(NODES, nodes)
+        # Annotations, but for these two: specs of nodes, and the addresses of their pages.
+        whole = self.refused is not None or (overview is not None and overview.addresses)
+        self._nodes = follow(NODES, nodes, metadata=not whole)
         self.page: Page | None = None
         if published := [one for one in (self.stolen, self.refused, overview) if one is not None]:
             changed = [one.topology for one in published]

@@ -69,7 +69,8 @@ _LONGEST: Final = 30.0
 _DENIED, _MISSING, _GONE, _BUSY = 401, 404, 410, 429
 WHOLE_OBJECT: Final = "application/json"
 METADATA: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
-"""What is accepted: an object, or its metadata alone."""
+METADATA_LIST: Final = METADATA.replace("Metadata;", "MetadataList;")
+"""What is accepted: an object, or its metadata alone; of a list that of each object."""
 OPENED: Final = ""
 """What a watch says first: the server follows."""
 _BOOKMARK: Final = "BOOKMARK"
@@ -189,7 +190,7 @@ class KubeAPI:
         return [one async for _, items in pages for one in items]
 
     async def pages(
-        self, path: str, parameters: Mapping[str, str]
+        self, path: str, parameters: Mapping[str, str], *, accept: str = WHOLE_OBJECT
     ) -> AsyncIterator[tuple[Mapping[str, Any], list[dict[str, Any]]]]:
         """Read a long list: metadata and objects of each page.
 
@@ -198,7 +199,8 @@ class KubeAPI:
         """
         asked = {**parameters, "limit": str(PAGE)}
         while True:
-            found = await self.ask("GET", f"{path}?{urlencode(asked)}", seconds=LISTING)
+            url = f"{path}?{urlencode(asked)}"
+            found = await self.ask("GET", url, accept=accept, seconds=LISTING)
             metadata = mapping(found.get("metadata"))
             yield metadata, _items(found)
             if not metadata.get("continue"):
@@ -206,7 +208,12 @@ class KubeAPI:
             asked["continue"] = str(metadata["continue"])
 
     async def events(
-        self, path: str, parameters: Mapping[str, str], seconds: int = WATCH
+        self,
+        path: str,
+        parameters: Mapping[str, str],
+        seconds: int = WATCH,
+        *,
+        accept: str = WHOLE_OBJECT,
     ) -> AsyncGenerator[tuple[str, dict[str, Any]]]:
         """Follow a watch until the server ends it: `OPENED`, then what happened and the object.
 
@@ -215,7 +222,8 @@ class KubeAPI:
         """
         asked = {**parameters, "watch": "true", "timeoutSeconds": str(seconds)}
         url, silence = f"{path}?{urlencode(asked)}", seconds + _SLACK
-        async with self._exchange("GET", url, silence=silence, buffer=_FULL) as answer:
+        headers = {"Accept": accept}
+        async with self._exchange("GET", url, None, headers, silence, buffer=_FULL) as answer:
             yield OPENED, {}
             rest = b""
             while True:
@@ -422,6 +430,7 @@ class Watch:
     """Lists a kind and follows its changes: in pages, resumed, and listed again after 410 Gone.
 
     Lists name objects by `key`, their name by default. A list goes on at the page that failed.
+    Where `metadata` is all that is needed nothing else comes: a Node has fifty images.
 
     Attributes:
         synced: everything was read once.
@@ -437,6 +446,7 @@ class Watch:
         watched: Watched,
         *,
         fields: str = "",
+        metadata: bool = False,
         key: Callable[[Mapping[str, Any]], str] | None = None,
         jitter: Callable[[], float] = random.random,
         clock: Callable[[], float] = time.monotonic,
@@ -446,6 +456,7 @@ class Watch:
         self._key = key or name_of
         self._what = path.rpartition("/")[2]
         self._parameters = {"fieldSelector": fields} if fields else {}
+        self._accept = (METADATA, METADATA_LIST) if metadata else (WHOLE_OBJECT, WHOLE_OBJECT)
         self._log = get_logger("kube")
         self._keys: set[str] = set()
         self._token, self._found = "", set[str]()
@@ -464,7 +475,8 @@ class Watch:
                 asked = {
                     **self._parameters, "resourceVersion": version, "allowWatchBookmarks": "true",
                 }  # fmt: skip
-                async with aclosing(self._api.events(self._path, asked)) as events:
+                followed = self._api.events(self._path, asked, accept=self._accept[0])
+                async with aclosing(followed) as events:
                     async for event, found in events:
                         self._works()
                         if event == OPENED:
@@ -497,7 +509,8 @@ class Watch:
     async def _list(self) -> str:
         version = ""
         asked = {**self._parameters, **({"continue": self._token} if self._token else {})}
-        async for metadata, items in self._api.pages(self._path, asked):
+        pages = self._api.pages(self._path, asked, accept=self._accept[1])
+        async for metadata, items in pages:
             version = str(metadata.get("resourceVersion") or version)
             for number, document in enumerate(items):
                 self._found.add(self._key(document))

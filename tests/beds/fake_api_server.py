@@ -28,6 +28,7 @@ class Asked:
     authorization: str
     content_type: str
     body: dict[str, Any]
+    accept: str = ""
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,7 @@ class FakeAPIServer(Bed):
                     self.headers.get("Authorization", ""),
                     self.headers.get("Content-Type", ""),
                     json.loads(text) if text else {},
+                    self.headers.get("Accept", ""),
                 )
                 fake.asked.append(asked)
                 said = fake.answer(asked)

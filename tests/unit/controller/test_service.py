@@ -17,7 +17,7 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.config import AgentConfig
-from nri_numa.config.sections import Controller, Page
+from nri_numa.config.sections import Controller, Page, Stuck
 from nri_numa.config.sections import Prometheus as Query
 from nri_numa.controller.service import Service
 from nri_numa.errors import ConfigError
@@ -181,6 +181,31 @@ async def test_what_is_put_is_written_shown_and_taken_away(world: World) -> None
     await world.stop()
     assert world.cluster.lease is not None
     assert world.cluster.lease["spec"]["holderIdentity"] == "", "given back at the end"
+
+
+@pytest.mark.parametrize(
+    ("world", "whole"),
+    [
+        ({}, False),
+        ({"page": Page(enabled=True, node_url="http://{address}:9890")}, True),
+        ({"stuck": Stuck(evict=True)}, True),
+    ],
+    indirect=["world"],
+)
+async def test_of_nodes_only_the_metadata_is_read_where_that_will_do(
+    world: World, whole: bool
+) -> None:
+    def asked() -> set[tuple[bool, str]]:
+        return {
+            ("watch=true" in one.path, one.accept.replace(";g=meta.k8s.io;v=v1", ""))
+            for one in world.fake.asked
+            if one.path.startswith("/api/v1/nodes?")
+        }
+
+    await until(lambda: len(asked()) == 2)
+    only = "application/json;as=PartialObjectMetadata"
+    every = {(False, "application/json"), (True, "application/json")}
+    assert asked() == (every if whole else {(False, f"{only}List"), (True, only)})
 
 
 async def test_bad_requests_are_refused_with_a_sentence(world: World) -> None:

@@ -107,8 +107,10 @@ class RuntimeUnavailable(AgentError):
 class RuntimeBusy(AgentError):
     """Another agent, or a release, works on the runtime; its process is None when not known."""
 
-    def __init__(self, directory: str, pid: int | None) -> None:
-        who = "another agent" if pid is None else f"another agent (process {pid})"
+    def __init__(self, directory: str, pid: int | None, pod: str = "") -> None:
+        self.pid = pid
+        known = "in a container that is not visible here" if pid is None else f"process {pid}"
+        who = f"another agent ({known}{pod and f', pod {pod}'})"
         super().__init__(
             f"{directory}: {who} works on the runtime of this socket, with whatever state "
             "directory, and a runtime takes one; stop it first, for instance: systemctl stop "

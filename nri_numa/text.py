@@ -32,6 +32,13 @@ def utc_text(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
+def human_bytes(amount: int) -> str:
+    """``512 B``, ``6 GiB``, ``1.5 TiB``."""
+    power = min(max(0, abs(amount).bit_length() - 1) // 10, 5)
+    unit = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")[power]
+    return f"{amount / (1 << 10 * power):.1f}".removesuffix(".0") + f" {unit}"
+
+
 # --- quantities -------------------------------------------------------------------------------
 
 _NUMBER = re.compile(

@@ -34,7 +34,6 @@ _SAMPLE = Snapshot(
     node_name="node-1",
     container_counts={("shared", True): 1},
     checkpoint_written=1.0,
-    checkpoint_age=1.0,
     local_memory=Watched({("a", "b", "c"): (1.0,)}, {"known": 1}),
     waiting=Watched({("a", "b", "c"): (1.0, 1.0)}, {"known": 1}),
 )

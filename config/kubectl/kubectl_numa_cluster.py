@@ -12,7 +12,7 @@ import json
 import math
 import re
 from collections import Counter
-from typing import Any, Iterable, NamedTuple
+from typing import IO, Any, Iterable, Iterator, NamedTuple
 
 Object = dict[str, Any]
 
@@ -20,6 +20,10 @@ _ZONE = re.compile(r"node-([0-9]{1,4})", re.ASCII)
 _QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(e[0-9]{1,2}|[A-Za-z]{0,2})", re.ASCII)
 _SUFFIXES = {"": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _SUFFIXES.update({f"{c}i": float(1024 ** (n + 1)) for n, c in enumerate("KMGTP")})
+_ITEMS = re.compile(r'"items"\s*:\s*(\[|null)')
+_BETWEEN = re.compile(r"[\s,]*")
+_PIECE = 1 << 18
+"""Characters of a list that are read at once: some Nodes, with all that a kubelet writes there."""
 _UNREADABLE = (AttributeError, KeyError, TypeError, ValueError)
 """What objects of another form than ours make; all of it is their fault and none of ours."""
 
@@ -77,24 +81,41 @@ def harmless(text: str) -> str:
 # --- what there is --------------------------------------------------------------------------------
 
 
-def document(
-    topologies: Iterable[Object], nodes: Iterable[Object], pods: Iterable[Object], prefix: str
-) -> Object:
+def items(printed: IO[str]) -> Iterator[Object]:
+    """The objects of a list, one after another, while it is printed.
+
+    Raises:
+        ValueError: it is no list, or its end is missing.
+    """
+    decode, text, at = json.JSONDecoder().raw_decode, "", -1
+    while more := printed.read(_PIECE):
+        text, at = text[max(at, 0) :] + more, min(at, 0)
+        if at < 0:
+            begin = _ITEMS.search(text)
+            if begin is None:
+                continue
+            at = begin.end() if begin[1] == "[" else begin.start(1)
+        while True:
+            at = _BETWEEN.match(text, at).end()
+            if text.startswith(("]", "null"), at):
+                while printed.read(_PIECE):
+                    pass
+                return
+            try:
+                found, at = decode(text, at)
+            except ValueError:
+                break  # the rest of it comes
+            yield found
+    raise ValueError("the end of the list is missing")
+
+
+def document(shown: list[Object], stuck: list[Object]) -> Object:
     """All nodes, as ``-o json`` prints them.
 
     Args:
-        topologies: NodeResourceTopology objects.
-        nodes: Nodes.
-        pods: those that are Pending, at least.
-        prefix: of annotations and attributes.
+        shown: `machines`.
+        stuck: `stuck_containers` of pods that are Pending.
     """
-    published = {name_of(one): one for one in topologies}
-    known = {name_of(one): one for one in nodes}
-    stuck = [found for one in pods for found in stuck_containers(one)]
-    shown = [
-        _node(name, published.get(name), known.get(name), prefix)
-        for name in sorted({*published, *known})
-    ]
     on = {(s["node"], s["namespace"], s["pod"]) for s in stuck}
     often = Counter(node for node, _, _ in on)
     for one in shown:
@@ -119,28 +140,44 @@ def document(
     }
 
 
-def named(one: Object) -> Object:
-    """Of an object what is read of a Node: name and annotations. There may be thousands."""
-    metadata = one.get("metadata") or {}
-    kept = {key: metadata.get(key) for key in ("name", "annotations")}
-    return {"metadata": kept}
-
-
 def name_of(one: Object) -> str:
     """The object's name."""
     return str((one.get("metadata") or {}).get("name", ""))
 
 
-def _node(name: str, published: Object | None, node: Object | None, prefix: str) -> Object:
+def drained(node: Object, prefix: str) -> str:
+    """What a Node's annotation says of drained NUMA nodes."""
+    annotations = (node.get("metadata") or {}).get("annotations") or {}
+    return str(annotations.get(f"{prefix}/drained", ""))
+
+
+def machines(topologies: Iterable[Object], known: dict[str, str], prefix: str) -> list[Object]:
+    """What is shown of each node, by name.
+
+    Args:
+        topologies: NodeResourceTopology objects, of which no more is kept.
+        known: `drained` of every Node, by name.
+        prefix: of annotations and attributes.
+    """
+    shown = {
+        name: _node(name, one, known.get(name, ""), prefix)
+        for one in topologies
+        for name in [name_of(one)]
+    }
+    for name in known.keys() - shown.keys():
+        shown[name] = _node(name, None, known[name], prefix)
+    return [shown[name] for name in sorted(shown)]
+
+
+def _node(name: str, published: Object | None, said: str, prefix: str) -> Object:
     made: Object = {
         "name": name, "problem": "", "agentReady": True, "policy": "", "drained": "",
         "exclusiveCpus": 0, "freeExclusiveCpus": 0, "largestExclusiveRequest": 0,
         "fragmentation": 0.0, "zones": [],
     }  # fmt: skip
-    annotations = ((node or {}).get("metadata") or {}).get("annotations") or {}
     drained: set[int] = set()
     try:
-        drained = ids(annotations.get(f"{prefix}/drained", ""))
+        drained = ids(said)
         made["drained"] = listed(drained)
     except _UNREADABLE:
         made["drained"] = "unreadable"

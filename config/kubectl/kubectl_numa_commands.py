@@ -10,16 +10,13 @@ import json
 import os
 import shutil
 import sys
-from typing import Any, Iterator
-from urllib.parse import quote
+from typing import Any, Callable, Iterator
 
 import kubectl_numa_cluster as view
 import kubectl_numa_why as reasons
 
 TOPOLOGIES = "noderesourcetopologies.topology.node.k8s.io"
 PATH = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies"
-PAGE = 1000
-"""Objects of one answer: some 20 MB of Nodes with all that a kubelet writes into them."""
 
 
 def columns() -> int | None:
@@ -40,26 +37,24 @@ def show(document: Any, lines: list[str], output: str) -> None:
         print("\n".join(map(view.harmless, lines)))
 
 
-def every(kubectl: Any, path: str, *, query: str = "", **words: str) -> Iterator[view.Object]:
-    """All objects of a kind, in pages, as the API server sends them.
+def every(
+    kubectl: Any, path: str, read: Callable[[Iterator[view.Object]], Any], **words: str
+) -> Any:
+    """What `read` makes of all objects of a kind, each as it comes from the API server's memory.
 
     ``kubectl get -o json`` reads all of them and writes them anew, with spaces: for thousands of
     Nodes that takes longer than everything else, and a gigabyte.
 
     Args:
         kubectl: is asked.
-        path: of the list.
-        query: more of the question, with a ``&`` at its end.
+        path: of the list, with parameters.
+        read: keeps what is shown of the objects.
         words: of `Kubectl.ask`.
     """
-    more = ""
-    while True:
-        found = kubectl.ask("get", f"--raw={path}?{query}limit={PAGE}{more}", **words)
-        yield from found["items"]
-        token = (found.get("metadata") or {}).get("continue")
-        if not token:
-            return
-        more = f"&continue={quote(token, safe='')}"
+    path += f"{'&' if '?' in path else '?'}resourceVersion=0"
+    return kubectl.ask(
+        "get", f"--raw={path}", read=lambda printed: read(view.items(printed)), **words
+    )
 
 
 def cluster(kubectl: Any, options: argparse.Namespace) -> int:
@@ -69,21 +64,28 @@ def cluster(kubectl: Any, options: argparse.Namespace) -> int:
         kubectl: is asked; what goes wrong there is its to say.
         options: of the command line.
     """
-    topologies = every(
+    prefix = options.prefix
+    drained = every(
+        kubectl,
+        "/api/v1/nodes",
+        lambda nodes: {view.name_of(one): view.drained(one, prefix) for one in nodes},
+        doing="reading nodes",
+    )
+    shown = every(
         kubectl,
         PATH,
+        lambda found: view.machines(found, drained, prefix),
         doing="reading topologies",
         unknown_kind=f"the cluster has no {TOPOLOGIES}; nri-numa publish writes them where "
         "publish.nodeResourceTopology is on",
     )
-    nodes = every(kubectl, "/api/v1/nodes", doing="reading nodes")
-    pods = every(
+    stuck = every(
         kubectl,
-        "/api/v1/pods",
-        query="fieldSelector=status.phase%3DPending&",
+        "/api/v1/pods?fieldSelector=status.phase%3DPending",
+        lambda pods: [found for one in pods for found in view.stuck_containers(one)],
         doing="reading pods that wait",
     )
-    found = view.document(topologies, map(view.named, nodes), pods, options.prefix)
+    found = view.document(shown, stuck)
     lines = view.text(found, columns(), wide=options.output == "wide")
     show(found, lines, options.output)
     return 1 if found["stuckPods"] else 0

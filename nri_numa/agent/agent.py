@@ -876,7 +876,7 @@ class ForeignPins:
             log.warning("more annotations not believed", containers=more)
         if unexplained:
             log.warning(
-                "nothing tells who set these cpusets: they are taken for pins of somebody else, "
+                "the origin of these cpusets is unknown: they are treated as pins of others, "
                 "and their CPUs may become exclusive to others",
                 containers=len(unexplained),
                 names=named(unexplained),

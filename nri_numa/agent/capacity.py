@@ -203,7 +203,7 @@ class StealWatch(CapacityWatch):
         except (TopologyError, OSError) as error:
             return self._unknown(str(error))
         if not times.steal:
-            return self._unknown(f"{self._root.rstrip('/')}/proc/stat tells no steal")
+            return self._unknown(f"{self._root.rstrip('/')}/proc/stat reports no steal")
         if self._problem:
             log.info("steal is known again")
             self._problem = ""

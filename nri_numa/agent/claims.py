@@ -234,7 +234,7 @@ class ClaimBook:
             if pod.uid not in claim.pods or pod.namespace != claim.namespace:
                 text = (
                     f"{NOT_PREPARED}ResourceClaim {claim.full_name} was prepared for another pod; "
-                    "expected a claim of its own, or one that no other pod uses meanwhile"
+                    "expected a claim that no other pod uses at the same time"
                 )
                 break
             results.append((uid, number, claim.results[number]))

@@ -25,6 +25,7 @@ from nri_numa.agent.capacity import CapacityFactors, OutsideCapacity, StealWatch
 from nri_numa.agent.claims import claim_book, serve_kubelet
 from nri_numa.agent.explanations import ExplanationFile
 from nri_numa.agent.handler import AgentHandler, PendingPods
+from nri_numa.agent.interrupts import Interrupts
 from nri_numa.agent.links import (
     NodeDevices,
     RuntimeConnection,
@@ -244,6 +245,7 @@ class Daemon:
             "starting",
             version=__version__,
             node=name,
+            **({"node_group": config.node_group} if config.node_group else {}),
             launched=self._launched,
             observe=config.observe,
             sysfs_root=config.sysfs_root,
@@ -335,6 +337,9 @@ class Daemon:
         }
         if self.serving is not None:
             loops["http"] = self.serving.run()
+        interrupts, keep_off = Interrupts(config.state_dir), config.interrupts_off_exclusive_cpus
+        if keep_off or interrupts.changed:
+            loops["interrupts"] = interrupts.run(agent, self.clock, wanted=keep_off)
         if config.offline_capacity.file:
             loops["capacity from outside"] = self._outside.run(agent, self, self._kubelet)
         if self._claims is not None:

@@ -28,6 +28,7 @@ from msgspec.structs import replace
 
 from nri_numa import config as configuration
 from nri_numa.agent.explanations import FILE
+from nri_numa.agent.interrupts import Interrupts
 from nri_numa.agent.links import locked_socket, over_cri
 from nri_numa.agent.runtime_lock import RuntimeLock
 from nri_numa.config import AgentConfig
@@ -311,6 +312,7 @@ async def release(
         planned = await _exchange(config, machine, prior, dry_run, timeout, waiting)
         if dry_run:
             return Report(containers=planned, problems=tuple(problems))
+        await asyncio.to_thread(Interrupts(config.state_dir).give_back)
         done = await _read_back(CgroupReader(config.cgroup_root), planned)
         report = Report(containers=done, problems=tuple(problems))
         if store is not None and report.ok:

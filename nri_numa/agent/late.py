@@ -104,7 +104,8 @@ class LateStarts:
         )
         self._agent.notices.add(
             What.UNPINNED,
-            f"refused, and starts nevertheless, because over CRI nobody is asked before: {message}",
+            "refused, and starts nevertheless, because over CRI no start can be prevented: "
+            f"{message}",
             namespace=namespace,
             pod=pod,
             pod_uid=uid,

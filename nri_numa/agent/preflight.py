@@ -18,10 +18,13 @@ from typing import Any, Final
 
 import msgspec
 
+from nri_numa.agent.interrupts import BALANCERS, HOST
+from nri_numa.agent.links import locked_socket
+from nri_numa.agent.runtime_lock import RuntimeLock, holder
 from nri_numa.config import AgentConfig, LinkKind, problems, settings, split_address
 from nri_numa.engine.cpus.index import index
 from nri_numa.engine.state import NodeState
-from nri_numa.errors import ConfigError, TopologyError
+from nri_numa.errors import ConfigError, RuntimeBusy, TopologyError
 from nri_numa.kubelet.adoption import adopt
 from nri_numa.kubelet.configuration import Found, KubeletFacts, read
 from nri_numa.kubelet.state_files import NAMES, StateFiles
@@ -32,6 +35,7 @@ from nri_numa.model.cpuset import NO_CPUS, CPUSet, ListFormatError, NUMASet
 from nri_numa.model.machine import Topology, cpus_text, numa_text
 from nri_numa.model.settings import IsolatedCPUs, NohzFullCPUs
 from nri_numa.model.workload import KubeletGrants
+from nri_numa.store.checkpoint import LOCK
 from nri_numa.store.files import directory_problem
 from nri_numa.web.security import Certificate, TokenFile, seconds_left
 
@@ -91,10 +95,12 @@ def examine(config: AgentConfig, root: Path = Path("/")) -> Iterator[Finding]:
     yield from privileges()
     yield from cgroups(Path(config.cgroup_root), root)
     yield from runtime(config, root)
+    yield from agents(config)
     yield from kubelet(config, topology)
     yield from state_directory(Path(config.state_dir))
     yield from http(config)
     yield from balancing(root)
+    yield from interrupts(config, root)
     yield from service(config, root)
 
 
@@ -190,7 +196,8 @@ def configuration(config: AgentConfig, topology: Topology) -> Iterator[Finding]:
     for problem in found:
         yield _fail("configuration", problem, "Correct the configuration file.")
     if not found:
-        yield _ok("configuration", "sound, and fits this machine")
+        group = f"; settings of node group {config.node_group}" if config.node_group else ""
+        yield _ok("configuration", f"sound, and fits this machine{group}")
 
 
 def privileges() -> Iterator[Finding]:
@@ -348,6 +355,21 @@ def _socket(name: str, path: str, remedy: str, key: str, because: str = "") -> I
         yield _ok(name, f"{path} answers")
 
 
+def agents(config: AgentConfig) -> Iterator[Finding]:
+    """Whether an agent with another state directory works on this runtime: it takes one."""
+    lock = RuntimeLock(locked_socket(config))
+    try:
+        lock.hold()
+    except RuntimeBusy as error:
+        if error.pid is not None and error.pid == holder(os.path.join(config.state_dir, LOCK)):
+            yield _ok("agent", f"process {error.pid} works on this runtime")
+        else:
+            message, _, remedy = str(error).partition("; ")
+            yield _fail("agent", message, f"{remedy[:1].upper()}{remedy[1:]}.")
+    finally:
+        lock.close()
+
+
 def containerd_disables_nri(root: Path = Path("/")) -> str | None:
     """Why containerd does not serve NRI, as far as its configuration file says."""
     import tomllib
@@ -427,7 +449,7 @@ def state_directory(directory: Path) -> Iterator[Finding]:
     elif problem := directory_problem(at.stat()):
         yield _fail(
             "state",
-            f"{at} {problem}: who can write there could say which CPUs are exclusive to whom",
+            f"{at} {problem}: other users could change which CPUs are exclusive",
             f"chown root: {at} && chmod 700 {at}, or set stateDir.",
         )
     else:
@@ -514,6 +536,32 @@ def balancing(root: Path = Path("/")) -> Iterator[Finding]:
             "automatic NUMA balancing is on; pinned containers do not need it, "
             "kernel.numa_balancing=0 spares them its page faults",
         )
+
+
+def interrupts(config: AgentConfig, root: Path = Path("/")) -> Iterator[Finding]:
+    """Whether interrupts of devices can be kept off exclusive CPUs, where that is asked for."""
+    if not config.interrupts_off_exclusive_cpus:
+        return
+    lists = [*(root / HOST[1:]).glob("*/smp_affinity_list")]
+    lists = lists or [*(root / "proc/irq").glob("*/smp_affinity_list")]
+    tunables = dict(_lines(root)).get("ProtectKernelTunables", "no").lower() in _YES
+    if any(root.glob(BALANCERS[1:])):
+        yield _ok("interrupts", "irqbalance runs, and gets exclusive CPUs as banned ones")
+    elif any((_read(comm) or "").strip() == "irqbalance" for comm in root.glob("proc/[0-9]*/comm")):
+        yield _warn(
+            "interrupts",
+            f"irqbalance runs without a socket at /{BALANCERS[1:]}, and moves interrupts back",
+            "Give the agent /run/irqbalance, or stop irqbalance.",
+        )
+    elif tunables or not any(os.access(path, os.W_OK) for path in lists):
+        yield _warn(
+            "interrupts",
+            "interruptsOffExclusiveCPUs has no effect: /proc/irq cannot be written",
+            "systemctl edit nri-numa, with [Service] ProtectKernelTunables=no; in a container "
+            f"mount the host's /proc/irq at {HOST}.",
+        )
+    else:
+        yield _ok("interrupts", "interrupts of devices can be kept off exclusive CPUs")
 
 
 def _read(path: Path) -> str | None:

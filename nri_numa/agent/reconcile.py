@@ -296,7 +296,7 @@ class Reconciler:
         log.warning(
             "the kernel holds up writes of cpusets",
             ids=",".join(i[:12] for i in ids),
-            because="somebody's write of cpuset.mems moves memory",
+            because="another program's write of cpuset.mems moves memory",
         )
 
     def _report_late(self, right: Sequence[Correction], since: Mapping[str, float]) -> None:
@@ -474,7 +474,8 @@ class Reconciler:
             message = f"{correction.found}; put right {len(past)} times and rewritten again"
             self._notice(correction, message, "GivenUp")
             log.warning(
-                "drift not repaired any more: somebody keeps rewriting this container's cgroup",
+                "drift not repaired any more: another program keeps rewriting this container's "
+                "cgroup",
                 container=correction.name,
                 id=container_id[:12],
                 found=correction.found,

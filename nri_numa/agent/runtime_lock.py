@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+from pathlib import Path
 from typing import Final
 
 from nri_numa.errors import RuntimeBusy
@@ -42,7 +43,8 @@ class RuntimeLock:
                 self.close()  # a new directory under the old name
             self._lock()
         except BlockingIOError:
-            raise RuntimeBusy(self.directory, holder(self.directory)) from None
+            pid = holder(self.directory)
+            raise RuntimeBusy(self.directory, pid, _pod_of(pid)) from None
         except OSError:
             return
 
@@ -63,7 +65,7 @@ class RuntimeLock:
 
 
 def holder(directory: str, locks: str = _LOCKS) -> int | None:
-    """Find the process that has a directory locked, see proc_locks(5).
+    """Find the process that has a directory or file locked, see proc_locks(5).
 
     None when it is not known: some file systems lock under another device number, and processes
     of other containers are not shown.
@@ -78,3 +80,12 @@ def holder(directory: str, locks: str = _LOCKS) -> int | None:
                 if words[1] == "FLOCK" and words[5] == wanted and int(words[4]) > 0:
                     return int(words[4])
     return None
+
+
+def _pod_of(pid: int | None) -> str:
+    """The pod of an agent, as its own environment says; empty when that is not known."""
+    with contextlib.suppress(OSError):
+        text = Path(f"/proc/{pid}/environ").read_text(errors="replace")
+        environment = dict(one.partition("=")[::2] for one in text.split("\0"))
+        return "/".join(filter(None, map(environment.get, ("POD_NAMESPACE", "POD_NAME"))))
+    return ""

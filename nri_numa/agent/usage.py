@@ -177,7 +177,7 @@ def container_memory(allocation: Allocation, found: MemoryPlaces, at: float) -> 
     if not problem and not total:
         problem = "it has no memory yet"
     elif not problem and not home:
-        problem = "it has no NUMA nodes of its own"
+        problem = "it is on no particular NUMA nodes"
     return ContainerMemory(
         local_percent=None
         if problem
@@ -370,7 +370,7 @@ class UsageWatch:
             self._last, self._problem = None, str(error)
             return cost
         if not usage.cpus:
-            self._problem = f"{self._root.rstrip('/')}/proc/stat tells of no CPU"
+            self._problem = f"{self._root.rstrip('/')}/proc/stat lists no CPU"
         else:
             self._problem = ""
             if self._last is not None and at > self._last[0]:

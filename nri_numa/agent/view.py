@@ -305,7 +305,6 @@ class LiveView:
             shared_pool_cpus=len(pool),
             offline_cpus=len(machine.topology.present - machine.topology.online),
             checkpoint_written=written,
-            checkpoint_age=None if written is None else max(0.0, self._clock.time() - written),
             checkpoint_failing=bool(self._agent.checkpoint.problem),
             ready=self.readiness().ready,
             observe=self._agent.observe,

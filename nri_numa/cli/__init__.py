@@ -32,7 +32,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "controller": (
         "nri_numa.cli.processes:controller",
-        "Tell Nodes what capacity others measured, one for a cluster.",
+        "Set the capacity of Nodes from measurements of others, one for a cluster.",
     ),
     "scheduler": (
         "nri_numa.cli.processes:scheduler",

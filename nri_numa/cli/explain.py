@@ -13,12 +13,12 @@ import click
 from nri_numa.cli import common
 from nri_numa.cli.agent_client import AgentClient, NotKnown, client, segment
 from nri_numa.cli.common import api_options, output_option, progress
-from nri_numa.cli.output import answer, human_size, terminal_width, wrapped
+from nri_numa.cli.output import answer, terminal_width, wrapped
 from nri_numa.cli.status import actual_since
 from nri_numa.engine.explain import sentences
 from nri_numa.model.cpuset import CPUSet, ListFormatError, NUMASet
 from nri_numa.model.machine import cpus_text, numa_text
-from nri_numa.text import harmless
+from nri_numa.text import harmless, human_bytes
 
 _IDS_SHOWN: Final = 8
 """Ids of one resource in a line."""
@@ -128,7 +128,7 @@ def _named(namespace: str | None, pod: str, container: str | None) -> tuple[str 
         name, _, rest = pod.partition("/")
         raise click.UsageError(
             f"{harmless(f'{namespace}/{pod}')} has too many parts, expected [NAMESPACE/]POD and "
-            "the container as a word of its own: nri-numa explain "
+            "the container as a second argument: nri-numa explain "
             f"{harmless(f'{namespace}/{name} {container or rest}')}"
         )
     if before not in (None, namespace):
@@ -207,7 +207,7 @@ def _memory(assignment: dict[str, Any]) -> Iterator[str]:
     if memory is None:
         return
     by_numa_node = ", ".join(
-        f"{human_size(amount)} on NUMA node {i}"
+        f"{human_bytes(amount)} on NUMA node {i}"
         for i, amount in memory["byNUMANode"].items()
         if amount
     )
@@ -269,9 +269,9 @@ def kubelet_sentences(
         one = by_container.get(name)
         if one is None:
             # Init and ephemeral containers are never in it.
-            yield f"The kubelet tells nothing of container {harmless(name)}."
+            yield f"The kubelet reports nothing about container {harmless(name)}."
             continue
-        parts = [*_parts(one)] or ["nothing of its own: no exclusive CPUs, memory or devices"]
+        parts = [*_parts(one)] or ["nothing exclusive: no CPUs, memory or devices"]
         yield f"The kubelet gave container {harmless(name)} {harmless('; '.join(parts))}."
         yield from _differences(one, explanation.get("assignment") or {})
 

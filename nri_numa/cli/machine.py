@@ -34,7 +34,6 @@ from nri_numa.cli.output import (
     answer,
     broken_list,
     fit,
-    human_size,
     table_width,
     wrapped,
 )
@@ -52,7 +51,7 @@ from nri_numa.model.machine import (
     topology_document,
 )
 from nri_numa.store.files import replace_file
-from nri_numa.text import HUGEPAGES, BadQuantity, harmless, page_size, whole_bytes
+from nri_numa.text import HUGEPAGES, BadQuantity, harmless, human_bytes, page_size, whole_bytes
 
 _MATRIX_LIMIT: Final = 16  # columns of four characters that fit beside the row's head
 _GROUP_LIMIT: Final = 16  # L3 groups that are listed one by one
@@ -122,7 +121,7 @@ def _summary(topology: Topology, width: int | None) -> list[str]:
         f"{counted(len(topology.sockets), 'socket')}, "
         f"{counted(len(topology.numa_nodes), 'NUMA node')}, "
         f"{counted(len(topology.cores), 'core')} ({smt}), "
-        f"{counted(len(topology.online), 'CPU')}, {human_size(memory, ' ')}B of memory",
+        f"{counted(len(topology.online), 'CPU')}, {human_bytes(memory)} of memory",
         width=width or WIDTH,
     )
     kinds = {
@@ -153,7 +152,7 @@ def _numa_table(topology: Topology, width: int | None) -> list[str]:
     head = [Column("NUMA NODE"), Column("MEMORY", Kind.LIST), Column("HUGE PAGES", Kind.LIST)]
     rows: list[list[object]] = []
     for _, n in sorted(topology.numa_nodes.items()):
-        memory = f"{human_size(n.memory_bytes, ' ')}B" if n.memory_bytes else "none"
+        memory = human_bytes(n.memory_bytes) if n.memory_bytes else "none"
         if n.id in topology.withheld_memory:
             memory += " (not for us)"
         rows.append([n.id, memory, _hugepages(n), len(n.cpus), str(n.cpus) or "none"])
@@ -184,7 +183,7 @@ def _device_table(devices: Sequence[PCIDevice], width: int | None) -> list[str]:
 
 def _hugepages(numa_node: NUMANode) -> str:
     pages = numa_node.hugepages.items()
-    return " ".join(f"{total // size}x{human_size(size)}" for size, total in pages) or "none"
+    return ", ".join(f"{total // size} x {human_bytes(size)}" for size, total in pages) or "none"
 
 
 def _distances(topology: Topology, width: int | None) -> list[str]:
@@ -208,7 +207,7 @@ def _distances(topology: Topology, width: int | None) -> list[str]:
 def _l3_table(topology: Topology, width: int | None) -> list[str]:
     groups = [g for _, g in sorted(topology.l3_groups.items())]
     if not groups:
-        return ["L3 caches: the kernel tells none"]
+        return ["L3 caches: the kernel reports none"]
     sizes = Counter(len(g.cpus) for g in groups)
     of = " and ".join(
         f"{count} of {counted(size, 'CPU')}" for size, count in sorted(sizes.items(), reverse=True)
@@ -262,7 +261,7 @@ def capture(target: str, sysfs_root: str | None) -> None:
                 report = pack(Path(sysfs_root or "/"), Path(target))
         except OSError as error:
             raise Failure(f"cannot write {target}: {error.strerror or error}") from error
-    click.echo(f"{report.target}: {len(report.files)} files, {human_size(report.size_bytes)}B")
+    click.echo(f"{report.target}: {len(report.files)} files, {human_bytes(report.size_bytes)}")
     for name in report.unreadable:
         click.echo(f"  could not be read: {harmless(name)}", err=True)
     count = sum(report.left_out.values())

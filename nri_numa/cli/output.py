@@ -260,14 +260,3 @@ def human_duration(seconds: float) -> str:
 def human_age(moment: float, now: float) -> str:
     """How long ago that was; a dash for never."""
     return human_duration(now - moment) if moment else "-"
-
-
-def human_size(amount: int, gap: str = "") -> str:
-    """``512Mi``, ``62.6Gi``; the unit is left out, and a gap may stand before its prefix."""
-    value = float(amount)
-    for prefix in ("", "Ki", "Mi", "Gi", "Ti", "Pi"):
-        if abs(value) < 1024 or prefix == "Pi":
-            break
-        value /= 1024
-    digits = 0 if prefix != "Pi" and (value >= 100 or value == int(value)) else 1
-    return f"{value:.{digits}f}{gap}{prefix}"

@@ -163,14 +163,14 @@ def simulate(
     notes += [*_warnings(result), *_memory_policies(result)]
     if devices is not None and not hinted:
         notes.append(
-            "devices.enabled is off in the configuration; containers are placed beside their "
-            "devices only where it is on, as it was taken to be here"
+            "devices.enabled is off in the configuration. This simulation takes it to be on, "
+            "because an inventory of devices was given"
         )
     if given is None and refused:
         notes.append(
             f"This machine has {counted(len(topology.online), 'CPU')} on "
-            f"{counted(len(topology.numa_nodes), 'NUMA node')}; --machine takes another one, which "
-            "may be made up: see --help."
+            f"{counted(len(topology.numa_nodes), 'NUMA node')}; --machine simulates another one, "
+            "captured or synthetic: see --help."
         )
     described = given or "this machine"
     if other is None:

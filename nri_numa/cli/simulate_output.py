@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from msgspec import to_builtins
 
-from nri_numa.cli.output import Column, Kind, human_size, table, terminal_width, wrapped
+from nri_numa.cli.output import Column, Kind, table, terminal_width, wrapped
 from nri_numa.engine.explain import explanation as explaining
 from nri_numa.engine.explain import sentences
 from nri_numa.engine.state import Kind as Placement
@@ -16,6 +16,7 @@ from nri_numa.model.machine import Topology, counted, human_cpus, numa_text
 from nri_numa.model.workload import Device
 from nri_numa.simulate.pods import Role
 from nri_numa.simulate.simulator import Action, Outcome, Room, SimulatedEvent, Simulation, Verdict
+from nri_numa.text import human_bytes
 
 NAMED: Final = 3
 """Containers that moved along with another are named up to this many, then counted."""
@@ -116,7 +117,7 @@ def _head(machine: str, topology: Topology) -> Iterator[str]:
         f"  {counted(len(topology.sockets), 'socket')}, "
         f"{counted(len(topology.numa_nodes), 'NUMA node')}, "
         f"{counted(len(topology.cores), 'core')}, "
-        f"{counted(len(topology.online), 'CPU')}{allowed}, {human_size(total)}B"
+        f"{counted(len(topology.online), 'CPU')}{allowed}, {human_bytes(total)}"
     )
 
 
@@ -192,16 +193,16 @@ def _fill(result: Simulation) -> Iterator[list[object]]:
             ),
             *_where_any(
                 after.memory_bytes,
-                human_size(after.memory_bytes),
-                human_size(after.memory_bound_bytes),
-                human_size(after.memory_left_bytes),
+                human_bytes(after.memory_bytes),
+                human_bytes(after.memory_bound_bytes),
+                human_bytes(after.memory_left_bytes),
             ),
         ]
 
 
 def _left(room: Room) -> Sequence[str]:
     cpus = human_cpus(room.cpu_bound_milli), human_cpus(room.cpu_left_milli)
-    memory = human_size(room.memory_left_bytes)
+    memory = human_bytes(room.memory_left_bytes)
     return [*_where_any(room.cpus, *cpus), *_where_any(room.memory_bytes, memory)]
 
 

@@ -20,13 +20,12 @@ from nri_numa.cli.output import (
     fit,
     human_age,
     human_duration,
-    human_size,
     table_width,
     wrapped,
 )
 from nri_numa.engine.explain.sentences import actual_text, displaced_text
 from nri_numa.model.machine import counted, cpus_text, human_cpus
-from nri_numa.text import harmless
+from nri_numa.text import harmless, human_bytes
 
 Object = dict[str, Any]
 
@@ -317,7 +316,7 @@ _CONTAINERS: Final = (
     _Shown(Column("SMT"), _key("smt"), wide=True),
     _Shown(Column("IDLE"), _key("idle"), wide=True),
     _Shown(Column("CPU ALLOCATED"), _key("cpuMilli", human_cpus), wide=True),
-    _Shown(Column("MEMORY ALLOCATED"), _key("memoryBytes", human_size), wide=True),
+    _Shown(Column("MEMORY ALLOCATED"), _key("memoryBytes", human_bytes), wide=True),
     _Shown(Column("REASON"), _key("reason"), wide=True),
     _Shown(Column("CONTAINER ID"), _key("id"), wide=True),
 )
@@ -339,7 +338,7 @@ _NUMA_NODES: Final = (
         lambda n, _: f"{n.get('capacityFactor', 1):g}",
         lambda nodes: any(n.get("capacityFactor", 1) != 1 for n in nodes),
     ),
-    _Shown(Column("MEMORY FREE"), _free("memoryAvailableBytes", "memoryBytes", human_size)),
+    _Shown(Column("MEMORY FREE"), _free("memoryAvailableBytes", "memoryBytes", human_bytes)),
 )
 
 

@@ -19,7 +19,7 @@ import msgspec
 
 from nri_numa.config.problems import problems
 from nri_numa.config.schema import structural_problems
-from nri_numa.config.sections import CONSTANTS, AgentConfig, leaves
+from nri_numa.config.sections import AgentConfig, leaves
 from nri_numa.errors import ConfigError
 
 ENVIRONMENT_PREFIX = "NRI_NUMA_"
@@ -157,8 +157,7 @@ def read_file(path: str) -> Document:
 
 
 def _add_environment(gathered: Gathered, env: Mapping[str, str]) -> None:
-    constants = {_environment_name(path): path for path in CONSTANTS}
-    names = environment_names() | constants
+    names = environment_names()
     # Short names are laid first, so that the full name of a key wins over its short one.
     for name in sorted(env, key=lambda n: (n not in _SHORT_NAMES, n)):
         if not name.startswith(ENVIRONMENT_PREFIX) or name in _OTHER_NAMES:

@@ -80,7 +80,7 @@ def _servers(config: AgentConfig) -> Iterator[str]:
     if page.enabled and page.token_file and page.token_file == controller.token_file:
         yield (
             f"controller.page.tokenFile: {page.token_file[:120]!r} is controller.tokenFile too, "
-            "expected another token: who may look need not be who may PUT"
+            "expected another token: read access and PUT are separate rights"
         )
 
     if _wide(http.address):
@@ -102,7 +102,7 @@ def _servers(config: AgentConfig) -> Iterator[str]:
             key = "tokenFile" if controller.token_file else "page.tokenFile"
             yield _plaintext("controller", key, controller.address)
     if scheduler.address == "off":
-        yield "scheduler.address: 'off', expected host:port: nobody could ask"
+        yield "scheduler.address: 'off', expected host:port, where kube-scheduler can reach it"
     if _wide(scheduler.address) and not (scheduler.client_ca or scheduler.allow_anonymous):
         yield _open("scheduler", scheduler.address, "clientCA")
 

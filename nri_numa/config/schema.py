@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from nri_numa.config.sections import CONSTANTS, AgentConfig, leaves
+from nri_numa.config.sections import AgentConfig, leaves
 
 
 @functools.cache
@@ -26,6 +26,8 @@ def schema() -> dict[str, Any]:
         # msgspec puts the class's docstring there; ours speak to developers.
         if "properties" in definition:
             definition.pop("description", None)
+        elif text := definition.get("description"):
+            definition["description"] = " ".join(text.split())  # Python 3.13 strips the indentation
     for name in ("capacityFactor", "reservedMemory"):
         # JSON has text keys only, and msgspec says nothing about them.
         definitions["AgentConfig"]["properties"][name]["propertyNames"] = {
@@ -83,22 +85,17 @@ def _explain(error: Any) -> Iterator[tuple[list[Any], str]]:
     if rule == "additionalProperties" and isinstance(error.schema.get("properties"), dict):
         known = error.schema["properties"]
         for key in (key for key in value if key not in known):
-            at = dotted([*path, key])
-            constants = [one for one in CONSTANTS if f"{one}.".startswith(f"{at}.")]
-            for one in constants:
-                yield one.split("."), f"is a constant now ({CONSTANTS[one]}), expected no such key"
-            if not constants:
-                near = (
-                    [name for name in known if name.lower() == key.lower()]
-                    or difflib.get_close_matches(key, known, n=1, cutoff=0.6)
-                    or [leaf for leaf in leaves() if key.lower() in _spellings(leaf)]
-                )
-                hint = (
-                    f", did you mean {' or '.join(near[:3])}?"
-                    if near
-                    else f", expected one of {', '.join(known)}"
-                )
-                yield [*path, key], f"unknown key{hint}"
+            near = (
+                [name for name in known if name.lower() == key.lower()]
+                or difflib.get_close_matches(key, known, n=1, cutoff=0.6)
+                or [leaf for leaf in leaves() if key.lower() in _spellings(leaf)]
+            )
+            hint = (
+                f", did you mean {' or '.join(near[:3])}?"
+                if near
+                else f", expected one of {', '.join(known)}"
+            )
+            yield [*path, key], f"unknown key{hint}"
     elif "propertyNames" in error.absolute_schema_path:
         yield [*path, value], "expected the number of a NUMA node as key"
     elif rule in ("enum", "const"):

@@ -633,6 +633,9 @@ class AgentConfig(Section, frozen=True):
     """Name of this node in the page, the API and the metrics, and of the Node object; the kubelet's
     `--hostname-override` or the host name when empty. The manifests set it to the name that
     Kubernetes has, by the environment."""
+    node_group: Annotated[str, AT_START] = ""
+    """Name of the kind of nodes whose settings these are, for `nri-numa check` and the log; set by
+    the Helm chart, from its `nodeGroups`."""
     state_dir: Annotated[Text, AT_START] = "/run/nri-numa"
     """Directory of the checkpoint. /run is right: containers do not outlive a reboot either."""
     sysfs_root: Annotated[Text, AT_START] = "/"
@@ -685,6 +688,10 @@ class AgentConfig(Section, frozen=True):
     """How long a pod keeps exclusive CPUs of a container that ended, for its restart or the next
     container of the pod, and of one that was created and never started (at least 2m); no longer
     than its sandbox runs. 0 gives them back at once."""
+    interrupts_off_exclusive_cpus: Annotated[bool, AT_START] = False
+    """Keep interrupts of devices off CPUs that containers have exclusively (and off their idle
+    siblings), by /proc/irq or, where irqbalance runs, by its list of banned CPUs. Given back when
+    the agent stops. Interrupts that the kernel manages stay where they are, and the log says so."""
     strategy: Strategy = Strategy.SPREAD
     """Of equally good NUMA nodes take the emptiest (spread) or the fullest that fits (pack), by
     what is scarcest there; or the one with the most memory free, without memory the most CPU
@@ -759,31 +766,6 @@ class AgentConfig(Section, frozen=True):
     """Looking how much containers wait for CPUs."""
     measured_capacity: Annotated[MeasuredCapacity, AT_START] = MeasuredCapacity()
     """Capacity factors that follow steal."""
-
-
-CONSTANTS: Final = {
-    "runtime.criListing": "1s",
-    "publish.burst": "10",
-    "controller.burst": "20",
-    "controller.hysteresis": "0.05",
-    "controller.prometheus.interval": "30s",
-    "controller.stuck.per": "1h",
-    "controller.steal.per": "1h",
-    "controller.steal.well": "0.9",
-    "controller.lease.name": "nri-numa-controller",
-    "controller.lease.namespace": "that of the credentials",
-    "controller.lease.duration": "15s",
-    "scheduler.holdLimit": "10m",
-    "scheduler.wakeInterval": "2s",
-    "reconcile.repairWindow": "10m",
-    "history.refusals": "256",
-    "memoryLocality.budget": "0.5",
-    "memoryLocality.maxSeries": "100",
-    "cpuWaiting.budget": "0.5",
-    "cpuWaiting.maxSeries": "100",
-    "measuredCapacity.step": "0.1",
-}
-"""Keys of earlier versions that are constants now, with their values."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,7 +137,7 @@ def from_query(
         except BadCapacity as error:
             problems.append(str(error))
     if len(found) > MOST_NODES:
-        raise BadCapacity(f"the query tells {len(found)} nodes, expected {MOST_NODES} at most")
+        raise BadCapacity(f"the query has {len(found)} nodes, expected {MOST_NODES} at most")
     measurements = [Measurement(node, zones) for node, zones in sorted(found.items()) if zones]
     return measurements, shortened(problems)
 
@@ -386,8 +386,9 @@ class CapacityOutput(Output):
         self._of(measured.node).report(source, measured.zones, now, measured.validity)
         if ids is None:
             return (
-                f"Node {measured.node} does not tell its NUMA nodes (annotation {self._ids_key}): "
-                "is offlineCapacity.file set there, and does nri-numa publish run?"
+                f"Node {measured.node} does not publish its NUMA nodes (annotation "
+                f"{self._ids_key}): is offlineCapacity.file "
+                "set there, and does nri-numa publish run?"
             )
         return ""
 

@@ -306,7 +306,7 @@ class Service:
 
     def _may(self, request: HTTPRequest) -> None:
         if self._token is None:
-            raise APIError(403, "Forbidden", "controller.tokenFile is not set, so nobody may PUT")
+            raise APIError(403, "Forbidden", "controller.tokenFile is not set, so PUT is refused")
         self._token.check(request)
         if problem := self.not_ready():
             raise APIError(503, "NotReady", problem, [("Retry-After", "2")])
@@ -336,7 +336,7 @@ class Service:
     def not_ready(self) -> str:
         """Why this replica takes nothing, as a sentence; empty when it does."""
         if not self.lease.leads:
-            return f"this replica does not lead; {self.lease.holder or 'nobody'} does"
+            return f"this replica does not lead; {self.lease.holder or 'no other replica'} does"
         return "" if self._nodes.synced.is_set() else "the nodes are not known yet"
 
     def metrics(self) -> bytes:

@@ -40,6 +40,7 @@ from nri_numa.demo.stage import (
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.machine import cpus_text, human_milli, numa_text
 from nri_numa.simulate.pods import ContainerManifest, PodManifest, Role
+from nri_numa.text import human_bytes
 
 bold = functools.partial(click.style, bold=True)
 red = functools.partial(click.style, fg="red")
@@ -67,7 +68,7 @@ def main(keep: bool, serve: bool) -> None:
         done = True
     except NotAsExpected as problem:
         raise click.ClickException(
-            f"the demo did not go as told: {problem}{_log(directory)}"
+            f"the demo did not go as expected: {problem}{_log(directory)}"
         ) from None
     except KeyboardInterrupt:
         done = not keep
@@ -106,7 +107,7 @@ async def play(directory: Path, *, serve: bool = False) -> None:
         await _Story(stage).play()
         took = time.monotonic() - started
         say()
-        paragraph(f"Everything above was checked while it was told. It took {took:.1f} seconds.")
+        paragraph(f"Everything above was checked as it happened. It took {took:.1f} seconds.")
         if serve:
             stopped, loop = asyncio.Event(), asyncio.get_running_loop()
             for number in (signal.SIGINT, signal.SIGTERM):
@@ -174,11 +175,11 @@ class _Story:
         for i, numa_node in self._machine.numa_nodes.items():
             socket = next(s.id for s in self._machine.sockets.values() if i in s.numa_nodes)
             cpus = f"{len(numa_node.cpus)} CPUs {numa_node.cpus!s:<13}"
-            say(f"  socket {socket}  NUMA node {i}  {cpus} {numa_node.memory_bytes >> 30} GiB")
+            say(f"  socket {socket}  NUMA node {i}  {cpus} {human_bytes(numa_node.memory_bytes)}")
         say("  CPUs 0 and 16 are the two threads of one core, 1 and 17 of the next, ...")
 
     async def _shared(self) -> None:
-        heading("1  Pods say by annotations what they want")
+        heading("1  Pods ask by annotation")
         (pinned,) = await self._show("01-explicit-lists.yaml")
         expect(pinned.cpus == "1,17" and pinned.mems == "0", "pinned must have what it lists")
         for server in await self._show("02-web.yaml", name="web"):
@@ -194,7 +195,7 @@ class _Story:
         expect(len(cores) == 4, "the database must not have two threads of one core")
         self._no_other_on(own, engine)
         changed = self._changed(before)
-        expect(bool(changed), "somebody must have made room for the database")
+        expect(bool(changed), "containers must have made room for the database")
         self._show_moves(changed)
 
     async def _why(self) -> None:
@@ -255,7 +256,7 @@ class _Story:
                 break
             await asyncio.sleep(0.1)
             changed = self._changed(before)
-        expect(bool(changed), "somebody must have got the database's CPUs back")
+        expect(bool(changed), "containers must have got the database's CPUs back")
         self._show_moves(changed)
 
     async def _restart(self) -> None:
@@ -266,11 +267,11 @@ class _Story:
         say("  kill -9. While the plugin is away, one more web server starts, unpinned:")
         late = replace(example("02-web.yaml")[0], name="web-meanwhile", uid="web-meanwhile")
         (server,) = await stage.run(late)
-        expect(server.cpus == str(self._machine.online), "nobody can have pinned web-meanwhile")
+        expect(server.cpus == str(self._machine.online), "web-meanwhile must be unpinned")
         detail("has", cpus_text(server.cpus))
         with progress("starting the plugin again"):
             pid = await stage.start_plugin()
-        say(f"  The plugin is back as process {pid}, and compares notes with the runtime:")
+        say(f"  The plugin is back as process {pid}, and compares its checkpoint with the runtime:")
         after = stage.assignments()
         (name,) = after.keys() - before.keys()
         changed = [n for n in before if before[n] != after.get(n)]
@@ -288,7 +289,7 @@ class _Story:
         self._no_other_on(own, engine)
         detail(
             "knows",
-            f"{stage.pod_name(engine)} starts again, on {cpus_text(own)} that nobody else has",
+            f"{stage.pod_name(engine)} starts again, and no other container has {cpus_text(own)}",
         )
 
     # --- showing ----------------------------------------------------------------------------------
@@ -314,7 +315,10 @@ class _Story:
         where = f"memory of {numa_text(container.mems)}{idle}"
         detail("gets", f"{head}{cpus_text(container.cpus)}, {where}")
         if decision["kind"] != "shared":  # these move, and the annotation says where they started
-            expect(decision["cpus"] == container.cpus, f"{container.name} has other CPUs than told")
+            expect(
+                decision["cpus"] == container.cpus,
+                f"{container.name} has other CPUs than its annotation says",
+            )
         if head in ("", "#1 "):
             detail("why", str(decision["reason"]))
 
@@ -371,9 +375,9 @@ def _requested(pod: PodManifest, container: ContainerManifest) -> str:
     if milli := limits.cpu_milli or requests.cpu_milli:
         amounts.append(human_milli(milli))
     if memory := limits.memory or requests.memory:
-        amounts.append(f"{memory / (1 << 30):.4g} GiB")
+        amounts.append(human_bytes(memory))
     for size, amount in limits.hugepages.items():
-        amounts.append(f"{amount >> 20} MiB in pages of {size >> 20} MiB")
+        amounts.append(f"{human_bytes(amount)} in huge pages of {human_bytes(size)}")
     return "; ".join([*annotations, ", ".join(amounts)])
 
 

@@ -17,7 +17,6 @@ import click
 import nri_numa
 from nri_numa.cli.agent_client import AgentClient
 from nri_numa.cli.machine import made_up
-from nri_numa.cli.output import human_size
 from nri_numa.demo.runtime import CRIError, DemoContainer, DemoRuntime, State
 from nri_numa.machine.synthetic import sysfs_files
 from nri_numa.model.cpuset import CPUSet
@@ -26,6 +25,7 @@ from nri_numa.model.workload import Container, PodSandbox, Resources
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.simulate.manifests import read_text
 from nri_numa.simulate.pods import PodManifest, Role, container_of, pod_sandbox
+from nri_numa.text import human_bytes
 
 PREFIX = "numa.kubernetes.io/"
 
@@ -270,5 +270,5 @@ def _put(resources: Resources, message: pb.LinuxResources) -> None:
             field.value = value
     for size, amount in sorted(resources.hugepages.items()):
         # ``2MB``: the kubelet's units are 1024 all the same.
-        page = human_size(size).removesuffix("i") + "B"
+        page = human_bytes(size).replace(" ", "").replace("i", "")
         message.hugepage_limits.add(page_size=page, limit=amount)

@@ -492,8 +492,8 @@ def _unbound(case: Case, pool: CPUSet) -> Placed:
         return replace(
             case.unplaced,
             kind=Kind.FOREIGN,
-            reason=f"pinned by somebody else to {cpus_text(cpus)}",
-            steps=("somebody else set a cpuset and the pod asks us for nothing: left alone",),
+            reason=f"pinned by another component to {cpus_text(cpus)}",
+            steps=("another component set its cpuset and the pod asks for nothing: left as it is",),
         )
     none = case.requested.bind is Bind.NONE
     why = "bind: none" if none else "no annotation and no rule asks for a pin"

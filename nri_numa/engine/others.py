@@ -95,7 +95,7 @@ def judged(
         allocation,
         kind=Kind.FOREIGN,
         pinned=cpus,
-        reason=f"pinned by somebody else to {cpus_text(cpus or text)}",
+        reason=f"pinned by another component to {cpus_text(cpus or text)}",
     )
 
 

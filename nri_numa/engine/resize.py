@@ -45,7 +45,6 @@ from nri_numa.engine.place.explicit import gives_way, may_own, owned_by_pod, unp
 from nri_numa.engine.place.memory import in_turn, pages_name, spread_charges
 from nri_numa.engine.place.needs import (
     exclusive_text,
-    human_bytes,
     lowered_text,
     misaligned,
     too_few,
@@ -72,6 +71,7 @@ from nri_numa.model.workload import (
     Resources,
     StateChange,
 )
+from nri_numa.text import human_bytes
 
 RULE = "a resize stays in place"
 LESS = "less than asked for"
@@ -221,7 +221,9 @@ class _Change:
             return Refusal(
                 reason="NotEnoughCPUs",
                 message=f"{case.who}: "
-                + short("cpu", exclusive_text(count), f"{room} free on {where} for it")
+                + short(
+                    "cpu", exclusive_text(count), f"{room} free for exclusive use on {where} for it"
+                )
                 + f" (smt: {self._smt().value})"
                 + holders_text(rest, home, requests=True),
                 rule=RULE,

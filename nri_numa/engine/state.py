@@ -556,7 +556,7 @@ def contradiction(a: Allocation) -> str:
     if a.kind is Kind.FOREIGN and a.mems:
         return "a foreign container has no memory nodes of ours"
     if a.pinned and a.kind is not Kind.FOREIGN:
-        return "only a foreign container is pinned by somebody else"
+        return "only a foreign container is pinned by another component"
     return ""
 
 

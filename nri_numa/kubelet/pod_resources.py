@@ -219,7 +219,7 @@ def _why(error: Any, path: str, timeout_s: float) -> _Failed:
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "rate limit" in details:
         return _Failed(TOO_OFTEN)
     if code is grpc.StatusCode.UNAVAILABLE:
-        return _Failed(f"nobody answers at {path}")
+        return _Failed(f"no answer at {path}")
     if code is grpc.StatusCode.UNIMPLEMENTED or "disabled" in details:
         return _Failed(f"the kubelet does not serve this: {details}", gated=True)
     if "not found" in details:

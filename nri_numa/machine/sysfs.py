@@ -238,10 +238,10 @@ class _Discovery:
             which = numa_text(bare, "is online but has", "are online but have")
             self._warn(f"{which} no directory; ignored")
         if not ids:
-            self._warn("the kernel tells no NUMA nodes; everything belongs to NUMA node 0")
+            self._warn("the kernel reports no NUMA nodes; everything belongs to NUMA node 0")
             info = _meminfo(tree, "proc/meminfo")
             if not info.get("MemTotal"):
-                self._warn("the size of the memory is not known: proc/meminfo tells no MemTotal")
+                self._warn("the size of the memory is not known: proc/meminfo has no MemTotal")
             return {
                 0: NUMANode(
                     id=0,
@@ -257,10 +257,10 @@ class _Discovery:
             directory = f"{NODE_DIR}/node{i}"
             cpus = self._ids(f"{directory}/cpulist", f"{directory}/cpumap")
             if cpus is None:
-                self._warn(f"NUMA node {i} does not tell its CPUs")
+                self._warn(f"NUMA node {i} has no readable list of CPUs")
             memory = _meminfo(tree, f"{directory}/meminfo").get("MemTotal")
             if memory is None:
-                self._warn(f"NUMA node {i} does not tell the size of its memory; 0 is assumed")
+                self._warn(f"NUMA node {i} has no readable memory size; 0 is assumed")
             claims[i] = NUMANode(
                 id=i,
                 cpus=(cpus or NO_CPUS) & online,
@@ -307,7 +307,7 @@ class _Discovery:
             return dict(zip(ids, row, strict=True))
         found = f"the distances {text[:60]!r}" if text else "no distances"
         self._warn(
-            f"NUMA node {numa_id} tells {found}, not {count} numbers from 10 to 255; "
+            f"NUMA node {numa_id} reports {found}, not {count} numbers from 10 to 255; "
             f"{_LOCAL} to itself and {_REMOTE} to others are assumed"
         )
         return {i: _LOCAL if i == numa_id else _REMOTE for i in ids}
@@ -361,7 +361,9 @@ class _Discovery:
                 f"{table[b][a]}{more}"
             )
         if pairs and any(table[a][b] <= table[a][a] for a in ids for b in ids if a != b):
-            self._warn("some NUMA nodes are told to be no farther away than the local one")
+            self._warn(
+                "the firmware says that some NUMA nodes are no farther away than the local one"
+            )
         return {i: replace(claim, cpus=CPUSet.from_bits(members[i])) for i, claim in claims.items()}
 
     # -- cores and caches -----------------------------------------------------------------------
@@ -392,7 +394,9 @@ class _Discovery:
                 torn.append(i)
         if untold:
             cpus = CPUSet(untold)
-            self._warn(f"{cpus_text(cpus, 'tells', 'tell')} no siblings; each is taken for a core")
+            self._warn(
+                f"{cpus_text(cpus, 'reports', 'report')} no siblings; each is taken for a core"
+            )
         if clashing:
             self._warn(
                 f"the siblings of {cpus_text(CPUSet(clashing))} contradict those of lower CPUs"
@@ -451,11 +455,13 @@ class _Discovery:
             else:
                 unplaced.append(i)
         if unplaced:
-            whose = cpus_text(CPUSet(unplaced), "tells", "tell")
+            whose = cpus_text(CPUSet(unplaced), "reports", "report")
             self._warn(f"{whose} no socket; socket 0 is assumed")
         if without_id:
-            whose = cpus_text(CPUSet(without_id), "tells", "tell")
-            self._warn(f"{whose} no package id that can be read; siblings tell which socket it is")
+            whose = cpus_text(CPUSet(without_id), "reports", "report")
+            self._warn(
+                f"{whose} no package id that can be read; the socket is taken from its siblings"
+            )
         # The kernel's number where that is unique, else the lowest that is free.
         keys = list(dict.fromkeys(key_of.values()))  # in order of their lowest CPU
         given = [k[-1] for k in keys if len(k) < 4]
@@ -560,7 +566,7 @@ class _Discovery:
                 rest = sockets[core.socket].cpus - members
                 telling = telling or (members != core.cpus and bool(rest))
             if telling:
-                self._warn(f"the kernel tells no L3 caches; {noun} are taken for them")
+                self._warn(f"the kernel reports no L3 caches; {noun} are taken for them")
                 return groups
         return {}
 

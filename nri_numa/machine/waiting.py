@@ -119,7 +119,7 @@ def _pressure(reader: CgroupReader, directory: str, root: str) -> float:
         # With psi=0 on the kernel's command line the file is there and cannot be opened.
         raise Unknown(f"{PRESSURE} cannot be read: {error.strerror}") from error
     if found is None:
-        raise Unknown(f"{PRESSURE} tells no pressure of the last minute")
+        raise Unknown(f"{PRESSURE} has no pressure of the last minute")
     return found
 
 

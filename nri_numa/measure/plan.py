@@ -197,7 +197,7 @@ def _two(loop: Loop, first: int, second: int, what: str, size: int = 0) -> Side:
 def _caches(topology: Topology, usable: CPUSet, l3_bytes: int) -> Sides:
     groups = [g for _, g in sorted(topology.l3_groups.items()) if g.cpus & usable]
     if not groups or not l3_bytes:
-        return "the kernel tells of no L3 cache here"
+        return "the kernel reports no L3 cache here"
     if len(groups) == 1:
         return "all CPUs that may be used here share one L3 cache"
     for group in groups:

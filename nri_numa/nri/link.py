@@ -467,7 +467,7 @@ class NRILink(RuntimeLink):
         if self._settings.descriptor is not None and not synchronizes_launched_plugins(info):
             self._change(
                 LinkState.ACTIVE,
-                f"{described}, which does not tell launched plugins what runs already",
+                f"{described}, which does not report running containers to launched plugins",
             )
         else:
             self._change(LinkState.CONFIGURED, described)

@@ -152,7 +152,8 @@ class DecisionLog:
             what = What.UNPINNED if unpinned else What.WIDENED
             self._notices.about(allocation, what, allocation.reason)
         if gap and not unpinned:
-            message = f"started while nobody could place it; placed afterwards: {allocation.reason}"
+            message = "started while the agent could not place it; placed afterwards: "
+            message += allocation.reason
             self._notices.about(allocation, What.GAP, message)
 
     def resized(self, allocation: Allocation, cpus: str, before: Allocation | None) -> None:

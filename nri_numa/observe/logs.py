@@ -295,7 +295,7 @@ class _Handler(logging.Handler):
             self.outlet.drain(seconds)
         if not self.outlet.blocked and self.dropped > self._said_dropped:
             count, self._said_dropped = self.dropped - self._said_dropped, self.dropped
-            get_logger("logs").warning("log lines dropped: nobody read them", count=count)
+            get_logger("logs").warning("log lines dropped: stderr was not read", count=count)
 
     def _put(self, record: logging.LogRecord) -> None:
         event = _event(record)

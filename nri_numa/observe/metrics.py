@@ -73,12 +73,6 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 
-DEPRECATED: Final = {
-    "nri_numa_numa_node_allocatable_cpus": "nri_numa_numa_node_available_cpus",
-    "nri_numa_checkpoint_age_seconds": "nri_numa_checkpoint_written_timestamp_seconds",
-}
-"""Former names of metrics and what has replaced each; exposed for one release more."""
-
 # The budget is 0.5 ms, the runtime gives up at 2 s.
 DURATION_BUCKETS = (
     0.0001, 0.0002, 0.0003, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2,
@@ -166,11 +160,6 @@ class NUMANodeSample(msgspec.Struct, frozen=True, kw_only=True):
     capacity_factor: float = 1.0
     hugepages: Mapping[int, tuple[int, int]] = msgspec.field(default_factory=dict)
 
-    @property
-    def allocatable_cpus(self) -> float:
-        """The former name of what is available."""
-        return self.available_cpus
-
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The node's state at the moment of a scrape.
@@ -178,7 +167,6 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         container_counts: by kind, and by whether they have the narrowest set.
         checkpoint_written: Unix time at which the state was last written; None before that.
-        checkpoint_age: seconds since then.
     """
 
     node_name: str = ""
@@ -188,7 +176,6 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     shared_pool_cpus: int = 0
     offline_cpus: int = 0
     checkpoint_written: float | None = None
-    checkpoint_age: float | None = None
     checkpoint_failing: bool = False
     ready: bool = False
     observe: bool = False
@@ -264,26 +251,27 @@ class Metrics(Registry):
         )
         self.foreign_on_owned = self.gauge(
             "foreign_on_owned_cpus",
-            "Containers pinned by somebody else that may run on exclusive CPUs of others.",
+            "Containers pinned by another component that may run on exclusive CPUs of others.",
         )
         self.foreign_overlaps = self.counter(
             "foreign_overlaps_total",
-            "Times that CPUs of a container pinned by somebody else became exclusive to others.",
+            "Times that CPUs of a container pinned by another component became exclusive.",
         )
         self.unexplained_pins = self.counter(
             "unexplained_pins_total",
-            "Containers found with a cpuset that nothing explains, taken for somebody else's pin.",
+            "Containers found with a cpuset of unknown origin, treated as another component's pin.",
         )
         self.claims_disbelieved = self.counter(
             "claims_disbelieved_total",
-            "Containers whose assigned annotation was not believed: forged, damaged or outdated.",
+            "Containers whose assigned annotation was rejected: forged, damaged or outdated.",
         )
         self.drift_found = self.counter(
             "drift_found_total", "Containers whose cgroup was not as decided."
         )
         self.drift_repaired = self.counter("drift_repaired_total", "Cgroups put right again.")
         self.drift_fights = self.counter(
-            "drift_fights_total", "Containers given up because somebody keeps rewriting them."
+            "drift_fights_total",
+            "Containers given up because another program keeps rewriting them.",
         )
         self.kubelet_static = self.gauge(
             "kubelet_static",
@@ -299,7 +287,7 @@ class Metrics(Registry):
         )
         self.kubelet_contests = self.counter(
             "kubelet_contests_total",
-            "Containers whose cpuset the kubelet and nri-numa both wrote, by who had its way.",
+            "Containers whose cpuset the kubelet and nri-numa both wrote, by who yielded.",
             "yields_to",
         )
         for side in ("kubelet", "nri-numa"):
@@ -335,7 +323,7 @@ class Metrics(Registry):
             "Connections closed on clients that were too slow, or had to make room for others.",
         )
         self._lines = self.counter(
-            "log_lines_dropped_total", "Log lines dropped because nobody read them."
+            "log_lines_dropped_total", "Log lines dropped because stderr was not read."
         )
         self._lines_dropped = 0
 
@@ -447,11 +435,6 @@ def _truth(value: bool) -> str:
     return "true" if value else "false"
 
 
-def _former(name: str) -> str:
-    name = DEPRECATED[f"nri_numa_{name}"]
-    return f"Deprecated, gone after one more release; {name} has replaced it."
-
-
 def _of(namespace: str, pod: str, container: str) -> str:
     """Labels of a container; the values are escaped."""
     return f'pod_namespace="{namespace}",pod_name="{pod}",container_name="{container}"'
@@ -474,7 +457,11 @@ def _node_rows(snapshot: Snapshot) -> Iterator[str]:
         ("shared_pool_cpus", "CPUs of the shared pool.", snapshot.shared_pool_cpus),
         ("offline_cpus", "CPUs that are present and not online.", snapshot.offline_cpus),
         ("ready", "Whether containers are placed and remembered, as /readyz says.", snapshot.ready),
-        ("observe", "Whether nothing is changed, only decided and told.", snapshot.observe),
+        (
+            "observe",
+            "Whether the agent only decides and reports, and changes nothing.",
+            snapshot.observe,
+        ),
         (
             "checkpoint_failing",
             "Whether the state cannot be made durable now.",
@@ -484,11 +471,6 @@ def _node_rows(snapshot: Snapshot) -> Iterator[str]:
             "checkpoint_written_timestamp_seconds",
             "When the state was last made durable; Unix time.",
             snapshot.checkpoint_written,
-        ),
-        (
-            "checkpoint_age_seconds",
-            _former("checkpoint_age_seconds"),
-            snapshot.checkpoint_age,
         ),
     ):
         if value is not None:
@@ -500,7 +482,6 @@ _OF_NUMA_NODE: Final = {
     "capacity_cpus": "CPUs that can be allocated in all: with oversale and capacity factor.",
     "allocated_cpus": "CPUs allocated to containers.",
     "available_cpus": "Free CPUs: what can still be allocated.",
-    "allocatable_cpus": _former("numa_node_allocatable_cpus"),
     "memory_bytes": "Memory of a NUMA node.",
     "memory_allocated_bytes": "Memory allocated to containers.",
     "memory_available_bytes": "Free memory: what can still be allocated.",
@@ -541,8 +522,6 @@ def _container_rows(state: NodeState) -> Iterator[str]:
         namespace, pod, container = map(label, (one.namespace, one.pod, one.container))
         return (
             f"{_of(namespace, pod, container)},"
-            # The former names, which a scrape of pods renames to exported_*.
-            f'namespace="{namespace}",pod="{pod}",container="{container}",'
             f'kind="{shown_kind(state, one)}",policy="{one.policy}",numa_nodes="{one.numa_nodes}",'
             f'preferred="{_truth(one.preferred)}"'
         )

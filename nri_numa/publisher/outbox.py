@@ -287,7 +287,7 @@ class AppliedObject(OneObject):
         """The object is there."""
 
     def _contested(self, owners: Iterable[str], now: float, jitter: float) -> None:
-        names = harmless(", ".join(sorted(set(owners))) or "somebody")[:200]
+        names = harmless(", ".join(sorted(set(owners))) or "another field manager")[:200]
         self._slowly(f"its fields belong to {names}; {self.instead}", now, jitter)
 
     def resync(self) -> None:

@@ -25,9 +25,9 @@ _ROOMS: Final = 20_000
 """Rooms whose verdicts are remembered for one kind of pods."""
 _REQUESTS: Final = 32
 """Kinds of pods for which verdicts are remembered."""
-_LEAST_WORK: Final = 500
-"""Work (`nri_numa.scheduler.fit.work`) that a narrow filter may always do, 5 to 8 ms; of more than
-a thousand nodes it may do half a unit for each."""
+_LEAST_WORK: Final = 300
+"""Work (`nri_numa.scheduler.fit.work`) that a narrow filter may always do, 3 to 5 ms; of more than
+600 nodes it may do half a unit for each."""
 _STEP: Final = 100
 """Work after which others have their turn: a millisecond, so that a binding waits no longer."""
 

@@ -76,7 +76,9 @@ class SchedulerMetrics(ServiceMetrics):
             "wakes_total", "Touches of a Node's annotation to wake refused pods."
         )
         self.nodes = self.gauge("nodes", "Nodes with a NodeResourceTopology.")
-        self.unreadable = self.gauge("unreadable_nodes", "Nodes whose object says nothing certain.")
+        self.unreadable = self.gauge(
+            "unreadable_nodes", "Nodes whose object is missing, too old or cannot be read."
+        )
         self.held = self.gauge("held_pods", "Pods whose NUMA nodes are held.")
         self.oldest = self.gauge("oldest_hold_seconds", "Age of the oldest of these.")
         self.leader = self.gauge("leader", "Whether this replica binds.")

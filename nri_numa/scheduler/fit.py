@@ -24,7 +24,7 @@ from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.machine import counted
 from nri_numa.model.workload import SMT, OnFailure, Policy, Scope, Strategy
 from nri_numa.scheduler.node_room import Column, Counts, NodeRoom
-from nri_numa.scheduler.pod_request import ContainerRequest, PodRequest, peak
+from nri_numa.scheduler.pod_request import DEVICE, ContainerRequest, PodRequest, peak
 
 STRICT: Final = (Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE)
 MOST_SCORE: Final = 10
@@ -138,7 +138,9 @@ def fit(room: NodeRoom, request: PodRequest, strategy: Strategy) -> Verdict:
 
 def _by_kubelet(request: ContainerRequest, room: NodeRoom) -> ContainerRequest:
     """A request as the kubelet of this node sees it."""
-    amounts = request.amounts if room.aligns_memory else ()
+    amounts = tuple(
+        [(name, n) for name, n in request.amounts if room.aligns_memory or DEVICE in name]
+    )
     return replace(
         request,
         policy=room.policy,
@@ -147,6 +149,12 @@ def _by_kubelet(request: ContainerRequest, room: NodeRoom) -> ContainerRequest:
         paid=amounts,
         on_failure=OnFailure.REJECT if room.policy in STRICT else OnFailure.WIDEN,
     )
+
+
+def _with_devices_of(room: NodeRoom, request: ContainerRequest) -> ContainerRequest:
+    """A request without devices that a node names for no NUMA node: kube-scheduler counts them."""
+    known = [one for one in request.amounts if one[0] in room.capacity or DEVICE not in one[0]]
+    return replace(request, amounts=tuple(known))
 
 
 def _fit_all(
@@ -161,6 +169,8 @@ def _fit_all(
     chosen: list[tuple[ContainerRequest, Sequence[int]]] = []
     used: list[int] = []
     for one in containers:
+        if one.amounts and DEVICE in one.amounts[-1][0]:
+            one = _with_devices_of(room, one)
         found = _place(room, free, one, strategy)
         if isinstance(found, Short):
             if one.on_failure is not OnFailure.UNPINNED:
@@ -220,9 +230,11 @@ def _place(
         fitting = (min(_by_strategy(asks, fitting, strategy))[1],)
     if fitting:
         return fitting, True
-    if request.policy is Policy.SINGLE_NUMA_NODE and request.on_failure is OnFailure.REJECT:
-        return _short(room, request, asks)
-    return _place_wide(room, request, asks, strategy)
+    needs = _needs(request, tuple([(least, capacity) for least, _, capacity in asks]))
+    single = request.policy is Policy.SINGLE_NUMA_NODE
+    if (single and request.on_failure is not OnFailure.WIDEN) or needs.too_few(asks):
+        return needs.short(asks)
+    return _place_wide(room, request, asks, strategy, needs)
 
 
 def _by_strategy(
@@ -234,16 +246,18 @@ def _by_strategy(
 
 
 def _place_wide(
-    room: NodeRoom, request: ContainerRequest, asks: list[Any], strategy: Strategy
+    room: NodeRoom,
+    request: ContainerRequest,
+    asks: list[Any],
+    strategy: Strategy,
+    needs: _Needs,
 ) -> tuple[Sequence[int], bool] | Short:
     """The same where no NUMA node has room for all of it: as the node's Topology Manager does."""
-    if _too_few(request, asks):
-        return _short(room, request, asks)
     ids = room.ids
     order = [place for _, place in sorted(_by_strategy(asks, range(len(ids)), strategy))]
     demands = [
         ResourceDemand(
-            resource="cpu" if unit != "bytes" else name,
+            resource=name if unit in ("bytes", "devices") else "cpu",
             need=least,
             capacity=dict(zip(ids, capacity, strict=True)),
             available=dict(zip(ids, free, strict=True)),
@@ -264,7 +278,7 @@ def _place_wide(
     ideal = found.preferred
     if not found.admitted:
         if request.on_failure is not OnFailure.WIDEN:
-            return _short(room, request, asks)
+            return needs.short(asks)
         policy, ideal = Policy.BEST_EFFORT, False
         found = align(replace(problem, policy=policy))
     everywhere = range(len(ids))
@@ -274,32 +288,9 @@ def _place_wide(
         if unit == "millicpu" or sum(free[place] for place in chosen) >= least:
             continue
         if policy in STRICT or sum(free) < least:
-            return _short(room, request, asks)
+            return needs.short(asks)
         chosen, ideal = everywhere, False
     return [place for place in order if place in chosen], ideal
-
-
-def _too_few(request: ContainerRequest, asks: list[Any]) -> bool:
-    """Whether sums alone say that no set of NUMA nodes will do, as it does on a full node.
-
-    Under ``restricted`` a set is at most as wide as one of which even the poorest NUMA nodes of an
-    empty machine have enough.
-    """
-    strict = request.policy is Policy.RESTRICTED and request.on_failure is not OnFailure.WIDEN
-    widths = [_width(capacity, least, poorest=True) for least, _, capacity in asks if strict]
-    width = max(widths, default=None)
-    return any(
-        _most(free, width) < least
-        for (_, unit), (least, free, _) in zip(_units(request), asks, strict=True)
-        if strict or unit != "millicpu"
-    )
-
-
-@lru_cache(maxsize=1024)
-def _width(capacity: Column, least: int, *, poorest: bool = False) -> int:
-    """How many NUMA nodes have enough when they are empty: the richest, or the poorest ones."""
-    sums = accumulate(sorted([max(0, n) for n in capacity], reverse=not poorest))
-    return next((n for n, have in enumerate(sums, 1) if have >= least), len(capacity))
 
 
 def grade(width: int, wider: bool, left: int, factor: int, strategy: Strategy) -> int:
@@ -334,46 +325,101 @@ def narrowest(best: int, strategy: Strategy) -> int:
 # --- what is missing ------------------------------------------------------------------------------
 
 
-def _short(room: NodeRoom, request: ContainerRequest, asks: list[Any]) -> Short:
-    """The first resource that is short by itself, else that none fit together."""
-    worst: Short | None = None
-    texts: list[str] = []
-    limit, every = "one NUMA node", len(room.ids)
-    for (name, unit), (least, free, capacity) in zip(_units(request), asks, strict=True):
+class _Needs(Struct, frozen=True, gc=False):
+    """What a container asks of all machines that have the same when they are empty.
+
+    Attributes:
+        counted: of each ask whether the container is refused where it is short, as shared CPU time
+            is not.
+        width: NUMA nodes that it gets at most; None for all of them. Under ``restricted`` as many
+            as an empty machine needs where even the poorest are taken.
+        texts: of each ask what is said where it is short, and of how many NUMA nodes; None where
+            nothing is.
+        together: what is said where each is free, but not together.
+        never: what an empty machine has too little of.
+        hopeless: that alone decides.
+    """
+
+    counted: tuple[bool, ...]
+    width: int | None
+    texts: tuple[tuple[str, str, int] | None, ...]
+    together: Short
+    never: Short | None
+    hopeless: bool = False
+
+    def too_few(self, asks: Iterable[Any]) -> bool:
+        """Whether sums alone say that no set of NUMA nodes will do, as it does on a full node."""
+        return self.hopeless or any(
+            count and _most(free, self.width) < least
+            for count, (least, free, _) in zip(self.counted, asks, strict=True)
+        )
+
+    def short(self, asks: Iterable[Any]) -> Short:
+        """The first resource that is short by itself, else that none fit together."""
+        if self.never is not None:
+            return self.never
+        for text, (least, free, _) in zip(self.texts, asks, strict=True):
+            if text is not None and (most := _most(free, text[2])) < max(1, least):
+                return Short(text[0], text[1], most)
+        return self.together
+
+
+@lru_cache(maxsize=1024)
+def _needs(request: ContainerRequest, asked: tuple[tuple[int, Column], ...]) -> _Needs:
+    """What is asked, and what there is; one for all nodes that are built alike."""
+    single = request.policy is Policy.SINGLE_NUMA_NODE
+    restricted = request.policy is Policy.RESTRICTED
+    strict = restricted and request.on_failure is not OnFailure.WIDEN
+    never, whats, limit = None, [], "one NUMA node"
+    texts: list[tuple[str, str, int] | None] = []
+    for (name, unit), (least, capacity) in zip(_units(request), asked, strict=True):
+        texts.append(None)
         if unit == "millicpu" and not request.milli:
             continue
         what = _words(name, least, request.exclusive)
-        texts.append(what)
-        width = every
-        if request.policy is Policy.SINGLE_NUMA_NODE:
-            width = 1
-        elif request.policy is Policy.RESTRICTED:
+        whats.append(what)
+        need, width = f"needs {what}", len(capacity)
+        if single or restricted:
             # As many as an empty machine would need.
-            width = _width(capacity, least)
-        need = f"needs {what}"
-        if width == 1 or width < every:
+            width = 1 if single else _width(capacity, least)
+        if width == 1 or width < len(capacity):
             limit = "one NUMA node" if width == 1 else nodes_text(width)
             need += f" on {limit}"
-        most, free_there = _most(capacity, width), _most(free, width)
-        if most < max(1, least):
-            return Short(need, unit, most, never=True)
-        if free_there < max(1, least) and worst is None:
-            worst = Short(need, unit, free_there)
-    together = " and ".join(texts) or "a place to run"
-    return worst or Short(f"needs {together} on {limit}; each is free, but not together")
+        texts[-1] = need, unit, width
+        if never is None and (most := _most(capacity, width)) < max(1, least):
+            never = Short(need, unit, most, never=True)
+    widths = [_width(capacity, least, poorest=True) for least, capacity in asked if strict]
+    together = " and ".join(whats) or "a place to run"
+    found = _Needs(
+        counted=tuple([strict or unit != "millicpu" for _, unit in _units(request)]),
+        width=max(widths, default=None),
+        texts=tuple(texts),
+        together=Short(f"needs {together} on {limit}; each is free, but not together"),
+        never=never,
+    )
+    empty = [(least, capacity, capacity) for least, capacity in asked]
+    return replace(found, hopeless=never is not None and found.too_few(empty))
+
+
+def _width(capacity: Column, least: int, *, poorest: bool = False) -> int:
+    """How many NUMA nodes have enough when they are empty: the richest, or the poorest ones."""
+    sums = accumulate(sorted([max(0, n) for n in capacity], reverse=not poorest))
+    return next((n for n, have in enumerate(sums, 1) if have >= least), len(capacity))
 
 
 def _units(request: ContainerRequest) -> list[tuple[str, str]]:
     """Name and unit of what it asks, as `_asks` lists it."""
     cpu = "cpus" if request.exclusive else "millicpu"
-    return [(cpu, cpu), *((name, "bytes") for name, _ in request.amounts)]
+    units = [(name, "devices" if DEVICE in name else "bytes") for name, _ in request.amounts]
+    return [(cpu, cpu), *units]
 
 
-@lru_cache(maxsize=1024)
 def _words(name: str, amount: int, exclusive: int) -> str:
     """What is asked for of one resource: ``12 exclusive CPUs``."""
     if name == "millicpu":
         return amount_text(amount, name)
+    if DEVICE in name:
+        return f"{amount} {name}"
     if name != "cpus":
         return f"{amount_text(amount, 'bytes')} of {name}"
     idle = f" with idle siblings ({amount} CPUs)" if amount != exclusive else ""

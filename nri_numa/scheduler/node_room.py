@@ -35,7 +35,7 @@ class Counts(Struct, frozen=True, gc=False):
         exclusive: CPUs that can be exclusive and have their whole time free; of a pod, with
             siblings that are kept idle.
         milli: thousandths of a CPU, of exclusive ones too.
-        others: memory and huge pages in bytes, by name.
+        others: memory and huge pages in bytes, devices by number, by name.
     """
 
     exclusive: Column
@@ -87,7 +87,7 @@ class NodeRoom(Struct, frozen=True, kw_only=True, dict=True, cache_hash=True):
         distances: row by row, in the order of ``ids``.
         cpu: thousandths of a CPU for containers that share.
         exclusive: whole CPUs, and those that can be exclusive.
-        others: memory and huge pages in bytes, by name.
+        others: memory and huge pages in bytes, devices by number, by name.
         factor: share of its capacity that each NUMA node gives to containers, in thousandths.
         threads: of a core.
         policy, scope: of the kubelet's Topology Manager.

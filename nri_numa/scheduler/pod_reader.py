@@ -24,6 +24,7 @@ from nri_numa.model.workload import (
     Bind,
     Container,
     CPUMode,
+    DeviceUse,
     OnFailure,
     PodSandbox,
     Policy,
@@ -140,7 +141,7 @@ class PodReader:
                 return _wrong(request, requested, sandbox, container)
             whole = _whole_cpus(sandbox, container, whole_milli)
             if whole:
-                kubelets.append(_kubelets(container, ends, memory, whole))
+                kubelets.append(_kubelets(container, ends, memory, whole, one.devices))
                 if not ends:
                     whole_milli = whole_milli.plus(Charge(cpu_milli=1000 * whole))
             # Whole CPUs a kubelet may pin, and what it pins is left to it.
@@ -155,6 +156,9 @@ class PodReader:
             scopes.add(requested.scope)
             amounts = _memory(sandbox.qos, memory, found)
             asks = _container(container, ends, requested, found, amounts)
+            if one.devices and requested.devices is DeviceUse.ALIGN:
+                devices = _devices(one.devices)
+                asks = replace(asks, amounts=asks.amounts + devices, paid=asks.paid + devices)
             containers.append(asks)
             if not ends:
                 milli = 1000 * asks.exclusive or min(asks.milli, asks.paid_milli)
@@ -196,8 +200,10 @@ def _whole_cpus(pod: PodSandbox, container: Container, others: Charge) -> int:
     return found.exclusive_cpus if isinstance(found, Demand) else 0
 
 
-def _kubelets(container: Container, ends: bool, memory: int, cpus: int) -> ContainerRequest:
-    amounts = _amounts(container.resources.hugepages, memory)
+def _kubelets(
+    container: Container, ends: bool, memory: int, cpus: int, devices: Mapping[str, int]
+) -> ContainerRequest:
+    amounts = _amounts(container.resources.hugepages, memory) + _devices(devices)
     return ContainerRequest(
         container=container.name,
         ends=ends,
@@ -248,3 +254,7 @@ def _container(
 def _amounts(hugepages: Mapping[int, int], memory: int) -> Amounts:
     found = [("memory", memory)] if memory else []
     return (*found, *((pages_name(size), n) for size, n in sorted(hugepages.items()) if n))
+
+
+def _devices(devices: Mapping[str, int]) -> Amounts:
+    return tuple(sorted(devices.items()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -10,10 +11,13 @@ from msgspec.structs import replace
 from nri_numa.model.workload import SMT, OnFailure, Policy
 
 Amounts = tuple[tuple[str, int], ...]
-"""Bytes by resource: ``memory``, ``hugepages-…``."""
+"""Bytes by resource: ``memory``, ``hugepages-…``; then numbers of devices by extended resource."""
+
+DEVICE: Final = "/"
+"""In the name of every extended resource, and of no other."""
 
 
-class ContainerRequest(Struct, frozen=True, kw_only=True, gc=False):
+class ContainerRequest(Struct, frozen=True, kw_only=True, gc=False, cache_hash=True):
     """What one container needs of NUMA nodes.
 
     Attributes:
@@ -84,8 +88,11 @@ def peak(requests: Sequence[ContainerRequest]) -> ContainerRequest:
 
     def by_name(columns: Sequence[Amounts]) -> Amounts:
         found = [dict(column) for column in columns]
-        names = sorted({name for column in found for name in column})
-        return tuple((name, most([column.get(name, 0) for column in found])) for name in names)
+        names = {name for column in found for name in column}
+        return tuple(
+            (name, most([column.get(name, 0) for column in found]))
+            for name in sorted(names, key=lambda name: (DEVICE in name, name))
+        )
 
     return replace(
         requests[0],

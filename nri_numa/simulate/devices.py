@@ -153,7 +153,7 @@ def _word(value: object, form: str = "") -> str:
 def _of_pci(place: Place, one: PCIDevice, there: NUMASet) -> Iterator[Device]:
     if one.numa_node is None:
         place.complain(
-            f"is {one.address}, of which this machine tells no NUMA node, expected "
+            f"is {one.address}, whose NUMA node this machine does not report, expected "
             f"{{id: {one.address}, numaNodes: 0}} or the like"
         )
     elif one.numa_node not in there:
@@ -273,7 +273,7 @@ class KubeletDevices:
                 if usable := one.numa_nodes.intersection(self._places):
                     placed.append(Device(id=one.id, numa_nodes=usable))
                     continue
-                why = "tells no NUMA node"
+                why = "has no known NUMA node"
                 if one.numa_nodes:
                     why = f"is on {numa_text(NUMASet(one.numa_nodes))}, where no CPUs are"
                 notes.append(f"its {resource} {one.id} {why}: no hint")

@@ -272,13 +272,18 @@ def read_text(
 
 
 def read_pod(document: object, source: str = "pod", counted: str = "") -> PodManifest:
-    """Read one Pod as the API server gives it, with its own uid; else as `read_files`."""
+    """Read one Pod as the API server gives it, with its own uid and all devices that it asks for.
+
+    Else as `read_files`.
+    """
     place = Place(source, "", document, [])
     meta = place["metadata"]
     meta.mapping(required=True)
     name = meta["name"].text() or meta["generateName"].text()
     namespace = meta["namespace"].text("default")
-    template = _Reading(counted).pod(place, namespace)
+    reading = _Reading(counted)
+    reading.every_device = True
+    template = reading.pod(place, namespace)
     uid = meta["uid"].text() or _uid(f"Pod/{namespace}/{name}/{name}")
     if place.problems:
         raise ManifestError(tuple(place.problems))
@@ -303,6 +308,7 @@ class _Reading:
 
     def __init__(self, counted: str, devices: Collection[str] | None = None) -> None:
         self.counted, self.devices = counted, devices
+        self.every_device = False
         self.workloads: list[Workload] = []
         self.notes: list[str] = []
         self.problems: list[str] = []
@@ -343,7 +349,7 @@ class _Reading:
             if near:
                 place["kind"].expected(f"{near[0]}, or another kind that makes pods")
             else:
-                self.notes.append(f"{place.where}: {shown(kind)} makes no pods: passed over")
+                self.notes.append(f"{place.where}: {shown(kind)} makes no pods: left out")
             return
         version = place["apiVersion"]
         if version.value != wanted:
@@ -401,7 +407,7 @@ class _Reading:
             requests, limits = self._resources(spec["resources"], _POD)
         containers = self._containers(spec)
         if spec["overhead"].value is not None:
-            self.notes.append(f"{place.where}: the pod's overhead is not placed: passed over")
+            self.notes.append(f"{place.where}: the pod's overhead has no NUMA node: left out")
         return PodManifest(
             source=place.where,
             namespace=namespace,
@@ -470,8 +476,8 @@ class _Reading:
         if names:
             kind = "ResourceClaim" if len(names) == 1 else "ResourceClaims"
             self.notes.append(
-                f"{place.where}: what container {container} gets of {kind} {', '.join(names)} is "
-                "allocated by the scheduler: it is placed as if it had none"
+                f"{place.where}: {kind} {', '.join(names)} of container {container} left out: only "
+                "the scheduler allocates such devices"
             )
         return tuple(names)
 
@@ -480,7 +486,9 @@ class _Reading:
         if self.counted:
             yield self.counted, "CPUs"
         named = {**place["requests"].mapping(), **place["limits"].mapping()}
-        yield from ((name, "devices") for name in sorted(named) if name in (self.devices or ()))
+        for name in sorted(named):
+            if name in (self.devices or ()) or (self.every_device and _extended(name)):
+                yield name, "devices"
 
     def _count(self, place: Place, resource: str, unit: str) -> int:
         """How many of an extended resource, which is asked for as a limit."""
@@ -557,9 +565,14 @@ class _Reading:
             elif whose == _POD:
                 place.complain("is asked for by the pod as a whole, expected in a container")
             return
-        note = f"{place.where}: {whose} is placed without {name}, whose NUMA nodes nobody tells"
+        note = f"{place.where}: {whose} is placed without {name}: --devices gives no inventory"
         if note not in self.notes:
             self.notes.append(note)
+
+
+def _extended(name: str) -> bool:
+    """Whether a resource is an extended one (IsExtendedResourceName of Kubernetes)."""
+    return "/" in name and "kubernetes.io/" not in name and not name.startswith("requests.")
 
 
 def _named(place: Place, default: str, pattern: re.Pattern[str]) -> str:

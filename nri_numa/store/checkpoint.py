@@ -83,7 +83,9 @@ def _unusable(path: str, found: Loaded) -> CheckpointError | None:
             "a newer version of nri-numa wrote it",
         )
     if not found.head:
-        return CheckpointCorrupt(path, "is no checkpoint, expected a first line with who wrote it")
+        return CheckpointCorrupt(
+            path, "is no checkpoint, expected a first line with the version that wrote it"
+        )
     return None
 
 
@@ -435,4 +437,4 @@ class CheckpointStore:
 
 
 def _short(value: str | None) -> str:
-    return "not told" if value is None else f"{value[:60]!r}" + "…" * (len(value) > 60)
+    return "missing" if value is None else f"{value[:60]!r}" + "…" * (len(value) > 60)

@@ -322,6 +322,8 @@ class AgentServer(Server):
                     reason = "another program has it"
                 elif error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
                     reason = "this machine has no such address"
+                elif error.errno == errno.EAFNOSUPPORT:
+                    reason = "the service has no network of its own; install nri-numa.socket too"
                 if reason != said:  # said once, not every ten seconds
                     log.error(
                         "no http: containers are placed as usual",

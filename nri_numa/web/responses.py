@@ -74,7 +74,7 @@ class ContainerMemory(Document, frozen=True, kw_only=True):
         float | None, "Of its memory, what is on its own NUMA nodes; null when not known."
     ]
     by_numa_node: Annotated[dict[str, int], "By NUMA node, the bytes that it has there."]
-    source: Annotated[str, "memory.numa_stat or numa_maps; empty when neither told."]
+    source: Annotated[str, "memory.numa_stat or numa_maps; empty when neither is known."]
     at: Annotated[float, "When it was read; seconds since the epoch, or 0."]
     problem: Annotated[str, "Why it is not known; else empty."]
 
@@ -114,7 +114,7 @@ class Assignment(Document, frozen=True, kw_only=True):
     qos: str
     smt: str
     cpus: Annotated[str, "CPUs it is meant to run on; empty when they are left alone."]
-    pinned: Annotated[str, "CPUs that somebody else pinned it to, for foreign and kubelet."] = ""
+    pinned: Annotated[str, "CPUs that others pinned it to, for foreign and kubelet."] = ""
     mems: Annotated[str, "Its memory nodes; empty when they are left alone."]
     mempolicy: Annotated[
         str | UnsetType, "The memory policy that the runtime was asked for; left out without one."
@@ -538,5 +538,5 @@ class Zones(Document, frozen=True, kw_only=True):
     devices_problem: Annotated[
         str | None,
         "Why the kubelet's devices are not known, as a sentence; empty when they "
-        "are; null where nobody asks (devices.count).",
+        "are; null where they are not looked up (devices.count).",
     ] = None

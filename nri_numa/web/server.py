@@ -224,7 +224,11 @@ class Server:
             self._host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
         with contextlib.ExitStack() as made:
-            sockets = [
+            sockets = [made.enter_context(one) for one in passed_sockets()]
+            for host, at, *_ in (one.getsockname() for one in sockets):
+                if (host, at) not in {address[:2] for *_, address in found}:
+                    raise OSError(errno.EINVAL, f"ListenStream= of the socket unit is {host}:{at}")
+            sockets = sockets or [
                 made.enter_context(socket.create_server(address, family=family, backlog=BACKLOG))
                 for family, _, _, _, address in dict.fromkeys(found)
                 # Each family has a socket of its own, where the kernel has both.
@@ -488,6 +492,13 @@ class Site(Server):
         """Count it."""
         for route in self.routes.at(request)[:1] if request is not None else ():
             self._counted(route.path, status)
+
+
+def passed_sockets() -> list[socket.socket]:
+    """Those that the service manager opened for us: sd_listen_fds(3)."""
+    if os.environ.get("LISTEN_PID") != str(os.getpid()):
+        return []
+    return [socket.socket(fileno=os.dup(3 + n)) for n in range(int(os.environ["LISTEN_FDS"]))]
 
 
 def unix_listener(path: str) -> socket.socket:

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import pytest
+
+from tests.beds.processes import Bed
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def status(code: int, message: str, *causes: str, **headers: str) -> Said:
     return Said(code, body, {name.replace("_", "-"): text for name, text in headers.items()})
 
 
-class FakeAPIServer:
+class FakeAPIServer(Bed):
     """A context manager that listens on loopback.
 
     Args:
@@ -134,16 +135,12 @@ class FakeAPIServer:
         )
         self.port = int(self._server.server_address[1])
 
-    def __enter__(self) -> Self:
+    def start(self) -> None:
+        """Serve."""
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Close its socket."""
         self._server.shutdown()
         self._server.server_close()
 

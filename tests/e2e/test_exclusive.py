@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 
 from nri_numa.model.cpuset import CPUSet
@@ -20,6 +24,51 @@ from tests.machines.cpus import FIRST, LAST, MACHINE
 pytestmark = pytest.mark.e2e
 
 EXCLUSIVE = {"numa.kubernetes.io/cpus": "exclusive"}
+
+
+def affinity(interrupt: Path, name: str = "smp_affinity_list") -> CPUSet:
+    return CPUSet.parse((interrupt / name).read_text().strip())
+
+
+@pytest.fixture
+def movable() -> Iterator[dict[Path, CPUSet]]:
+    """The machine's interrupts that can be moved, and where they may go; so again afterwards."""
+    found = {}
+    for path in sorted(Path("/proc/irq").glob("[0-9]*")):
+        with contextlib.suppress(OSError):
+            (path / "smp_affinity_list").write_text(str(affinity(path)))
+            found[path] = affinity(path)
+    if not found:
+        pytest.skip("no interrupt of this machine can be moved")
+    yield found
+    for path, cpus in found.items():
+        (path / "smp_affinity_list").write_text(str(cpus))
+
+
+def test_interrupts_of_devices_leave_exclusive_cpus(
+    cri: CRI, start_plugin: StartPlugin, movable: dict[Path, CPUSet]
+) -> None:
+    """The machine's real interrupts; those that the kernel manages stay, and the log names them."""
+
+    def now() -> dict[Path, CPUSet]:
+        return {path: affinity(path) for path in movable}
+
+    plugin = start_plugin({"interruptsOffExclusiveCPUs": True})
+    owner = cri.owner()
+    own = cri.cpus(owner)
+    apart = {path: cpus - own or MACHINE - own for path, cpus in movable.items()}
+    poll(lambda: now() == apart, "interrupts leave the owner's CPU")
+    for path in set(Path("/proc/irq").glob("[0-9]*")) - movable.keys():
+        if affinity(path, "effective_affinity_list") & own:
+            poll(lambda p=path: f"{p.name} (" in plugin.log(), "a word about it")  # type: ignore[misc]  # bound per turn
+    plugin.kill()
+    plugin.start()
+    cri.remove_pod(owner.pod)
+    poll(lambda: now() == movable, "interrupts go back with the CPU")
+    cri.owner("second")
+    poll(lambda: now() != movable, "interrupts leave the second owner's CPU")
+    plugin.end()
+    assert now() == movable
 
 
 @pytest.mark.core

@@ -80,6 +80,16 @@ def test_plugin_restart_moves_nothing(cri: CRI, plugin: PluginProcess, kill: boo
     node.check(cri)
 
 
+def test_containerd_reports_no_deprecated_interface_of_the_plugin(
+    containerd: Containerd, plugin: PluginProcess
+) -> None:
+    """``ctr deprecations list`` names plugins that leave an event to NRI's old StateChange."""
+    owner = containerd.cri.owner()
+    containerd.cri.update(owner, guaranteed(1))
+    containerd.cri.remove_pod(owner.pod)
+    assert "nri" not in containerd.ctr("deprecations", "list").lower()
+
+
 def test_a_lost_checkpoint_is_rebuilt_from_the_runtime(cri: CRI, plugin: PluginProcess) -> None:
     node = Node.create(cri)
     plugin.kill()

@@ -134,7 +134,7 @@ MACHINES = {
         sockets={3: "0-1"},
         cores={1: 2},
         free_kib={0: 250_460},
-        warnings=("the kernel tells no NUMA nodes; everything belongs to NUMA node 0",),
+        warnings=("the kernel reports no NUMA nodes; everything belongs to NUMA node 0",),
     ),
     # 16 CPUs more could be plugged in; captured inside a batch system's cgroup.
     "32amd64-4s2n4c-cgroup2": Expected(
@@ -207,7 +207,7 @@ MACHINES = {
         warnings=(
             "NUMA nodes 0-7 all claim CPUs 0-7; each CPU is counted for the one that its own "
             "directory links to, else the lowest",
-            "some NUMA nodes are told to be no farther away than the local one",
+            "the firmware says that some NUMA nodes are no farther away than the local one",
         ),
     ),
     # Four sockets in each NUMA node; masks only, no file of online CPUs. Sockets 0 and 1 are not

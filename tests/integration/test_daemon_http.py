@@ -247,7 +247,6 @@ async def test_the_api_tells_what_the_runtime_was_told(tmp_path: Path) -> None:
         assert samples["nri_numa_link_up"] == samples["nri_numa_http_up"] == 1
         assert samples["nri_numa_internal_errors_total"] == 0
         assert samples["nri_numa_invariant_violations_total"] == 0
-        assert samples["nri_numa_checkpoint_age_seconds"] < 60
         written = samples["nri_numa_checkpoint_written_timestamp_seconds"]
         assert abs(time.time() - written) < 60
         assert samples["nri_numa_config_last_reload_successful"] == 1

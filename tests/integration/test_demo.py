@@ -151,7 +151,7 @@ def test_a_plugin_that_does_not_start_is_told(home: Path) -> None:
         check=False,
     )
     assert done.returncode == 1, done.stdout + done.stderr
-    assert "the demo did not go as told: the plugin ended at once" in done.stderr
+    assert "the demo did not go as expected: the plugin ended at once" in done.stderr
     assert "broken on purpose" in done.stderr
     assert "Traceback" not in done.stderr.partition("log ends:")[0]
 

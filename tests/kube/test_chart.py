@@ -35,7 +35,9 @@ EVERYTHING: dict[str, Any] = {
     "monitoring": {"dashboard": {"enabled": True}},
     "hostPaths": {"kubelet": "/var/lib/kubelet"},
     "networkPolicy": {"enabled": True},
+    "nodeGroups": [{"name": "gpu", "label": "kind", "values": ["gpu"]}],
     "config": {
+        "interruptsOffExclusiveCPUs": True,
         "publish": {"podAnnotation": True, "nodeResourceTopology": True, "numatopology": True},
         "dra": {"enabled": True},
         "controller": {

@@ -20,9 +20,7 @@ ROOMS: Final = {
             )
         ),
     ),
-    "nri_numa/agent/agent.py": ("tests/unit/agent", "tests/scenarios"),
-    "nri_numa/agent/pending.py": ("tests/unit/agent", "tests/scenarios"),
-    "nri_numa/agent/reconcile.py": ("tests/unit/agent", "tests/scenarios"),
+    "nri_numa/agent": ("tests/unit/agent", "tests/scenarios"),
     "nri_numa/store": (
         "tests/unit/store",
         "tests/scenarios",
@@ -35,6 +33,12 @@ ROOMS: Final = {
         "tests/integration/test_link_launched.py",
         "tests/integration/test_link_push.py",
     ),
+    **{
+        f"nri_numa/{room}": (f"tests/unit/{room}",)
+        for room in (
+            *("publisher", "controller", "web", "devices", "dra", "machine", "cri", "config"),
+        )
+    },
 }
 """By module or directory of modules. No test that starts a process of its own: it has no mutant."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from hypothesis import given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -97,7 +96,6 @@ def never_overcommitted(machine: Machine, state: NodeState) -> None:
 strict = pods.map(lambda steps: [s for s in steps if s[0] != "best-effort"])
 
 
-@hypothesis_settings(max_examples=150, deadline=None)
 @given(st.integers(0, len(MACHINES) - 1), setting, strict)
 def test_shared_what_is_said_to_be_free_is_admitted_and_never_more(
     machine: int, settings: Settings, steps: list[tuple[str, str, str, int, bool]]
@@ -118,7 +116,6 @@ def test_shared_what_is_said_to_be_free_is_admitted_and_never_more(
         assert not isinstance(admit(only, world.agent.state, of, made), Admitted)
 
 
-@hypothesis_settings(max_examples=150, deadline=None)
 @given(
     st.integers(0, len(MACHINES) - 1),
     setting,
@@ -163,7 +160,6 @@ def _told(world: World, smt: SMT) -> dict[int, int]:
     return found
 
 
-@hypothesis_settings(max_examples=150, deadline=None)
 @given(st.integers(0, len(MACHINES) - 1), setting, pods, st.integers(1, 12))
 def test_wide_owners_leave_what_was_promised(
     machine: int,

@@ -60,7 +60,6 @@ def _consistent(machine: Topology) -> None:
     assert all(warning and "\n" not in warning for warning in machine.warnings)
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_any_damage_gives_a_consistent_machine_or_an_error(data: st.DataObject) -> None:
     files = dict(data.draw(st.sampled_from(SMALL)))

@@ -48,7 +48,6 @@ def feed(session: Any, packets: list[bytes]) -> tuple[list[str], str, bytes]:
     return seen, "", session.data_to_send()
 
 
-@settings(max_examples=150, deadline=None)
 @given(seed=st.integers(0, 2**32), length=st.integers(0, 30), runtime=st.booleans())
 @example(seed=0, length=30, runtime=False)
 def test_how_the_socket_cuts_a_stream_changes_nothing(
@@ -65,7 +64,6 @@ def test_how_the_socket_cuts_a_stream_changes_nothing(
     )
 
 
-@settings(max_examples=200, deadline=None)
 @given(data=st.binary(max_size=400), runtime=st.booleans())
 def test_noise_makes_events_or_the_remote_error_and_nothing_else(
     data: bytes, runtime: bool

@@ -5,7 +5,6 @@ from __future__ import annotations
 from itertools import combinations
 
 from hypothesis import given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from nri_numa.engine.align.hints import ResourceDemand, Steps
@@ -47,7 +46,6 @@ def _masks() -> list[tuple[int, ...]]:
     return [mask for size in range(1, CPU_NODES + 1) for mask in combinations(nodes, size)]
 
 
-@hypothesis_settings(max_examples=300, deadline=None)
 @given(st.integers(1, 20), amounts, amounts, serving)
 def test_a_mask_has_its_own_memory_and_what_serves_it_once(
     need: int, capacity: list[int], used: list[int], extra: list[tuple[int, int, set[int]]]
@@ -64,7 +62,6 @@ def test_a_mask_has_its_own_memory_and_what_serves_it_once(
     assert family.width == min(ever, default=CPU_NODES)
 
 
-@hypothesis_settings(max_examples=300, deadline=None)
 @given(st.integers(1, 12), amounts, amounts, serving)
 def test_one_numa_node_is_found_when_there_is_one(
     need: int, capacity: list[int], used: list[int], extra: list[tuple[int, int, set[int]]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nri_numa.engine.admit import admit
@@ -65,7 +65,6 @@ def made(
     rule=st.sampled_from([(), (Rule(values={"cpus": "exclusive", "policy": "best-effort"}),)]),
     grow=st.integers(1, 12),
 )
-@settings(max_examples=150, deadline=None)
 def test_owners_pay_and_the_pool_keeps_its_floor(
     asked: list[tuple[QoSClass, int, int, dict[str, str]]],
     topology: object,
@@ -129,7 +128,6 @@ def owners(draw: st.DrawFn) -> tuple[QoSClass, int, int, dict[str, str]]:
     topology=st.sampled_from([SMT, PLAIN]),
     numa_pool=st.sampled_from([CPUAmount(0), CPUAmount(1)]),
 )
-@settings(max_examples=150, deadline=None)
 def test_no_owner_is_refused_because_of_an_unpaid_list(
     asked: list[tuple[QoSClass, int, int, dict[str, str]]], topology: Topology, numa_pool: CPUAmount
 ) -> None:

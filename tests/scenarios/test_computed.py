@@ -153,7 +153,7 @@ def test_restricted_admits_no_wider_set_than_the_neediest_resource_needs() -> No
     put(world, "half", {"policy": "single-numa-node"}, 20, 1)
     put(world, "other", {"policy": "single-numa-node"}, 20, 1)
     message = world.refuse(pod("one", {"policy": "restricted"}), wants=resources(20, 1)).message
-    assert "at most 12 CPUs free on one NUMA node" in message
+    assert "at most 12 CPUs free for exclusive use on one NUMA node" in message
 
 
 def test_the_kubelets_verdict_stays_behind_its_setting() -> None:
@@ -308,7 +308,7 @@ def test_memory_counts_what_is_bound_and_what_the_kernel_has() -> None:
     world = World(machines.dual_smt(), reading=Reading(memory={0: 8 * GIB, 1: 60 * GIB}))
     assert put(world, "a", SINGLE, 1.5, 16)[1] == "1"
     refused = world.refuse(pod("b", SINGLE), wants=resources(1.5, 50))
-    assert "NUMA node 0: 30.5 CPUs" in refused.message or "8.0 GiB" in refused.message
+    assert "NUMA node 0: 30.5 CPUs" in refused.message or "8 GiB" in refused.message
 
 
 def test_a_pin_that_cannot_hold_the_memory_is_widened() -> None:
@@ -339,7 +339,7 @@ def test_hugepages_decide_the_node() -> None:
 def test_a_huge_page_size_that_does_not_exist_is_refused() -> None:
     world = World(machines.dual_smt())
     refused = world.refuse(pod("a", SINGLE), wants=resources(1.5, 1, hugepages={1 << 30: 1 << 30}))
-    assert "1.0 GiB in huge pages of 1.0 GiB" in refused.message
+    assert "1 GiB in huge pages of 1 GiB" in refused.message
 
 
 def test_devices_pull_cpus_and_memory_to_their_node() -> None:
@@ -502,7 +502,7 @@ def test_a_later_container_of_a_pinned_pod_is_refused_when_no_memory_is_left() -
     world.place(of, container(of, "one", resources(1.5, 2)))
     refused = world.refuse(of, container(of, "two", resources(1.5, 100)))
     assert refused.reason == "NotEnoughMemory"
-    assert "100.0 GiB" in refused.message
+    assert "100 GiB" in refused.message
 
 
 def test_a_machine_whose_numa_nodes_have_no_cpus_runs_everything_unpinned() -> None:

@@ -69,7 +69,7 @@ def test_a_pin_on_exclusive_cpus_is_said_when_its_container_is_created() -> None
     real = Moment(world.agent.machine, world.agent.state, {}).actual(one)
     assert real is not None
     assert (real.cpus, real.intruder, real.owners) == ("0", True, ("default/own/app",))
-    assert real.text == "pinned by somebody else to CPU 0"
+    assert real.text == "pinned by another component to CPU 0"
     assert Moment(world.agent.machine, world.agent.state, {}).actual(own) is None
     world.stop(one)
     assert overlaps(world) == 0
@@ -196,7 +196,7 @@ def test_a_pin_belongs_to_a_foreign_container_only() -> None:
     one = plain(world)
     document = world.store.documents["c/" + one] | {"pinned": "1"}
     _, (problem,) = journal.state_from({"c/" + one: document})
-    assert "only a foreign container is pinned by somebody else" in problem
+    assert "only a foreign container is pinned by another component" in problem
 
 
 def test_a_cpuset_on_a_container_whose_memory_we_bind_is_answered_with_the_pool() -> None:

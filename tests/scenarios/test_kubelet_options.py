@@ -137,7 +137,7 @@ def test_reserved_huge_pages_are_promised_to_nobody() -> None:
         pod("c", {"policy": "single-numa-node"}),
         container(of, wants=resources(1, 1, hugepages={GIB: GIB})),
     )
-    assert "0 bytes in huge pages of 1.0 GiB" in refused.message
+    assert "0 B in huge pages of 1 GiB" in refused.message
 
 
 def test_reserved_huge_pages_that_make_no_sense_are_mistakes() -> None:
@@ -273,4 +273,6 @@ def test_cpus_that_its_pod_would_not_have_had_are_refused() -> None:
     of = pod("p", RESTRICTED_POD, total=resources(4, 2))
     world.place(of, container(of, "a", resources(2, 1)))
     refused = world.refuse(of, container(of, "b", resources(2, 1)))
-    assert "cpu: 2 exclusive CPUs needed, 1 free on NUMA node 0" in refused.message
+    assert (
+        "cpu: 2 exclusive CPUs needed, 1 free for exclusive use on NUMA node 0" in refused.message
+    )

@@ -47,10 +47,10 @@ def test_kubelet_memory_refuses_the_third_of_6_6_and_3_gib() -> None:
     assert put(world, "b", SINGLE, resources(1, 6))[1] == "1"
     message = refuse(world, "c", SINGLE, resources(1, 3))
     assert message == (
-        "pod default/c, container app: memory: 3.0 GiB needed, 2.0 GiB free on NUMA node 0 "
+        "pod default/c, container app: memory: 3 GiB needed, 2 GiB free on NUMA node 0 "
         "(kubeletMemory); NUMA node 0 has too little memory, and no wider set that holds it fits; "
-        "it needs 1 exclusive CPU and 3.0 GiB memory; free: NUMA node 0: 3 CPUs, 2.0 GiB memory; "
-        "NUMA node 1: 3 CPUs, 2.0 GiB memory"
+        "it needs 1 exclusive CPU and 3 GiB memory; free: NUMA node 0: 3 CPUs for exclusive "
+        "use, 2 GiB memory; NUMA node 1: 3 CPUs for exclusive use, 2 GiB memory"
     )
 
 
@@ -64,7 +64,7 @@ def test_kubelet_memory_does_not_look_at_what_the_kernel_has() -> None:
 def test_kubelet_memory_refuses_more_than_the_machine_has(policy: str) -> None:
     world = two_nodes(kubelet_memory=True)
     wishes = {"policy": policy, "cpus": "exclusive"}
-    assert "100.0 GiB" in refuse(world, "a", wishes, resources(1, 100))
+    assert "100 GiB" in refuse(world, "a", wishes, resources(1, 100))
 
 
 def test_kubelet_memory_books_guaranteed_pods_only() -> None:
@@ -118,7 +118,7 @@ def test_kubelet_memory_extends_what_a_pod_without_a_sum_was_given() -> None:
         answer = world.create(of, container(of, "b", resources(1, 10)))
         if mems is None:
             assert isinstance(answer, Refused)
-            assert "memory: 10.0 GiB needed, 8.0 GiB free on NUMA node 0" in answer.message
+            assert "memory: 10 GiB needed, 8 GiB free on NUMA node 0" in answer.message
             continue
         assert world.has("p-b")[1] == mems
         known = world.agent.grounds_of("p-b")
@@ -147,11 +147,11 @@ def test_kubelet_memory_books_huge_pages_with_memory() -> None:
     assert put(world, "b", SINGLE, resources(1, 1, hugepages={GIB: 2 * GIB}))[1] == "1"
     assert put(world, "c", SINGLE, resources(1, 1, hugepages={GIB: GIB}))[1] == "0"
     message = refuse(world, "d", SINGLE, resources(1, 1, hugepages={GIB: GIB}))
-    assert "hugepages-1Gi: 1.0 GiB needed, 0 bytes free on all NUMA nodes together" in message
+    assert "hugepages-1Gi: 1 GiB needed, 0 B free on all NUMA nodes together" in message
     world.stop("a-app")
     assert put(world, "d", SINGLE, resources(1, 1, hugepages={GIB: GIB}))[1] == "0"
     small = {2 << 20: GIB}
-    assert "2.0 MiB" in refuse(world, "e", SINGLE, resources(1, 1, hugepages=small))
+    assert "2 MiB" in refuse(world, "e", SINGLE, resources(1, 1, hugepages=small))
 
 
 def test_kubelet_memory_of_a_list_is_booked_beside_the_others() -> None:

@@ -257,7 +257,7 @@ def test_best_effort_grows_where_it_is_and_says_what_that_node_lacks() -> None:
     assert world.agent.state.charge(int(before[1])).memory == 20 * GIB
     known = world.agent.grounds_of("a-app")
     assert known is not None
-    assert any("memory: 20.0 GiB needed, " in step for step in known.basis.steps)
+    assert any("memory: 20 GiB needed, " in step for step in known.basis.steps)
     world.check()
 
 

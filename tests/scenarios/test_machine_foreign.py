@@ -45,7 +45,9 @@ def test_case_15_when_there_are_no_others_they_are_given_and_it_is_said() -> Non
     assert world.place(pod("a", SINGLE), wants=resources(3, 1))[0] == "0,2-3"
     known = world.agent.grounds_of("a-app")
     assert known is not None
-    assert "CPU 0 is used by containers that somebody else pinned there, too" in known.basis.steps
+    assert (
+        "CPU 0 is also used by containers that another component pinned there" in known.basis.steps
+    )
 
 
 def test_case_15_another_numa_node_comes_first() -> None:

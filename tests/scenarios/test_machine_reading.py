@@ -73,7 +73,7 @@ def test_case_14_siblings_tell_the_sockets_where_package_ids_are_minus_one(tmp_p
     assert [str(s.cpus) for s in machine.sockets.values()] == list(EIGHT.values())
     assert list(machine.sockets) == list(range(8))
     assert machine.warnings == (
-        "CPUs 0-15 tell no package id that can be read; siblings tell which socket it is",
+        "CPUs 0-15 report no package id that can be read; the socket is taken from its siblings",
     )
 
 
@@ -157,7 +157,7 @@ def test_case_14_clusters_and_dies_stand_in_for_caches(
     base = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=8, threads=1, cores_per_l3=0)
     machine = _read(tmp_path, base, lambda files: _grouped(files, name, 4))
     assert [str(g.cpus) for g in machine.l3_groups.values()] == ["0-3", "4-7", "8-11", "12-15"]
-    assert f"the kernel tells no L3 caches; {noun} are taken for them" in machine.warnings
+    assert f"the kernel reports no L3 caches; {noun} are taken for them" in machine.warnings
     world = World(machine)
     world.place(pod("first", {"numacpu": "0-1", "cpus": "exclusive"}), wants=resources(2))
     world.place(pod("other", {"numamem": "1"}), wants=resources(1, 12))

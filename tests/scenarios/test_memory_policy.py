@@ -251,7 +251,9 @@ def test_what_others_pin_is_left_to_them() -> None:
     answer = world.create(of, made)
     assert isinstance(answer, Admitted)
     assert answer.adjustment.memory_policy is None
-    assert "mempolicy: bind has no effect: somebody else pins the container" in answer.trace.steps
+    assert (
+        "mempolicy: bind has no effect: another component pins the container" in answer.trace.steps
+    )
 
 
 # --- who cannot set one -----------------------------------------------------------------------

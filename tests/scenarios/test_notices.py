@@ -58,7 +58,7 @@ def test_a_container_that_started_without_us_is_noted_when_it_is_placed() -> Non
     world.live["early-app"] = container(of)
     world.synchronize()
     assert noted(world) == [("gap", "", "early", 1)]
-    assert "started while nobody could place it" in world.agent.notices.after()[0].message
+    assert "started while the agent could not place it" in world.agent.notices.after()[0].message
 
 
 def test_observing_notes_nothing_because_nothing_happens() -> None:

@@ -133,7 +133,7 @@ def test_a_refusal_names_only_what_is_needed() -> None:
     memory = pod("memory", SINGLE, qos=BURSTABLE)
     wants = Resources(memory_limit=200 * GIB)
     refused = world.refuse(memory, wants=wants)
-    assert "200.0 GiB memory" in refused.message
+    assert "200 GiB memory" in refused.message
     assert "0 CPUs" not in refused.message
 
 

@@ -53,10 +53,10 @@ def told(topology: Topology, annotations: dict[str, str], cpus: float, **more: o
 @pytest.mark.parametrize("policy", ["restricted", "single-numa-node"])
 def test_case_19_no_huge_pages_are_named_and_not_memory(policy: str) -> None:
     """It read "Memory: 1 GiB needed, which no set of NUMA nodes has"."""
-    expected = "hugepages-1Gi: 1 GiB needed, all NUMA nodes that may serve it have 0 bytes"
+    expected = "hugepages-1Gi: 1 GiB needed, all NUMA nodes that may serve it have 0 B"
     assert clause(EIGHT, policy, hugepages=PAGE) == expected
     text = told(EIGHT, {"policy": policy}, 1, hugepages=PAGE)
-    assert "Huge pages of 1GiB: 1 GiB needed, and all NUMA nodes together have 0 bytes." in text
+    assert "Huge pages of 1 GiB: 1 GiB needed, and all NUMA nodes together have 0 B." in text
     assert (
         "Memory: 1 GiB needed, 48 GiB of 48 GiB free on all NUMA nodes together, but not beside "
         "what else it needs." in text
@@ -68,7 +68,7 @@ def test_case_19_best_effort_names_what_is_not_there() -> None:
     """It read "no set of NUMA nodes has enough memory left"."""
     text = told(EIGHT, {"policy": "best-effort"}, 1, hugepages=PAGE)
     assert (
-        "Hugepages-1Gi: 1.0 GiB needed, 0 bytes free on all NUMA nodes that may be used: its "
+        "Hugepages-1Gi: 1 GiB needed, 0 B free on all NUMA nodes that may be used: its "
         "memory may come from all of them." in text
     )
 
@@ -206,9 +206,9 @@ def test_case_19_tables_do_not_say_0_left_where_there_never_was_anything() -> No
         assert done.exit_code == 0, done.output
         rows = [line.split() for line in done.output.splitlines() if line.startswith("2 ")]
         if more:
-            assert rows == [["2", "-", "-", "64Gi", "-", "-", "64Gi"]]
+            assert rows == [["2", "-", "-", "64", "GiB", "-", "-", "64", "GiB"]]
         else:
-            assert rows == [["2", "-", "-", "-", "-", "64Gi", "0", "64Gi"]]
+            assert rows == [["2", "-", "-", "-", "-", "64", "GiB", "0", "B", "64", "GiB"]]
 
 
 def test_case_19_status_does_not_say_0_of_0() -> None:
@@ -219,7 +219,7 @@ def test_case_19_status_does_not_say_0_of_0() -> None:
     memory_only = {**used, "id": 2, "memoryAvailableBytes": 63 * GIB, "memoryBytes": 64 * GIB}
     cpu_only = {**used, "id": 3, "cpuAvailableMilli": 3500, "cpuCapacityMilli": 4000}
     rows = [line.split() for line in nodes_table([memory_only, cpu_only])]
-    assert rows[1] == ["2", "-", "-", "-", "-", "63Gi", "of", "64Gi"]
+    assert rows[1] == ["2", "-", "-", "-", "-", "63", "GiB", "of", "64", "GiB"]
     assert rows[2] == ["3", "-", "-", "-", "3.5", "of", "4", "-"]
 
 
@@ -230,6 +230,6 @@ def test_case_19_memory_that_is_tied_by_the_kubelets_rules() -> None:
     world.place(pod("first", {"policy": "single-numa-node"}), wants=resources(1, 1))
     refused = world.refuse(pod("p", {"cpus": "exclusive"}), wants=resources(1, 12))
     assert first_clause(refused.message) == (
-        "memory: 12.0 GiB needed, 15.0 GiB free, but not together by the kubelet's rules "
+        "memory: 12 GiB needed, 15 GiB free, but not together by the kubelet's rules "
         "(kubeletMemory)"
     )

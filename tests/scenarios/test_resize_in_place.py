@@ -54,8 +54,9 @@ def test_resize_from_shared_to_exclusive_that_does_not_fit_there_is_refused() ->
     assert isinstance(refused, Refused)
     assert refused.reason == "NotEnoughCPUs"
     assert refused.message == (
-        "resize refused: pod default/a, container app: cpu: 2 exclusive CPUs needed, 1 free on "
-        "NUMA node 0 for it (smt: spread); held: default/own/app has exclusive CPUs 0-2"
+        "resize refused: pod default/a, container app: cpu: 2 exclusive CPUs needed, 1 free for "
+        "exclusive use on NUMA node 0 for it (smt: spread); held: default/own/app has "
+        "exclusive CPUs 0-2"
     )
     assert world.has("a-app") == before
     world.check()
@@ -185,7 +186,7 @@ def test_resize_of_memory_keeps_the_memory_nodes_or_is_refused() -> None:
     refused = world.update("a-app", resources(1, 10))
     assert isinstance(refused, Refused)
     assert refused.reason == "NotEnoughMemory"
-    assert refused.message.endswith("memory: 10.0 GiB needed, 8.0 GiB free on NUMA node 0")
+    assert refused.message.endswith("memory: 10 GiB needed, 8 GiB free on NUMA node 0")
     start(world, "b", {"policy": "best-effort"}, resources(1, 4))
     assert world.update("b-app", resources(1, 10)) is None
     assert world.has("b-app")[1] == "1"
@@ -212,7 +213,7 @@ def test_resize_of_huge_pages_must_fit_where_it_is() -> None:
     assert world.update("a-app", resources(1, 1, hugepages={GIB: 2 * GIB})) is None
     refused = world.update("a-app", resources(1, 1, hugepages={GIB: 3 * GIB}))
     assert isinstance(refused, Refused)
-    assert "hugepages-1Gi: 3.0 GiB needed, 2.0 GiB free on NUMA node 0" in refused.message
+    assert "hugepages-1Gi: 3 GiB needed, 2 GiB free on NUMA node 0" in refused.message
 
 
 def test_resize_after_a_rule_changed_does_not_apply_the_new_rule() -> None:

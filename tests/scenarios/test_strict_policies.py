@@ -38,9 +38,10 @@ def test_huge_pages_do_not_spill_in_scope_pod(policy: str) -> None:
     refused = world.refuse(of, container(of, "b", resources(1, 1, hugepages=PAGES)))
     assert refused.reason == "NotEnoughMemory"
     assert refused.message == (
-        "pod default/p, container b: hugepages-1Gi: 2.0 GiB needed, 0 bytes free on NUMA node 0 "
-        f"(policy {policy}); free: NUMA node 0: 3 CPUs, 5.0 GiB memory, 0 bytes in huge pages of "
-        "1.0 GiB; NUMA node 1: 4 CPUs, 6.0 GiB memory, 2.0 GiB in huge pages of 1.0 GiB"
+        "pod default/p, container b: hugepages-1Gi: 2 GiB needed, 0 B free on NUMA node 0 "
+        f"(policy {policy}); free: NUMA node 0: 3 CPUs for exclusive use, 5 GiB memory, 0 B in "
+        "huge pages of 1 GiB; NUMA node 1: 4 CPUs for exclusive use, 6 GiB memory, "
+        "2 GiB in huge pages of 1 GiB"
     )
     # One that can do with them may follow.
     assert place(world, of, "c", 1, 1) == "0"
@@ -51,7 +52,7 @@ def test_memory_does_not_spill_when_the_pods_sum_is_unknown() -> None:
     of = pod("p", TOGETHER)
     assert place(world, of, "a", 1, 5) == "0"
     refused = world.refuse(of, container(of, "b", resources(1, 5)))
-    assert "memory: 5.0 GiB needed, 3.0 GiB free on NUMA node 0" in refused.message
+    assert "memory: 5 GiB needed, 3 GiB free on NUMA node 0" in refused.message
 
 
 def test_memory_does_not_spill_when_the_kernel_has_less_than_before() -> None:

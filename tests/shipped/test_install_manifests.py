@@ -435,6 +435,79 @@ def test_the_charts_schema_refuses_mistakes(values: dict[str, Any], words: str) 
     assert words in " ".join(str(e.message) for e in errors)
 
 
+GROUPS = [
+    {"name": "gpu", "label": "kind", "values": ["gpu", "gpu-2"],
+     "config": {"devices": {"enabled": True}, "reservedCPUs": "0-3"}},
+    {"name": "db", "label": "role", "values": ["db"], "config": {"strategy": "pack"}},
+]  # fmt: skip
+
+
+def grouped(groups: object, **config: object) -> subprocess.CompletedProcess[str]:
+    values = {"nodeGroups": groups, "config": config}
+    return helm(*(f"--set-json={key}={json.dumps(value)}" for key, value in values.items()))
+
+
+def selects(daemon_set: dict[str, Any], labels: dict[str, str]) -> bool:
+    node = daemon_set["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]
+    (term,) = node["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    return all(
+        (labels.get(one["key"]) in one["values"]) is (one["operator"] == "In")
+        for one in term["matchExpressions"]
+    )
+
+
+def test_each_kind_of_nodes_has_its_settings() -> None:
+    """Every node is of one DaemonSet, with the group's configuration over that of all."""
+    done = grouped(GROUPS, reservedCPUs="0", strategy="spread")
+    assert done.returncode == 0, done.stderr
+    made = {(d["kind"], d["metadata"]["name"]): d for d in yaml.safe_load_all(done.stdout) if d}
+    sets = {name: one for (kind, name), one in made.items() if kind == "DaemonSet"}
+    settings = {
+        name: configuration.load(text=one["data"]["agent.yaml"])
+        for (kind, name), one in made.items()
+        if kind == "ConfigMap"
+    }
+    assert {n: (c.node_group, c.reserved_cpus, c.strategy) for n, c in settings.items()} == {
+        "nri-numa-gpu": ("gpu", "0-3", "spread"),
+        "nri-numa-db": ("db", "0", "pack"),
+        "nri-numa": ("", "0", "spread"),
+    }
+    nodes: dict[str, list[dict[str, str]]] = {
+        "nri-numa-gpu": [{"kind": "gpu"}, {"kind": "gpu-2", "role": "db"}],
+        "nri-numa-db": [{"kind": "other", "role": "db"}],
+        "nri-numa": [{}, {"role": "web"}],
+    }
+    for owner, kinds in nodes.items():
+        pod = sets[owner]["spec"]["template"]
+        assert (
+            sets[owner]["spec"]["selector"]["matchLabels"].items()
+            <= pod["metadata"]["labels"].items()
+        )
+        (config,) = (v for v in pod["spec"]["volumes"] if v["name"] == "config")
+        assert config["configMap"]["name"] == owner
+        for labels in kinds:
+            assert [n for n, one in sets.items() if selects(one, labels)] == [owner], labels
+    assert "netns" in str(sets["nri-numa-gpu"])
+    assert "netns" not in str(sets["nri-numa-db"])
+
+
+@pytest.mark.parametrize(
+    ("groups", "config", "words"),
+    [
+        ([GROUPS[0], GROUPS[0]], {}, "gpu is there twice, expected another name for each group"),
+        ([GROUPS[0] | {"config": {"dra": {"enabled": True}}}], {}, "gpu has config.dra, which all"),
+        ([GROUPS[0] | {"config": {"reservedCPU": "0"}}], {}, "'reservedCPU' not allowed"),
+        ([GROUPS[0] | {"values": []}], {}, "got 0, want 1"),
+        ([GROUPS[0] | {"name": "GPU nodes"}], {}, "does not match pattern"),
+        ([], {"nodeGroup": "gpu"}, 'config.nodeGroup: is "gpu", expected nodeGroups'),
+    ],
+)
+def test_node_groups_are_validated(groups: object, config: dict[str, Any], words: str) -> None:
+    done = grouped(groups, **config)
+    assert done.returncode != 0
+    assert words in done.stderr
+
+
 TOKEN = {"tokenFile": "/etc/nri-numa-secret/token"}
 TLS = {"tlsCert": "/etc/nri-numa-secret/tls.crt", "tlsKey": "/etc/nri-numa-secret/tls.key"}
 
@@ -694,7 +767,7 @@ def test_systemd_finds_nothing_wrong_with_the_unit(unit: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_unit_is_as_closed_as_the_documentation_says(unit: Path) -> None:
+def test_the_unit_is_as_closed_and_as_patient_as_the_documentation_says(unit: Path) -> None:
     done = subprocess.run(
         [program("systemd-analyze"), "security", "--offline=true", "--no-pager", str(unit)],
         capture_output=True,
@@ -703,4 +776,6 @@ def test_the_unit_is_as_closed_as_the_documentation_says(unit: Path) -> None:
     )
     match = re.search(r"Overall exposure level for .*: ([0-9.]+)", done.stdout)
     assert match is not None, done.stdout + done.stderr
-    assert float(match[1]) <= 2.0
+    assert float(match[1]) <= 1.5
+    # Imports alone take half a minute where CPUs are starved.
+    assert "TimeoutStartSec=90\n" in unit.read_text()

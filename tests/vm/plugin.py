@@ -78,7 +78,8 @@ class UnitPlugin(GuestPlugin):
         self.directory.mkdir(parents=True, exist_ok=True)
         self.write_config()
         if not self._installed:
-            shutil.copy(REPOSITORY / "systemd/nri-numa.service", UNIT)
+            for unit in (UNIT, UNIT.with_suffix(".socket")):
+                shutil.copy(REPOSITORY / "systemd" / unit.name, unit)
             self.slow_down(f"StandardOutput=append:{self.log_file}\nStandardError=inherit\n")
             self._installed = True
         systemctl("start", "nri-numa")
@@ -109,7 +110,8 @@ class UnitPlugin(GuestPlugin):
     def uninstall(self) -> None:
         """Stop it, and leave nothing of its unit."""
         self.terminate()
-        UNIT.unlink(missing_ok=True)
+        for unit in (UNIT, UNIT.with_suffix(".socket")):
+            unit.unlink(missing_ok=True)
         shutil.rmtree(UNIT.with_name(f"{UNIT.name}.d"), ignore_errors=True)
         systemctl("daemon-reload")
         self._installed = False

@@ -153,7 +153,7 @@ function draw() {
   $("login").hidden = true;
   $("main").hidden = false;
   const figures = [["Nodes", total.nodes.toLocaleString("en"), total.unknownNodes ? showing("unknown", `${total.unknownNodes} unknown`) : ""],
-    ["Exclusive CPUs free", total.freeExclusiveCpus.toLocaleString("en"), `of ${total.exclusiveCpus.toLocaleString("en")}`],
+    ["CPUs free for exclusive use", total.freeExclusiveCpus.toLocaleString("en"), `of ${total.exclusiveCpus.toLocaleString("en")}`],
     ["Largest on one NUMA node", total.largestExclusiveRequest, "CPUs"],
     ["Fragmented", percent(total.fragmentation), "of the largest requests is lost"],
     ["Drained NUMA nodes", total.drainedNumaNodes, total.states.drained ? showing("drained", "show them") : ""]];
@@ -199,7 +199,7 @@ function drawGrid() {
     square.className = `${node.state ?? ""} ${node.fits === false ? "no" : ""} ${node.name === state.node ? "chosen" : ""}`;
     const part = by === "fragmented" ? lost : all ? 1 - free / all : 0;
     square.style.setProperty("--part", `${Math.round(4 + 96 * part)}%`);
-    square.title = harmless([`${node.name}: ${node.state === "unknown" ? "unknown" : `${free} of ${all} exclusive CPUs free, largest ${largest}`}`,
+    square.title = harmless([`${node.name}: ${node.state === "unknown" ? "unknown" : `${free} of ${all} CPUs free for exclusive use, largest ${largest}`}`,
       lost && `${percent(lost)} fragmented`, node.state && node.state !== "unknown" && STATES[node.state],
       node.fits === false ? "the pod does not fit" : node.fits && "the pod fits"].filter(Boolean).join(", "));
     return square;
@@ -247,13 +247,13 @@ function numaNode(zone, chosen) {
   return el("div", { class: `node${chosen ? " chosen" : ""}` },
     el("h4", {}, el("span", {}, `NUMA ${zone.id}`), chosen && el("span", { class: "badge" }, "here")),
     el("div", { class: "bars" },
-      bar("CPU", zone.freeExclusiveCpus, zone.exclusiveCpus, `${zone.freeExclusiveCpus}`, "exclusive CPUs"),
-      zone.memoryBytes > 0 && bar("Mem", zone.freeMemoryBytes, zone.memoryBytes, size(zone.freeMemoryBytes), "of memory", size),
+      bar("CPU", zone.freeExclusiveCpus, zone.exclusiveCpus, `${zone.freeExclusiveCpus}`, "CPUs free for exclusive use"),
+      zone.memoryBytes > 0 && bar("Mem", zone.freeMemoryBytes, zone.memoryBytes, size(zone.freeMemoryBytes), "of memory free", size),
       word && el("p", { class: "factor" }, word)));
 }
 
 function bar(label, free, there, text, noun, shown = String) {
-  const full = `${shown(free)} of ${shown(there)} ${noun} free`;
+  const full = `${shown(free)} of ${shown(there)} ${noun}`;
   const track = el("span", { class: "track" }, el("span", { class: "taken" }));
   track.firstChild.style.width = `${there > 0 ? 100 * (1 - free / there) : 100}%`;
   return el("div", { class: "bar", role: "img", "aria-label": full, title: full }, el("span", {}, label), track, el("span", { class: "free" }, `${text} free`));

@@ -46,6 +46,7 @@ from nri_numa.engine.align.hints import (
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.machine import counted, numa_text
 from nri_numa.model.workload import Policy
+from nri_numa.text import human_bytes
 
 SAMPLES = 4
 """Hints and losing candidates that are told."""
@@ -164,12 +165,12 @@ def amount_text(amount: int, unit: str) -> str:
     if unit in ("millicpu", "cpus"):
         cpus = f"{amount / 1000:g}" if unit == "millicpu" else str(amount)
         return f"{cpus} CPU{'' if cpus == '1' else 's'}"
-    if unit != "bytes":
-        return str(amount)
-    for power, name in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
-        if abs(amount) >= 1 << power:
-            return f"{amount / (1 << power):.1f}".removesuffix(".0") + f" {name}"
-    return f"{amount} bytes"
+    return human_bytes(amount) if unit == "bytes" else str(amount)
+
+
+def _free(amount: int, unit: str) -> str:
+    """``1.5 GiB free``, ``2 CPUs free for exclusive use``: CPUs to share may be more."""
+    return f"{amount_text(amount, unit)} free{' for exclusive use' if unit == 'cpus' else ''}"
 
 
 def _number(amount: int, unit: str) -> str:
@@ -183,16 +184,14 @@ def nodes_text(count: int) -> str:
 
 
 def free_text(numa_nodes: Sequence[NodeAmount], unit: str) -> str:
-    """``NUMA node 0: 2 free of 8; NUMA node 1: …``."""
+    """``NUMA node 0: 2 of 8 CPUs free for exclusive use; NUMA node 1: …``."""
     parts = [
-        f"NUMA node {n.numa_node}: {amount_text(n.free, unit)} free of "
-        f"{amount_text(n.capacity, unit)}"
+        f"NUMA node {n.numa_node}: {_number(n.free, unit)} of {_free(n.capacity, unit)}"
         for n in numa_nodes[:_SPELLED_OUT]
     ]
     rest = numa_nodes[_SPELLED_OUT:]
     if rest:
-        most = amount_text(max(n.free for n in rest), unit)
-        parts.append(f"{len(rest)} more with at most {most} free")
+        parts.append(f"{len(rest)} more with at most {_free(max(n.free for n in rest), unit)}")
     return "; ".join(parts)
 
 
@@ -307,8 +306,8 @@ def lacking(summary: ResourceSummary, demand: HintDemand) -> str:
             return f"this machine has {_number(capacity, unit)} for containers"
         return f"all NUMA nodes that may serve it have {amount_text(capacity, unit)}"
     if free < demand.need:
-        return f"{amount_text(free, unit)} free on all NUMA nodes together"
-    return f"{amount_text(free, unit)} free, but {demand.obstacle()}"
+        return f"{_free(free, unit)} on all NUMA nodes together"
+    return f"{_free(free, unit)}, but {demand.obstacle()}"
 
 
 def runners_up(problem: Problem, affinity: NUMASet | None, preferred: bool) -> list[Candidate]:
@@ -394,7 +393,7 @@ class Shortage(msgspec.Struct, frozen=True):
 
 
 def short(resource: str, need: str, have: str) -> str:
-    """The first clause of a refusal: ``memory: 4.0 GiB needed, 3.0 GiB free on NUMA node 0``."""
+    """The first clause of a refusal: ``memory: 4 GiB needed, 3 GiB free on NUMA node 0``."""
     return f"{resource}: {need} needed, {have}"
 
 
@@ -457,7 +456,7 @@ def _wider(group: Sequence[_Entry], problem: Problem, order: Order, width: int) 
         if capacity < demand.need:
             text = f"more than the {amount_text(capacity, summary.unit)} of any {where}"
         else:
-            text = f"at most {amount_text(free, summary.unit)} free on {where}"
+            text = f"at most {_free(free, summary.unit)} on {where}"
         if problem.policy is not Policy.SINGLE_NUMA_NODE:
             would = nodes_text(summary.preferred_width)
             now = summary.narrowest_width
@@ -470,7 +469,7 @@ def _wider(group: Sequence[_Entry], problem: Problem, order: Order, width: int) 
         return Shortage(summary.text)
     most = max((n.free for n in summary.numa_nodes), default=0)
     # There is enough of it, as was entries at above: groups of NUMA nodes keep it from there.
-    have = f"at most {amount_text(most, summary.unit)} free on one NUMA node"
+    have = f"at most {_free(most, summary.unit)} on one NUMA node"
     return _alone(summary, f"{have}, which is tied to others by the kubelet's rules")
 
 

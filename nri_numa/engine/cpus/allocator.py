@@ -696,7 +696,7 @@ class _Take:
             away = f"outside {numa_text(str(request.affinity))}, where no more could be taken"
             notes.append(f"{named(outside, 'lies', 'lie')} {away}")
         if beside := fresh & request.last.bits:
-            used = "used by containers that somebody else pinned there, too"
+            used = "also used by containers that another component pinned there"
             notes.append(f"{named(beside, 'is', 'are')} {used}")
         if request.smt is SMT.PAIR and request.load is None:
             notes.append("no load was given for it, so it counts as high")

@@ -16,7 +16,7 @@ from nri_numa.engine.explain.explanation import REFUSED, UNPINNED, WIDENED, Docu
 from nri_numa.engine.resize import LESS
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.machine import counted, cpus_text, in_words, numa_text
-from nri_numa.text import harmless
+from nri_numa.text import harmless, human_bytes, page_size
 
 GLOSSARY = (
     "(A NUMA node is a group of CPUs with memory of their own; memory of another NUMA node is "
@@ -42,7 +42,7 @@ _MEANING = {
     ("bind", "cpu"): "only its CPUs are pinned, its memory is left alone",
     ("bind", "cpu+mem"): "its CPUs and its memory are pinned",
     ("bind", "none"): "it is left alone",
-    ("cpus", "exclusive"): "it wants CPUs that nobody else uses",
+    ("cpus", "exclusive"): "it asks for exclusive CPUs",
     ("cpus", "shared"): "it shares CPUs with others",
     ("scope", "pod"): "all containers of the pod go to the same NUMA nodes",
     ("scope", "container"): "each container of the pod is placed by itself",
@@ -242,7 +242,7 @@ def _needs(document: Document) -> Iterator[str]:
         score = demand["oomScore"]
         yield f"About {memory} of memory: its request, worked out from its OOM score {score}."
     else:
-        yield "It has no memory limit, and no memory request that the runtime tells."
+        yield "It has no memory limit, and no memory request that the runtime reports."
     for pages in demand["hugePages"]:
         amount, size = (amount_text(pages[key], "bytes") for key in ("bytes", "sizeBytes"))
         yield f"{amount} in huge pages of {size}: its limit."
@@ -433,7 +433,7 @@ def _left(one: Mapping[str, Any]) -> str:
 
 def _label(resource: str) -> str:
     if resource.startswith("hugepages-"):
-        return f"huge pages of {resource.removeprefix('hugepages-')}B"
+        return f"huge pages of {human_bytes(page_size(resource))}"
     return {"cpu": "CPUs", "memory": "memory"}.get(resource) or _short(resource)
 
 

@@ -52,7 +52,6 @@ from nri_numa.engine.place.needs import (
     device_steps,
     devices_first,
     exclusive_text,
-    human_bytes,
     left_text,
     memory_lacking,
     memory_short,
@@ -77,6 +76,7 @@ from nri_numa.model.workload import (
     Scope,
     Strategy,
 )
+from nri_numa.text import human_bytes
 
 WHOLE = 1 << 40
 """What a NUMA node has, when shares of it are compared; a larger number rounds less."""
@@ -226,7 +226,7 @@ def beside_its_pod(case: Case, table: ResourceTable, record: PodRecord) -> Refus
         have = back + sum(table.free_by_node.get(i, 0) for i in affinity)
         if have < demand.exclusive_cpus:
             need = exclusive_text(demand.exclusive_cpus)
-            few = short("cpu", need, f"{max(0, have)} free on {here}")
+            few = short("cpu", need, f"{max(0, have)} free for exclusive use on {here}")
     elif policy in STRICT and not demand.exclusive_cpus and not case.by_kubelet:
         have = sum(table.cpu_left.get(i, 0) for i in affinity)
         if have < demand.cpu_milli:

@@ -355,7 +355,7 @@ def with_memory_policy(case: Case, placed: Placed, *, running: bool) -> Placed |
     if running:
         return _without(placed, mode, "the container runs already")
     if placed.kind is Kind.FOREIGN:
-        return _without(placed, mode, "somebody else pins the container")
+        return _without(placed, mode, "another component pins the container")
     if mode.on_nodes and not placed.mems:
         if by_annotation(case.requested, KEY):
             return without_nodes(case.requested, case.who)
@@ -372,7 +372,7 @@ def with_memory_policy(case: Case, placed: Placed, *, running: bool) -> Placed |
     return Refusal(
         reason="MemoryPolicyUnsupported",
         message=f"{_text(case.requested, case.who)}, but {missing}",
-        rule="a memory policy must be known to the kernel and to all who hand it on",
+        rule="a memory policy must be known to the kernel, the runtime and the plugin",
     )
 
 

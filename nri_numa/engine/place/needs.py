@@ -36,16 +36,7 @@ from nri_numa.model.workload import (
     QoSClass,
     Scope,
 )
-
-
-def human_bytes(amount: int) -> str:
-    """``1.5 GiB`` and the like; exact below 1 KiB."""
-    value = float(amount)
-    for unit in ("bytes", "KiB", "MiB", "GiB", "TiB"):
-        if abs(value) < 1024 or unit == "TiB":
-            return f"{amount} bytes" if unit == "bytes" else f"{value:.1f} {unit}"
-        value /= 1024
-    raise AssertionError("unreachable")  # pragma: no cover
+from nri_numa.text import human_bytes
 
 
 def exclusive_text(count: int) -> str:
@@ -245,7 +236,7 @@ def _sockets(machine: Machine) -> dict[int, int]:
 
 
 def needed_text(case: Case) -> str:
-    """What a container needs, in words: ``2 exclusive CPUs and 4.0 GiB memory``."""
+    """What a container needs, in words: ``2 exclusive CPUs and 4 GiB memory``."""
     demand = case.demand
     parts: list[str] = []
     if demand.exclusive_cpus:
@@ -282,7 +273,7 @@ def too_few(machine: Machine, failed: NotEnoughCPUs, within: NUMASet | None) -> 
         free, where = len(failed.available), "on all NUMA nodes together"
     else:
         free, where = sum(failed.per_numa.get(i, 0) for i in within), f"on {numa_text(within)}"
-    return short("cpu", need, f"{free + failed.held} free {where}")
+    return short("cpu", need, f"{free + failed.held} free for exclusive use {where}")
 
 
 def misaligned(case: Case, failed: SMTAlignmentRefused, smt: SMT) -> str:
@@ -329,7 +320,7 @@ def memory_short(table: MemoryTable, demand: Demand, affinity: NUMASet | None) -
 
 
 def left_text(case: Case, table: ResourceTable) -> str:
-    """What is free of the things needed: ``NUMA node 0: 3 CPUs, 1.0 GiB memory; …``."""
+    """What is free of what is needed: ``NUMA node 0: 3 CPUs for exclusive use, 1 GiB memory``."""
     machine, demand = case.machine, case.demand
     parts: dict[int, str] = {}
     most = ownable_at_most(machine, case.state, case.smt)
@@ -337,7 +328,7 @@ def left_text(case: Case, table: ResourceTable) -> str:
         texts: list[str] = []
         if demand.exclusive_cpus:
             count = min(table.free_by_node.get(i, 0), most)
-            texts.append(human_milli(count * 1000))
+            texts.append(f"{human_milli(count * 1000)} for exclusive use")
         elif demand.cpu_milli:
             texts.append(human_milli(table.cpu_left.get(i, 0)))
         if case.requested.bind is Bind.CPU_MEM:

@@ -7,13 +7,12 @@ export function harmless(text) {
     (c) => `\\u{${c.codePointAt(0).toString(16)}}`);
 }
 
+/** "512 B", "6 GiB", "1.5 TiB", as everywhere in nri-numa. */
 export function size(bytes) {
+  const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
   let value = Math.max(0, bytes);
-  for (const unit of ["B", "KiB", "MiB", "GiB", "TiB"]) {
-    if (value < 1024) return `${Number(value.toFixed(value < 10 ? 1 : 0))} ${unit}`;
-    value /= 1024;
-  }
-  return `${Number(value.toFixed(1))} PiB`;
+  for (; value >= 1024 && units.length > 1; value /= 1024) units.shift();
+  return `${Number(value.toFixed(1))} ${units[0]}`;
 }
 
 export const plural = (n, noun, nouns = `${noun}s`) => `${n.toLocaleString("en")} ${n === 1 ? noun : nouns}`;

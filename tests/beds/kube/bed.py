@@ -7,18 +7,18 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from tests.beds.kube.build import find_programs
 from tests.beds.kube.client import Client
 from tests.beds.kube.control_plane import ControlPlane
 from tests.beds.kube.namespaces import Namespaces
 from tests.beds.kube.node import Node
+from tests.beds.processes import Bed
 from tests.beds.testbed import require_root
 
 
-class KubeBed:
+class KubeBed(Bed):
     """Kubernetes with one node called ``bed`` that runs nri-numa; a context manager."""
 
     def __init__(
@@ -48,7 +48,8 @@ class KubeBed:
         beside = [file for name in names for file in sorted(self.directory.glob(f"*/{name}.log"))]
         return [*own, self.node.containerd.log_file, self.node.plugin.log_file, *beside]
 
-    def __enter__(self) -> Self:
+    def start(self) -> None:
+        """All of it; returns when the node is Ready."""
         with contextlib.ExitStack() as stack:
             require_root("a Kubernetes")  # before anything is built in vain
             # Not pytest's own directory: socket paths must stay short.
@@ -61,12 +62,7 @@ class KubeBed:
             node = Node(control, kubelet=self._kubelet, plugin=self._plugin)
             self.node = stack.enter_context(node)
             self._stack = stack.pop_all()
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """End it, and take its folder away."""
         self._stack.close()

@@ -82,36 +82,6 @@ def test_what_was_explained_is_explained_again_after_a_restart(tmp_path: Path) -
     )
 
 
-FIRST = (
-    b"eAGVUj2P00AQXdtIuOE34IKGIkc4/kAQSFQghHS1tbc7SVaxd83OGnB3SNFRIaGUXBN0TuKg0+kaeovUCbT3b5h8yIoAna"
-    b"CY1ewbzcybmTf6/PVZzi3XDkC+n2YmUaIYXaHSvQRaOk95SxsJ1/e41sZxp4yO1ujBID8Gq8EBHijzYJs3F0Y7rjTYs+Xt"
-    b"n/4kUalyKxbc6ayYdzpehmzVYYxt8frk05At73Y8Mp8sIBuyHxS/Rca8xvMbL2i8st169LA8pGd0fX/bPPqdcyT6BiF6cf"
-    b"T8cbSeIWp/O4yevDzCyHT30fFpxSURdSAXFe92lVau+NKeZxa6YC2hE3jHhVtM0EGGbJZZc5xA+mEmIeVa4uhj6YoMLl8B"
-    b"mtwKeLqBK7v7nossLzWt168Ez7ig6kMWeqEfBuGcv+Eq4VSugSjvda6o7XiGRgzAYT3tWZNnWFccUfU0hagetycT7HML9Q"
-    b"WkmStihbFWyfcyJ/4l9cSbaU1TSI0tNsw2Z9lj1+z55ivss//HlP+ebkfzLzPW1VqIsZJ4TmrYSfcP5VZSoeNaQH25PWgs"
-    b"EpIFukVJqh8MSWme7wfB3GiI3yrp+otfqksdjA=="
-)
-"""The trace of ``own`` as the first version wrote it; each later one reads it."""
-
-
-def test_an_upgrade_reads_what_the_first_version_wrote(tmp_path: Path) -> None:
-    before = busy()
-    (name,) = before.packed_traces()
-    before._traces[name] = KeptTrace(b64decode(FIRST))
-    saved(tmp_path, before)
-    found = loaded(tmp_path, before.state, {**IDENTITY, "version": "2"}).grounds_of(name)
-    assert found is not None
-    asked = {"policy": ("single-numa-node", "annotation numa.kubernetes.io/policy")}
-    assert (found.basis.qos, found.basis.requested) == ("Guaranteed", asked)
-    steps = ("policy single-numa-node chose NUMA node 0", "2 CPUs of NUMA node 0")
-    assert (found.basis.pool_after, found.basis.steps) == ("2-31", steps)
-    assert found.basis.needs is not None
-    assert (found.basis.needs.exclusive_cpus, found.basis.needs.memory_from) == (2, "limit")
-    assert found.alignment is not None
-    assert (str(found.alignment.affinity), found.alignment.preferred) == ("0", True)
-    assert [one.need for one in found.alignment.problem.demands] == [2, 1 << 30]
-
-
 @pytest.mark.parametrize("data", [compress(b"\x93\x01\x02\x03"), b"x is no zlib"])
 def test_what_a_later_version_wrote_may_not_be_known(tmp_path: Path, data: bytes) -> None:
     before = busy()

@@ -119,7 +119,7 @@ def test_a_share_for_those_with_numa_nodes_and_a_reason_for_the_others(bed: Bed)
         "at": NOW,
         "problem": "",
     }
-    assert memory["unbound"]["problem"] == "it has no NUMA nodes of its own"
+    assert memory["unbound"]["problem"] == "it is on no particular NUMA nodes"
     assert memory["silent"]["localPercent"] is None
     assert "no memory.numa_stat" in memory["silent"]["problem"]
     assert bed.ratios() == {"here": 1.0, "there": 0.25}, "none for those that are not known"
@@ -178,8 +178,9 @@ def test_explain_and_status_say_it_in_words(bed: Bed) -> None:
     assert "LOCAL MEMORY" not in "\n".join(status.lines(document, NOW))
     told = [msgspec.to_builtins(one) for one in bed.view.explain("shop", "there", None)]
     text = " ".join(" ".join(explain.lines(told, NOW)).split())
-    assert "Memory: 25 % is on its own NUMA nodes (0): 1Ki on NUMA node 0, 3Ki on NUMA node 1" in (
-        text
+    assert (
+        "Memory: 25 % is on its own NUMA nodes (0): 1 KiB on NUMA node 0, 3 KiB on NUMA node 1"
+        in (text)
     )
     told = [msgspec.to_builtins(one) for one in bed.view.explain("shop", "silent", None)]
     text = " ".join(" ".join(explain.lines(told, NOW)).split())

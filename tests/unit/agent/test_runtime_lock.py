@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
+from subprocess import PIPE, Popen
 
 import pytest
 
+from nri_numa.agent.preflight import Level, agents
 from nri_numa.agent.runtime_lock import RuntimeLock, holder
+from nri_numa.config import AgentConfig, Runtime
 from nri_numa.errors import RuntimeBusy
+from nri_numa.store.checkpoint import LOCK
 
 
 def claim(directory: Path) -> RuntimeLock:
@@ -53,6 +58,34 @@ def test_a_directory_that_comes_later_or_anew_is_held_when_it_is_there(tmp_path:
     with pytest.raises(RuntimeBusy):
         release.hold()
     agent.close()
+
+
+def test_check_names_another_agent_of_the_runtime(tmp_path: Path) -> None:
+    """With its process and pod; the agent of the same state directory is no other one."""
+    (tmp_path / "state").mkdir()
+    sockets = Runtime(nri_socket=str(tmp_path / "nri.sock"))
+    beside = AgentConfig(runtime=sockets, state_dir=str(tmp_path / "state"))
+    assert list(agents(beside)) == []
+    agent = (
+        "import fcntl, os, sys\n"
+        "for path in sys.argv[1:]: fcntl.flock(os.open(path, os.O_RDONLY), fcntl.LOCK_EX)\n"
+        "print(flush=True)\ninput()"
+    )
+    pod = {"POD_NAMESPACE": "kube-system", "POD_NAME": "nri-numa-7x2kq"}
+    (lock := tmp_path / "state" / LOCK).touch()
+    for also, level, text in (
+        ([], Level.FAIL, ", pod kube-system/nri-numa-7x2kq) works on the runtime of this socket"),
+        ([lock], Level.OK, " works on this runtime"),
+    ):
+        command = [sys.executable, "-c", agent, tmp_path, *also]
+        with Popen(command, env=pod, stdin=PIPE, stdout=PIPE) as process:
+            assert process.stdout
+            process.stdout.readline()
+            (found,) = agents(beside)
+            process.communicate(b"\n")
+        assert (found.level, f"process {process.pid}{text}" in found.message) == (level, True), (
+            found
+        )
 
 
 def test_the_holder_is_named_where_the_kernel_tells(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def test_what_cannot_be_read_is_said_and_the_past_stays(tmp_path: Path) -> None:
     topology = machine_at(tmp_path)
     made = watch(topology, tmp_path)
     asyncio.run(made.sample())
-    assert made.document().problem == f"{tmp_path}/proc/stat tells of no CPU"
+    assert made.document().problem == f"{tmp_path}/proc/stat lists no CPU"
     stat(tmp_path, 10, 100, len(topology.online))
     asyncio.run(made.sample())
     stat(tmp_path, 60, 200, len(topology.online))

@@ -13,9 +13,8 @@ from nri_numa.cli.output import (
     clip,
     fit,
     human_duration,
-    human_size,
 )
-from nri_numa.text import harmless
+from nri_numa.text import harmless, human_bytes
 
 COLUMNS = (
     Column("POD", Kind.NAME),
@@ -124,7 +123,13 @@ def test_durations(seconds: float, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("amount", "text"),
-    [(0, "0"), (1023, "1023"), (1536, "1.5Ki"), (67257405440, "62.6Gi"), (1 << 60, "1024.0Pi")],
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (6 << 30, "6 GiB"),
+        (67257405440, "62.6 GiB"),
+        (1 << 60, "1024 PiB"),
+    ],
 )
 def test_sizes(amount: int, text: str) -> None:
-    assert human_size(amount) == text
+    assert human_bytes(amount) == text

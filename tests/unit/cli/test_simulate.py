@@ -47,7 +47,7 @@ def test_all_placed_is_0_and_told_with_where_why_and_how_full() -> None:
     assert done.exit_code == 0, done.output
     lines = done.output.splitlines()
     assert lines[:2] == ["Machine:", MODEL]
-    assert "2 sockets, 4 NUMA nodes, 16 cores, 32 CPUs, 64GiB" in lines[2]
+    assert "2 sockets, 4 NUMA nodes, 16 cores, 32 CPUs, 64 GiB" in lines[2]
     (row,) = (line for line in lines if " db " in line)
     assert row.split()[:5] == ["1", "db", "app", "0-3", "0"]
     assert "exclusive CPUs on NUMA node 0" in row
@@ -443,7 +443,7 @@ def test_a_captured_machine_says_where_its_devices_are() -> None:
     assert "nvidia.com/gpu 0000:3b:00.0 (NUMA node 3)" in done.output
     done = simulate("--devices", inventory(f"{GPU}: [{{pci: 10de}}]"), files, machine="m.tar.gz")
     assert done.exit_code == 2
-    assert "is 0000:3c:00.0, of which this machine tells no NUMA node" in done.output
+    assert "is 0000:3c:00.0, whose NUMA node this machine does not report" in done.output
 
 
 def test_mistakes_about_devices_are_2() -> None:

@@ -72,7 +72,7 @@ def test_wide_shows_every_column_however_narrow_the_terminal(
     terminal(40)
     output = invoke("status", "-o", "wide", "--api", crowded).output
     (row,) = (line for line in output.splitlines() if LONG in line)
-    for word in (IDS, "single-numa-node", "Guaranteed", "256Mi", "emptiest", f"{1:064x}"):
+    for word in (IDS, "single-numa-node", "Guaranteed", "256 MiB", "emptiest", f"{1:064x}"):
         assert word in row
 
 

@@ -112,13 +112,13 @@ def test_cpus_without_numa_node_and_odd_facts_are_shown() -> None:
     assert lines[-2:] == ["Odd about this machine:", "  - CPUs 8-9 belong to no NUMA node"]
     pages = replace(numa_node, hugepages={1 << 21: 1 << 30})
     lines = _table(replace(machine, numa_nodes={**machine.numa_nodes, 1: pages})).splitlines()
-    assert "0          16 GiB  none        8     0-7" in lines
-    assert "none       -       -           2     8-9" in lines
+    assert "0          16 GiB  none         8     0-7" in lines
+    assert "none       -       -            2     8-9" in lines
 
 
 def test_caches_of_different_sizes_are_counted() -> None:
     assert "L3 caches: 1 of 7 CPUs and 1 of 5 CPUs" in _table(machines.offline_cpus())
-    assert "L3 caches: the kernel tells none" in _table(machines.no_caches())
+    assert "L3 caches: the kernel reports none" in _table(machines.no_caches())
     alone = L3Group(id=9000, cpus=CPUSet([8000]))
     text = _table(replace(machines.one_cpu(), l3_groups={9000: alone}))
     assert "9000      -           1     8000" in text.splitlines()

@@ -6,7 +6,7 @@ import pytest
 
 from nri_numa import config as configuration
 from nri_numa.config import AgentConfig, LinkKind, Runtime, problems, sockets
-from nri_numa.config.sections import CONSTANTS, DRA, DevicePlugin
+from nri_numa.config.sections import DRA, DevicePlugin
 from nri_numa.errors import ConfigError
 
 
@@ -99,22 +99,6 @@ def test_a_mistake_is_named_with_what_was_expected(text: str, words: str) -> Non
 )
 def test_what_belongs_together_is_no_mistake(text: str) -> None:
     configuration.load(text=text)
-
-
-@pytest.mark.parametrize("path", CONSTANTS)
-def test_a_key_that_became_a_constant_is_refused_with_its_value(path: str) -> None:
-    """A setting without effect would be worse; from the environment as from a file."""
-    words = f"{path}: is a constant now ({CONSTANTS[path]}), expected no such key"
-    document = "1"
-    for key in reversed(path.split(".")):
-        document = f"{{{key}: {document}}}"
-    with pytest.raises(ConfigError) as caught:
-        configuration.load(text=document)
-    assert words in "\n".join(caught.value.problems)
-    name = configuration.layers._environment_name(path)
-    with pytest.raises(ConfigError) as caught:
-        configuration.load(env={name: "1"})
-    assert f"{words} (from environment {name})" in "\n".join(caught.value.problems)
 
 
 def test_what_costs_or_evicts_is_off_by_default() -> None:

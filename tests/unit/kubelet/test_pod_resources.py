@@ -96,7 +96,7 @@ def test_no_socket_and_nobody_at_the_socket(root: Path) -> None:
     assert device_ids(str(root), "a/slot") == set()
     (root / "pod-resources").mkdir()
     (root / "pod-resources/kubelet.sock").touch()
-    assert "nobody answers at" in str(given_to(str(root), "shop", "web"))
+    assert "no answer at" in str(given_to(str(root), "shop", "web"))
 
 
 @pytest.mark.parametrize(
@@ -141,9 +141,8 @@ def test_both_sides_in_words(root: Path) -> None:
         "The kubelet gave container main exclusive CPUs 4-5; 1073741824 bytes of memory of NUMA "
         "node 0; a/gpu g1 of NUMA nodes 0-1; a/slot slot-0, slot-1; claimed device d/n/a; claimed "
         "device d/n/b.",
-        "The kubelet gave container helper nothing of its own: no exclusive CPUs, memory or "
-        "devices.",
-        "The kubelet tells nothing of container init.",
+        "The kubelet gave container helper nothing exclusive: no CPUs, memory or devices.",
+        "The kubelet reports nothing about container init.",
     ]
 
 

@@ -87,14 +87,14 @@ def test_without_numa_everything_belongs_to_node_0(tmp_path: Path) -> None:
     assert machine.cpus[63].numa_node == 0
     assert len(machine.sockets) == 2
     assert machine.warnings == (
-        "the kernel tells no NUMA nodes; everything belongs to NUMA node 0",
+        "the kernel reports no NUMA nodes; everything belongs to NUMA node 0",
     )
 
 
 def test_without_numa_and_meminfo_the_size_of_memory_is_not_known(tmp_path: Path) -> None:
     machine = _discover(tmp_path, machines.one_cpu(), _without(NODE, "proc/meminfo"))
     assert machine.numa_nodes[0].memory_bytes == 0
-    assert "the size of the memory is not known: proc/meminfo tells no MemTotal" in machine.warnings
+    assert "the size of the memory is not known: proc/meminfo has no MemTotal" in machine.warnings
 
 
 def _empty_numa_node(files: Files) -> None:
@@ -145,8 +145,8 @@ ODD: dict[str, tuple[Callable[[], Topology], Change, Callable[[Topology], object
         _without("node1/cpulist", "node0/meminfo"),
         lambda m: (m.numa_nodes[0].memory_bytes, m.numa_nodes[1].cpus),
         (0, NO_CPUS),
-        "NUMA node 0 does not tell the size of its memory; 0 is assumed\n"
-        "NUMA node 1 does not tell its CPUs\n"
+        "NUMA node 0 has no readable memory size; 0 is assumed\n"
+        "NUMA node 1 has no readable list of CPUs\n"
         "NUMA node 0 has CPUs but no memory\n"
         "CPUs 8-15 belong to no NUMA node",
     ),
@@ -177,22 +177,22 @@ ODD: dict[str, tuple[Callable[[], Topology], Change, Callable[[Topology], object
         _with(node__node0__distance="10 10\n", node__node1__distance="10 10\n"),
         lambda m: m.distance(0, 1),
         10,
-        "some NUMA nodes are told to be no farther away than the local one",
+        "the firmware says that some NUMA nodes are no farther away than the local one",
     ),
     "CPUs without topology are cores of socket 0": (
         machines.dual_adjacent,
         _without("/topology/", "/cache/"),
         lambda m: (len(m.cores), list(m.sockets), m.l3_groups, m.cpus[0].l3),
         (16, [0], {}, None),
-        "CPUs 0-15 tell no siblings; each is taken for a core\n"
-        "CPUs 0-15 tell no socket; socket 0 is assumed",
+        "CPUs 0-15 report no siblings; each is taken for a core\n"
+        "CPUs 0-15 report no socket; socket 0 is assumed",
     ),
     "a socket of minus one is not known": (
         machines.dual_no_smt,
         _with(cpu__cpu3__topology__physical_package_id="-1\n"),
         lambda m: m.cpus[3].socket,
         0,
-        "CPU 3 tells no socket; socket 0 is assumed",
+        "CPU 3 reports no socket; socket 0 is assumed",
     ),
     "contradicting siblings leave each CPU in one core": (
         machines.dual_adjacent,
@@ -214,7 +214,7 @@ ODD: dict[str, tuple[Callable[[], Topology], Change, Callable[[Topology], object
         lambda m: len(m.cores),
         1,
         f"{CPU}/cpu0/topology/thread_siblings is ignored: it is not a mask of hexadecimal digits\n"
-        "CPU 0 tells no siblings; each is taken for a core",
+        "CPU 0 reports no siblings; each is taken for a core",
     ),
 }
 
@@ -271,7 +271,7 @@ def test_unusable_distances_are_replaced_by_the_defaults(
     assert machine.numa_nodes[0].distances == {0: 10, 1: 20}
     assert machine.numa_nodes[1].distances == {0: 21, 1: 10}
     assert machine.warnings == (
-        f"NUMA node 0 tells {found}, not 2 numbers from 10 to 255; "
+        f"NUMA node 0 reports {found}, not 2 numbers from 10 to 255; "
         "10 to itself and 20 to others are assumed",
         "the distance from NUMA node 0 to 1 is 20 and back 21",
     )

@@ -75,7 +75,7 @@ def test_a_pressure_of_nothing_is_a_zero_that_is_known(tree: Tree) -> None:
 def test_what_is_no_pressure_tells_none(tree: Tree, text: str) -> None:
     assert pressure_in(text) is None
     (tree.home / PRESSURE).write_text(text)
-    assert tree.look().no_pressure == "cpu.pressure tells no pressure of the last minute"
+    assert tree.look().no_pressure == "cpu.pressure has no pressure of the last minute"
 
 
 def test_version_1_has_none_and_a_hybrid_may_have_it_in_the_unified_hierarchy(

@@ -11,7 +11,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from nri_numa.engine.state import Kind, NodeState
 from nri_numa.observe.metrics import (
-    DEPRECATED,
     Metrics,
     NUMANodeSample,
     Snapshot,
@@ -60,7 +59,6 @@ def full() -> Metrics:
         shared_pool_cpus=10,
         offline_cpus=1,
         checkpoint_written=1_700_000_000.25,
-        checkpoint_age=1.5,
     )
     return metrics
 
@@ -107,15 +105,6 @@ def test_the_node_is_told_per_numa_node() -> None:
     assert told["nri_numa_checkpoint_written_timestamp_seconds"] == 1_700_000_000.25
 
 
-def test_former_names_stay_for_a_release() -> None:
-    told = values(full())
-    assert told["nri_numa_numa_node_allocatable_cpus{numa_node=0}"] == 3.25
-    assert told["nri_numa_checkpoint_age_seconds"] == 1.5
-    names = {name.partition("{")[0] for name in told}
-    assert DEPRECATED.keys() <= names
-    assert set(DEPRECATED.values()) <= names
-
-
 def test_a_configuration_that_cannot_be_used_keeps_the_time_of_the_last_one() -> None:
     metrics = Metrics("0")
     metrics.config_read(at=1000.5)
@@ -135,9 +124,9 @@ def test_a_containers_labels_are_not_those_that_a_scrape_of_pods_adds() -> None:
         if f.name == "nri_numa_container_info"
     )
     labels = family.samples[0].labels
-    assert labels["pod_namespace"] == labels["namespace"] == "shop"
-    assert labels["pod_name"] == labels["pod"] == "pod-0"
-    assert labels["container_name"] == labels["container"] == "server"
+    assert labels["pod_namespace"] == "shop"
+    assert labels["pod_name"] == "pod-0"
+    assert labels["container_name"] == "server"
     assert labels["preferred"] == "true"
 
 
@@ -162,7 +151,7 @@ def test_hostile_names_do_not_break_the_format() -> None:
     metrics.snapshot = lambda: Snapshot(state=state(1, HOSTILE))
     families = {f.name: f for f in text_string_to_metric_families(metrics.text())}
     labels = families["nri_numa_container_info"].samples[0].labels
-    assert labels["container"] == harmless(HOSTILE)
+    assert labels["container_name"] == harmless(HOSTILE)
 
 
 def test_names_follow_the_conventions() -> None:

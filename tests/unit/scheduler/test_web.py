@@ -20,6 +20,7 @@ from nri_numa.scheduler.extender import LARGEST, Extender
 from tests.beds.certificates import make_certificate
 from tests.unit.scheduler.objects import container, pod, single, topology
 
+GPU = "nvidia.com/gpu"
 Ask = Callable[..., Coroutine[Any, Any, tuple[int, Any]]]
 
 
@@ -77,6 +78,61 @@ async def test_a_scheduler_is_answered(ask: Ask) -> None:
     assert "nri_numa_scheduler_nodes 2.0" in text
     assert (await ask("/healthz")) == (200, "ok\n")
     assert (await ask("/readyz")) == (200, "ok\n")
+
+
+def with_devices(document: dict[str, Any], *free: int) -> dict[str, Any]:
+    """The same with two GPUs on each NUMA node, and so many of them free."""
+    for zone, count in zip(document["zones"], free, strict=True):
+        gpus = {"name": GPU, "capacity": 2, "allocatable": "2", "available": str(count)}
+        zone["resources"].append(gpus)
+    return document
+
+
+def gpu_pod(gpus: object, **asks: str) -> dict[str, Any]:
+    document = single(6, **asks)
+    document["spec"]["containers"][0]["resources"]["limits"][GPU] = gpus
+    return document
+
+
+@pytest.mark.parametrize(
+    ("document", "fits", "reason"),
+    [
+        (
+            gpu_pod("2"),
+            ["uncounted", "beside"],
+            f"6 exclusive CPUs and 1 GiB of memory and 2 {GPU}",
+        ),
+        (gpu_pod(3), ["uncounted"], f"needs 3 {GPU} on one NUMA node; most there is: 2"),
+        (gpu_pod("2", devices="ignore"), ["uncounted", "beside", "apart"], ""),
+        (gpu_pod("3", policy="best-effort"), ["uncounted", "beside", "apart"], ""),
+        (gpu_pod("1.5"), [], f"limits[{GPU}] is '1.5', expected a whole number of devices"),
+    ],
+    ids=["beside", "too-many", "ignored", "mild", "no-number"],
+)
+async def test_devices_are_on_the_numa_node_of_the_cpus(
+    document: dict[str, Any], fits: list[str], reason: str
+) -> None:
+    made = extender(narrow=False)
+    made.node_watcher.put(topology(8, 8, name="uncounted"))
+    made.node_watcher.put(with_devices(topology(4, 8, name="beside"), 1, 2))
+    made.node_watcher.put(with_devices(topology(4, 8, name="apart"), 2, 1))
+    body = question(document, "uncounted", "beside", "apart")
+    found = json.loads(await made.filter(body))
+    assert found["NodeNames"] == fits
+    said = {**found["FailedNodes"], **found["FailedAndUnresolvableNodes"]}.get("apart", "")
+    assert reason in said
+
+
+async def test_devices_of_a_pod_on_its_way_are_taken() -> None:
+    made = extender()
+    made.node_watcher.put(with_devices(topology(16, 16, name="n1"), 2, 2))
+    first = gpu_pod("2", placed='{"main":"1"}')
+    first["spec"]["nodeName"] = "n1"
+    made.pod_watcher.put(first)
+    second, third = gpu_pod("2", name="q"), gpu_pod("3", name="r", policy="best-effort")
+    assert json.loads(await made.filter(question(second, "n1")))["NodeNames"] == ["n1"]
+    found = json.loads(await made.filter(question(third, "n1")))
+    assert found["FailedNodes"] == {"n1": f"needs 3 {GPU}; most free: 2"}
 
 
 async def test_filter_names_all_nodes_with_room_where_prioritize_is_asked() -> None:

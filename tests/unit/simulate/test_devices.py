@@ -139,7 +139,7 @@ def test_devices_that_are_nowhere_give_no_hint_and_that_is_said() -> None:
         "its nvidia.com/gpu m is on NUMA node 2, where no CPUs are: no hint"
         in the(result).trace.steps
     )
-    assert "its nvidia.com/gpu n tells no NUMA node: no hint" in the(result).trace.steps
+    assert "its nvidia.com/gpu n has no known NUMA node: no hint" in the(result).trace.steps
 
 
 def test_more_devices_than_anybody_can_be_beside_give_no_hint() -> None:

@@ -145,8 +145,8 @@ def test_claims_of_a_container_are_told_once_for_all_pods_of_a_workload() -> Non
     assert [one.containers[0].claims for one in read.workloads[0].pods] == [("numa",)] * 3
     name = spec["containers"][0]["name"]
     assert read.notes == (
-        f"manifest, document 1 (StatefulSet web): what container {name} gets of ResourceClaim "
-        "numa is allocated by the scheduler: it is placed as if it had none",
+        f"manifest, document 1 (StatefulSet web): ResourceClaim numa of container {name} left out: "
+        "only the scheduler allocates such devices",
     )
     claims[1]["name"] = "gpu"
     (problem,) = problems(yaml.safe_dump(document))
@@ -157,7 +157,7 @@ def test_other_kinds_are_passed_over_with_a_note_and_slips_are_not() -> None:
     service = "kind: Service\napiVersion: v1\nmetadata: {name: s}"
     read = read_text(f"{POD}\n---\n{service}")
     assert len(read.workloads) == 1
-    assert read.notes == ("manifest, document 2: 'Service' makes no pods: passed over",)
+    assert read.notes == ("manifest, document 2: 'Service' makes no pods: left out",)
     (problem,) = problems("kind: Deploymnt\napiVersion: apps/v1")
     assert problem == (
         "f.yaml, document 1: kind is 'Deploymnt', expected Deployment, or another kind that makes "

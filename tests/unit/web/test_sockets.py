@@ -55,6 +55,20 @@ async def test_the_address_may_be_off(tmp_path: Path) -> None:
         assert (await ask(path, "/readyz")).status == 200
 
 
+@in_loop
+async def test_the_service_manager_may_listen_for_us(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it listens must be http.address: what that may be was checked."""
+    with socket.create_server(("127.0.0.1", 0)) as opened:
+        monkeypatch.setenv("LISTEN_PID", str(os.getpid()))
+        monkeypatch.setenv("LISTEN_FDS", "1")
+        monkeypatch.setattr(os, "dup", lambda number, own=os.dup: own(opened.fileno()))
+        name = f"127.0.0.1:{opened.getsockname()[1]}"
+        async with serving(address=name) as (server, address):
+            assert (await get(address, "/readyz")).status == 200
+            with pytest.raises(OSError, match=f"ListenStream= of the socket unit is {name}"):
+                server.listen(1)
+
+
 def test_what_an_earlier_process_left_is_taken_away(tmp_path: Path) -> None:
     path = tmp_path / "agent.sock"
     unix_listener(str(path)).close()

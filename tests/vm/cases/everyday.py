@@ -203,7 +203,8 @@ def network_namespaces_by_a_drop_in(guest: Guest) -> None:
     """The unit as shipped may enter no network namespace, with the documented drop-in it may."""
     subprocess.run(["ip", "netns", "add", "probe"], check=True)
     unit = Path("/etc/systemd/system/probe.service")
-    unit.write_text((REPOSITORY / "systemd/nri-numa.service").read_text())
+    shipped = (REPOSITORY / "systemd/nri-numa.service").read_text()
+    unit.write_text(shipped.replace("Sockets=nri-numa.socket\n", ""))
     drop_ins = unit.with_name("probe.service.d")
     drop_ins.mkdir()
     (drop_ins / "probe.conf").write_text(_PROBE)

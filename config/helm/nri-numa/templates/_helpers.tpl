@@ -13,6 +13,60 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 {{- end }}
 
+{{- /* Names and labels of one DaemonSet and its ConfigMap: those of its node group, or of all other nodes. */ -}}
+{{- define "nri-numa.agent-name" -}}
+{{ include "nri-numa.fullname" . }}{{ with .Values.config.nodeGroup }}-{{ . }}{{ end }}
+{{- end }}
+
+{{- define "nri-numa.agent-selector" -}}
+{{ include "nri-numa.selector" . }}
+{{- with .Values.config.nodeGroup }}
+numa.kubernetes.io/node-group: {{ . }}
+{{- end }}
+{{- end }}
+
+{{- /* Values by DaemonSet: those of each node group, and those of all nodes that are in none. A node is of the first
+group that selects it. What the whole cluster has to agree on stays in config. */ -}}
+{{- define "nri-numa.groups" -}}
+{{- $all := list }}
+{{- $others := list }}
+{{- $names := list }}
+{{- if and .Values.nodeGroups (.Values.affinity | default dict).nodeAffinity }}
+{{- fail "affinity.nodeAffinity: is set beside nodeGroups, which write it; expected nodeSelector" }}
+{{- end }}
+{{- if .Values.config.nodeGroup }}
+{{- fail (printf "config.nodeGroup: is %q, expected nodeGroups" .Values.config.nodeGroup) }}
+{{- end }}
+{{- range $group := .Values.nodeGroups }}
+{{- if has .name $names }}
+{{- fail (printf "nodeGroups: %s is there twice, expected another name for each group" .name) }}
+{{- end }}
+{{- $names = append $names .name }}
+{{- range $key, $_ := .config }}
+{{- if has $key (list "annotationPrefix" "controller" "devicePlugin" "dra" "nodeGroup" "publish" "scheduler") }}
+{{- fail (printf "nodeGroups: %s has config.%s, which all nodes have to agree on; expected it in config" $group.name $key) }}
+{{- end }}
+{{- end }}
+{{- $own := dict "key" .label "operator" "In" "values" .values }}
+{{- $config := mergeOverwrite (deepCopy $.Values.config) (deepCopy (.config | default dict)) (dict "nodeGroup" .name) }}
+{{- $all = append $all (include "nri-numa.group-values" (list $.Values $config (append $others $own)) | fromYaml) }}
+{{- $others = append $others (dict "key" .label "operator" "NotIn" "values" .values) }}
+{{- end }}
+{{- $all = append $all (include "nri-numa.group-values" (list .Values .Values.config $others) | fromYaml) }}
+{{- toYaml $all }}
+{{- end }}
+
+{{- define "nri-numa.group-values" -}}
+{{- $values := deepCopy (index . 0) }}
+{{- $_ := set $values "config" (index . 1) }}
+{{- with index . 2 }}
+{{- $term := dict "nodeSelectorTerms" (list (dict "matchExpressions" .)) }}
+{{- $node := dict "nodeAffinity" (dict "requiredDuringSchedulingIgnoredDuringExecution" $term) }}
+{{- $_ := set $values "affinity" (merge $node ($values.affinity | default dict)) }}
+{{- end }}
+{{- toYaml $values }}
+{{- end }}
+
 {{- define "nri-numa.labels" -}}
 {{ include "nri-numa.selector" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
@@ -41,11 +95,6 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- else }}
 {{- .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end }}
-{{- end }}
-
-{{- /* Not empty when containers are to be given back; "release" is the value's former name. */ -}}
-{{- define "nri-numa.releasing" -}}
-{{- if or .Values.releaseContainers .Values.release }}yes{{ end }}
 {{- end }}
 
 {{- /* The port that others than the node can reach, or nothing. */ -}}
@@ -101,7 +150,7 @@ readOnlyRootFilesystem: true
 capabilities:
   drop: [ALL]
   {{- $devices := (.Values.config | default dict).devices | default dict }}
-  {{- if and $devices.enabled (ne (toString $devices.network) "false") (not (include "nri-numa.releasing" .)) }}
+  {{- if and $devices.enabled (ne (toString $devices.network) "false") (not .Values.releaseContainers) }}
   # To look into the network namespaces of pods; config.devices.network: false does without.
   add: [SYS_ADMIN]
   {{- end }}
@@ -135,7 +184,7 @@ seLinuxOptions: {{- toYaml . | nindent 2 }}
 {{- $devices := .Values.config.devices | default dict }}
 {{- $dra := and .Values.publish.enabled (.Values.config.dra | default dict).enabled }}
 {{- $written := ternary ((.Values.config.dra | default dict).cdiDirectory | default "/var/run/cdi") "" (not (not $dra)) }}
-{{- if not (include "nri-numa.releasing" .) }}
+{{- if not .Values.releaseContainers }}
 {{- if and $devices.enabled (ne (toString $devices.network) "false") }}
 - {name: netns, path: /run/netns, propagation: HostToContainer}
 {{- end }}
@@ -148,6 +197,9 @@ seLinuxOptions: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- if and (or $devices.count (and $devices.enabled (ne (toString $devices.podResources) "false"))) (not .Values.hostPaths.kubelet) }}
 - {name: kubelet-pod-resources, path: {{ .Values.config.kubeletRoot | default "/var/lib/kubelet" }}/pod-resources}
+{{- end }}
+{{- if .Values.config.interruptsOffExclusiveCPUs }}
+- {name: irqbalance, path: /run/irqbalance}
 {{- end }}
 {{- end }}
 {{- end }}
@@ -167,7 +219,7 @@ seLinuxOptions: {{- toYaml . | nindent 2 }}
 # else: while they start, when the runtime applies no update, and when an update did not arrive.
 - name: cgroup
   mountPath: /sys/fs/cgroup
-{{- if include "nri-numa.releasing" . }}
+{{- if .Values.releaseContainers }}
   # Releasing goes through the runtime; cgroups are only read.
   readOnly: true
 {{- end }}
@@ -182,6 +234,11 @@ seLinuxOptions: {{- toYaml . | nindent 2 }}
 - name: config
   mountPath: /etc/nri-numa
   readOnly: true
+{{- if .Values.config.interruptsOffExclusiveCPUs }}
+# The interrupts of the node; a container's own /proc/irq is read-only.
+- name: interrupts
+  mountPath: /host/proc/irq
+{{- end }}
 {{- if .Values.hostPaths.kubelet }}
 - name: kubelet
   mountPath: /var/lib/kubelet

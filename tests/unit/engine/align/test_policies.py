@@ -105,39 +105,40 @@ class TestReasons:
             (
                 RESTRICTED,
                 [TIGHT],
-                "cpu: 4 exclusive CPUs needed, at most 3 CPUs free on one NUMA node: on an empty "
-                "machine 1 NUMA node would do, now it takes 2 (NUMA node 0: 2 CPUs free of 4 "
-                "CPUs; NUMA node 1: 3 CPUs free of 4 CPUs)",
+                "cpu: 4 exclusive CPUs needed, at most 3 CPUs free for exclusive use on one NUMA "
+                "node: on an empty machine 1 NUMA node would do, now it takes 2 (NUMA node 0: 2 of "
+                "4 CPUs free for exclusive use; NUMA node 1: 3 of 4 CPUs free for exclusive use)",
             ),
             (
                 SINGLE,
                 [TIGHT],
-                "cpu: 4 exclusive CPUs needed, at most 3 CPUs free on one NUMA node (NUMA node 0: "
-                "2 CPUs free of 4 CPUs; NUMA node 1: 3 CPUs free of 4 CPUs)",
+                "cpu: 4 exclusive CPUs needed, at most 3 CPUs free for exclusive use on one NUMA "
+                "node (NUMA node 0: 2 of 4 CPUs free for exclusive use; NUMA node 1: 3 of 4 CPUs "
+                "free for exclusive use)",
             ),
             (
                 SINGLE,
                 [cpu(1500, (1000, 1000), (1000, 1000), unit="millicpu")],
                 "cpu: 1.5 CPUs needed, more than the 1 CPU of any one NUMA node (NUMA node 0: 1 "
-                "CPU free of 1 CPU; NUMA node 1: 1 CPU free of 1 CPU)",
+                "of 1 CPU free; NUMA node 1: 1 of 1 CPU free)",
             ),
             (
                 RESTRICTED,
                 [memory(9, (2, 4), (3, 4))],
                 "memory: 9 GiB needed, all NUMA nodes that may serve it have 8 GiB "
-                "(NUMA node 0: 2 GiB free of 4 GiB; NUMA node 1: 3 GiB free of 4 GiB)",
+                "(NUMA node 0: 2 GiB of 4 GiB free; NUMA node 1: 3 GiB of 4 GiB free)",
             ),
             (
                 RESTRICTED,
                 [memory(6, (2, 4), (3, 4))],
                 "memory: 6 GiB needed, 5 GiB free on all NUMA nodes together (NUMA node 0: 2 GiB "
-                "free of 4 GiB; NUMA node 1: 3 GiB free of 4 GiB)",
+                "of 4 GiB free; NUMA node 1: 3 GiB of 4 GiB free)",
             ),
             (
                 RESTRICTED,
                 [memory(1, (0, 0), (0, 0), resource="hugepages-16Gi")],
-                "hugepages-16Gi: 1 GiB needed, all NUMA nodes that may serve it have 0 bytes (NUMA "
-                "node 0: 0 bytes free of 0 bytes; NUMA node 1: 0 bytes free of 0 bytes)",
+                "hugepages-16Gi: 1 GiB needed, all NUMA nodes that may serve it have 0 B (NUMA "
+                "node 0: 0 B of 0 B free; NUMA node 1: 0 B of 0 B free)",
             ),
             (
                 RESTRICTED,
@@ -154,14 +155,14 @@ class TestReasons:
             (
                 RESTRICTED,
                 [gpu(3, 0, 1)],
-                "gpu: 3 needed, more than the 2 there are (NUMA node 0: 1 free of 1; NUMA node 1: "
-                "1 free of 1)",
+                "gpu: 3 needed, more than the 2 there are (NUMA node 0: 1 of 1 free; NUMA node 1: "
+                "1 of 1 free)",
             ),
             (
                 RESTRICTED,
                 [gpu(3, 0, 1, None)],
                 "gpu: 3 needed, but only 2 of 3 devices say which NUMA node they belong to (NUMA "
-                "node 0: 1 free of 1; NUMA node 1: 1 free of 1)",
+                "node 0: 1 of 1 free; NUMA node 1: 1 of 1 free)",
             ),
         ],
     )

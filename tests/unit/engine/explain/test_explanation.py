@@ -359,8 +359,8 @@ def test_a_refusal_tells_rule_need_and_what_each_numa_node_had() -> None:
     text = told(document)
     assert text.startswith(
         "Refused (TopologyAffinityError): cpu: 9 exclusive CPUs needed, more than the 8 CPUs of "
-        "any one NUMA node; it needs 9 exclusive CPUs and 4.0 GiB memory on one NUMA node "
-        "(policy single-numa-node); free: NUMA node 0: 8 CPUs, 16.0 GiB memory;"
+        "any one NUMA node; it needs 9 exclusive CPUs and 4 GiB memory on one NUMA node "
+        "(policy single-numa-node); free: NUMA node 0: 8 CPUs for exclusive use, 16 GiB memory;"
     ) or text.startswith("Refused (TopologyAffinityError): It needs")
     assert "The rule: policy single-numa-node admits one NUMA node only." in text
     assert "Free on NUMA nodes 0-3 each: 8 of 8 CPUs for exclusive use (9 CPUs needed) and" in text

@@ -44,16 +44,16 @@ def test_restricted_says_when_no_machine_state_would_help() -> None:
     """By the kubelet's rules: two NUMA nodes for CPUs and one for memory never agree."""
     assert refusal("restricted", 6, 8, machine=KUBELETS) == (
         "pod default/db, container app: cpu and memory: different numbers of NUMA nodes needed: 6 "
-        "exclusive CPUs on 2 NUMA nodes, 8 GiB on 1 NUMA node; it needs 6 exclusive CPUs and 8.0 "
+        "exclusive CPUs on 2 NUMA nodes, 8 GiB on 1 NUMA node; it needs 6 exclusive CPUs and 8 "
         "GiB memory; policy restricted wants one number of NUMA nodes for all, as the kubelet's "
-        "does (kubeletMemory), so take best-effort; free: NUMA node 0: 4 CPUs, 64.0 GiB memory; "
-        "NUMA node 1: 4 CPUs, 64.0 GiB memory"
+        "does (kubeletMemory), so take best-effort; free: NUMA node 0: 4 CPUs for exclusive use, "
+        "64 GiB memory; NUMA node 1: 4 CPUs for exclusive use, 64 GiB memory"
     )
     assert "; all its containers together need 6 " in refusal("restricted", 6, 8, "pod", KUBELETS)
 
 
 def test_other_refusals_name_the_limit() -> None:
-    assert "8.0 GiB memory on one NUMA node (policy single-numa-node)" in refusal(
+    assert "8 GiB memory on one NUMA node (policy single-numa-node)" in refusal(
         "single-numa-node", 6, 8
     )
 
@@ -69,13 +69,12 @@ class Left:
 @pytest.mark.parametrize(
     ("memory", "pages", "lacking"),
     [
-        (5, 9, "hugepages-2Mi: 9 bytes needed, 8 bytes free here"),
-        (6, 8, "memory: 6 bytes needed, 5 bytes free here"),
+        (5, 9, "hugepages-2Mi: 9 B needed, 8 B free here"),
+        (6, 8, "memory: 6 B needed, 5 B free here"),
         (
             6,
             9,
-            "memory: 6 bytes needed, 5 bytes free here and "
-            "hugepages-2Mi: 9 bytes needed, 8 bytes free here",
+            "memory: 6 B needed, 5 B free here and hugepages-2Mi: 9 B needed, 8 B free here",
         ),
     ],
 )

@@ -1,0 +1,205 @@
+"""Interrupts of devices stay off CPUs that containers have for themselves, where that is asked for.
+
+``/proc/irq/*/smp_affinity_list`` says which CPUs an interrupt may go to. The kernel refuses to move
+managed interrupts, one for each queue and CPU of NVMe and the like: they are reported. irqbalance
+overrides within seconds what others write; where it runs, it is given the CPUs as banned by its
+socket instead (``settings cpus``, irqbalance.c). What was before is in a file of the state
+directory, so that an agent that was killed gives it back after the next start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import glob
+import os
+import socket
+import struct
+import threading
+from typing import Final
+
+import msgspec
+
+from nri_numa.agent.agent import Agent
+from nri_numa.agent.loop import Clock
+from nri_numa.model.cpuset import NO_CPUS, CPUSet, ListFormatError
+from nri_numa.observe.logs import get_logger
+from nri_numa.store.files import read_file, replace_file
+
+log = get_logger("interrupts")
+
+EVERY: Final = 30
+"""Seconds between two looks for new interrupts, or a new irqbalance."""
+HOST: Final = "/host/proc/irq"
+"""Where a container has the host's, if it has it: its own ``/proc/irq`` is read-only."""
+BALANCERS: Final = "/run/irqbalance/irqbalance*.sock"
+_FILE: Final = "interrupts"
+_MOST: Final = 4 << 20
+_LONGEST: Final = 480
+"""Bytes of a list for irqbalance, which reads 500 of a message."""
+_UNBAN: Final = "NULL"
+_SECONDS: Final = 2.0
+
+
+class _Kept(msgspec.Struct):
+    """What was before.
+
+    Attributes:
+        irqs: by number of the interrupt, its CPUs before and what was written.
+        banned: by socket of irqbalance, the CPUs that it was not to use before.
+    """
+
+    irqs: dict[str, tuple[str, str]] = {}
+    banned: dict[str, str] = {}
+
+
+class Interrupts:
+    """The interrupts of this machine; all methods but `run` do I/O, and are called in a thread."""
+
+    def __init__(self, state_dir: str, root: str = "/", balancers: str = BALANCERS) -> None:
+        self._file = os.path.join(state_dir, _FILE)
+        host = os.path.join(root, HOST[1:])
+        self._irqs = host if os.path.isdir(host) else os.path.join(root, "proc/irq")
+        self._balancers = balancers
+        self._said = ""
+        self._kept = _Kept()
+        self._lock = threading.Lock()
+        try:
+            self._kept = msgspec.json.decode(read_file(self._file, _MOST), type=_Kept)
+        except FileNotFoundError:
+            pass
+        except (OSError, msgspec.MsgspecError) as error:
+            log.warning("what interrupts were before is not known", file=self._file, why=str(error))
+        self._saved = msgspec.json.encode(self._kept)
+
+    @property
+    def changed(self) -> bool:
+        """Whether anything is to be given back."""
+        return bool(self._kept.irqs or self._kept.banned)
+
+    async def run(self, agent: Agent, clock: Clock, *, wanted: bool) -> None:
+        """Keep them off while that is wanted, and give them back when this is cancelled."""
+        done, rounds = None, 0
+        try:
+            while True:
+                exclusive = agent.state.withheld if wanted and not agent.observe else NO_CPUS
+                now = exclusive, agent.machine.topology.online
+                if now != done or rounds >= EVERY:
+                    await asyncio.to_thread(self.keep_off, *now)
+                    done, rounds = now, 0
+                await clock.sleep(1.0)
+                rounds += 1
+        finally:
+            self.give_back()
+
+    def give_back(self) -> None:
+        """Everything as it was before."""
+        self.keep_off(NO_CPUS, NO_CPUS)
+
+    def keep_off(self, exclusive: CPUSet, online: CPUSet) -> None:
+        """Have no interrupt on these CPUs, as far as the kernel moves it."""
+        with self._lock:
+            if exclusive or self.changed:
+                self._keep_off(exclusive, online)
+
+    def _keep_off(self, exclusive: CPUSet, online: CPUSet) -> None:
+        problems = []
+        balancers = sorted(glob.glob(self._balancers))
+        self._kept.banned = {p: cpus for p, cpus in self._kept.banned.items() if p in balancers}
+        for path in balancers:
+            try:
+                self._ban(path, exclusive)
+            except (OSError, ValueError) as error:
+                problems.append(f"irqbalance at {path}: {error}")
+        # It moves them by itself; what we wrote before it came is given back.
+        problems += self._move(NO_CPUS if balancers else exclusive, online)
+        self._save()
+        said = "; ".join(problems)
+        if said and said != self._said:
+            log.warning("interrupts may be on exclusive CPUs", cpus=str(exclusive), why=said[:900])
+        self._said = said
+
+    def _ban(self, path: str, exclusive: CPUSet) -> None:
+        if path not in self._kept.banned:
+            if not exclusive:
+                return
+            mask = _ask(path, "setup").rpartition("BANNED ")[2].replace(",", "")
+            self._kept.banned[path] = str(CPUSet.from_bits(int(mask, 16)))
+            self._save()
+        text = str(CPUSet.parse(self._kept.banned[path]) | exclusive) if exclusive else _UNBAN
+        if len(text) > _LONGEST:
+            raise ValueError(f"takes no list of {len(text)} bytes, expected at most {_LONGEST}")
+        _ask(path, f"settings cpus {text}")
+        if not exclusive:
+            del self._kept.banned[path]
+
+    def _move(self, exclusive: CPUSet, online: CPUSet) -> list[str]:
+        """Write the lists that have to change; a sentence for each that could not be written."""
+        kept, problems, wanted = self._kept.irqs, [], dict[str, str]()
+        there = sorted((n for n in os.listdir(self._irqs) if n.isdigit()), key=int)
+        self._kept.irqs = kept = {n: kept[n] for n in there if n in kept}
+        for number in there:
+            try:
+                now = _read(self._path(number))
+                before, ours = kept.get(number, (now, now))
+                if now != ours:
+                    before = now  # somebody else decided meanwhile
+                left = CPUSet.parse(before) - exclusive
+                target = str(left if left & online or not exclusive else online - exclusive)
+            except (OSError, ListFormatError):
+                continue  # gone, or nothing that says where it goes
+            if target in (before, ""):
+                kept.pop(number, None)
+            else:
+                kept[number] = before, target
+            if target not in (now, ""):
+                wanted[number] = target
+        self._save()
+        for number, target in wanted.items():
+            try:
+                with open(self._path(number), "w", encoding="ascii") as file:
+                    file.write(target)
+            except OSError as error:
+                kept.pop(number, None)
+                if exclusive & self._effective(number):
+                    problems.append(f"{self._name(number)}: {error.strerror}")
+        return problems
+
+    def _path(self, number: str) -> str:
+        return os.path.join(self._irqs, number, "smp_affinity_list")
+
+    def _effective(self, number: str) -> CPUSet:
+        """The CPUs that an interrupt really goes to."""
+        try:
+            return CPUSet.parse(_read(os.path.join(self._irqs, number, "effective_affinity_list")))
+        except (OSError, ListFormatError):
+            return NO_CPUS
+
+    def _name(self, number: str) -> str:
+        """``36 (nvme0q1)``: its driver's folder is its name."""
+        folder = os.path.join(self._irqs, number)
+        names = [e.name for e in os.scandir(folder) if e.is_dir()]
+        return f"{number} ({', '.join(sorted(names))})" if names else number
+
+    def _save(self) -> None:
+        data = msgspec.json.encode(self._kept)
+        if data != self._saved:
+            self._saved = data
+            try:
+                os.close(replace_file(self._file, data))
+            except OSError as error:
+                log.warning("interrupts are not noted", file=self._file, why=str(error))
+
+
+def _read(path: str) -> str:
+    with open(path, encoding="ascii", errors="replace") as file:
+        return file.read().strip()
+
+
+def _ask(path: str, question: str) -> str:
+    """What irqbalance answers; it closes the connection, and wants to see that we are root."""
+    who = struct.pack("3i", os.getpid(), os.getuid(), os.getgid())
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(_SECONDS)
+        connection.connect(path)
+        connection.sendmsg([question.encode()], [(socket.SOL_SOCKET, socket.SCM_CREDENTIALS, who)])
+        return b"".join(iter(lambda: connection.recv(4096), b"")).decode(errors="replace")

@@ -1,0 +1,135 @@
+"""Interrupts beside irqbalance, and what is said where they cannot be moved."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nri_numa.agent import preflight
+from nri_numa.agent.interrupts import Interrupts
+from nri_numa.config import AgentConfig
+from nri_numa.model.cpuset import CPUSet
+
+ALL = CPUSet.parse("0-7")
+
+
+class IRQBalance:
+    """Speaks as irqbalance 1.9 does on its socket; the operator banned CPU 7."""
+
+    def __init__(self, path: Path) -> None:
+        self.banned = self.own = CPUSet.parse("7")
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        self._socket.bind(str(path))
+        self._socket.listen()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                return
+            with connection:
+                data, extra, _, _ = connection.recvmsg(500, 100)
+                assert extra, "irqbalance hangs up on questions without credentials"
+                text = data.decode()
+                if text == "setup":
+                    connection.send(f"SLEEP 10 BANNED 00000000,{self.banned.bits:08x}".encode())
+                else:
+                    cpus = text.removeprefix("settings cpus ")
+                    self.banned = self.own if cpus == "NULL" else CPUSet.parse(cpus)
+
+    def close(self) -> None:
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        self._thread.join()
+
+
+@pytest.fixture
+def irqbalance(tmp_path: Path) -> Iterator[IRQBalance]:
+    made = IRQBalance(tmp_path / "irqbalance1.sock")
+    yield made
+    made.close()
+
+
+def interrupts(tmp_path: Path) -> Interrupts:
+    """One for a machine with one interrupt, and an irqbalance where its socket is."""
+    folder = tmp_path / "proc/irq/24"
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / "smp_affinity_list").exists():
+        (folder / "smp_affinity_list").write_text("0-7\n")
+    return Interrupts(str(tmp_path), str(tmp_path), f"{tmp_path}/irqbalance*.sock")
+
+
+def allowed(tmp_path: Path) -> str:
+    return (tmp_path / "proc/irq/24/smp_affinity_list").read_text().strip()
+
+
+def test_irqbalance_bans_exclusive_cpus_beside_the_operators(
+    tmp_path: Path, irqbalance: IRQBalance
+) -> None:
+    one = interrupts(tmp_path)
+    one.keep_off(CPUSet.parse("2-3"), ALL)
+    assert str(irqbalance.banned) == "2-3,7"
+    # Killed, and another one since.
+    one = interrupts(tmp_path)
+    one.keep_off(CPUSet.parse("4"), ALL)
+    assert str(irqbalance.banned) == "4,7"
+    assert allowed(tmp_path) == "0-7", "irqbalance moves it"
+    one.give_back()
+    assert irqbalance.banned == irqbalance.own
+
+
+def test_a_list_that_irqbalance_cannot_take_is_said(
+    tmp_path: Path, irqbalance: IRQBalance, caplog: pytest.LogCaptureFixture
+) -> None:
+    interrupts(tmp_path).keep_off(CPUSet(range(0, 1000, 2)), ALL)
+    assert "expected at most 480" in str(vars(caplog.records[-1]))
+
+
+def test_what_somebody_else_decides_meanwhile_is_what_comes_back(tmp_path: Path) -> None:
+    one = interrupts(tmp_path)
+    one.keep_off(CPUSet.parse("2-3"), ALL)
+    assert allowed(tmp_path) == "0-1,4-7"
+    (tmp_path / "proc/irq/24/smp_affinity_list").write_text("2-4")
+    one.keep_off(CPUSet.parse("2-3"), ALL)
+    assert allowed(tmp_path) == "4"
+    one.keep_off(CPUSet.parse("2-4"), ALL)
+    assert allowed(tmp_path) == "0-1,5-7", "all CPUs of its list are exclusive"
+    interrupts(tmp_path).give_back()
+    assert allowed(tmp_path) == "2-4"
+
+
+def test_a_damaged_note_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "interrupts").write_text("{")
+    interrupts(tmp_path).keep_off(CPUSet.parse("2"), ALL)
+    assert caplog.records[0].getMessage() == "what interrupts were before is not known"
+    assert allowed(tmp_path) == "0-1,3-7"
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        ("", "can be kept off"),
+        ("run/irqbalance/irqbalance7.sock", "gets exclusive CPUs as banned ones"),
+        ("proc/7/comm", "without a socket at /run/irqbalance"),
+        ("etc/systemd/system/nri-numa.service", "/proc/irq cannot be written"),
+    ],
+)
+def test_check_says_whether_they_can_be_kept_off(tmp_path: Path, made: str, words: str) -> None:
+    interrupts(tmp_path)
+    if made:
+        (tmp_path / made).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / made).write_text(
+            "ProtectKernelTunables=yes\n" if made.endswith("service") else "irqbalance\n"
+        )
+    config = AgentConfig(interrupts_off_exclusive_cpus=True)
+    (finding,) = preflight.interrupts(config, tmp_path)
+    assert words in finding.message
+    assert not list(preflight.interrupts(AgentConfig(), tmp_path))

@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from nri_numa.engine.accounting import ownable
 from nri_numa.engine.admit import admit, place
 from nri_numa.engine.decision import Admitted, Case, Machine, Reading, Refused
-from nri_numa.engine.place.needs import exclusive_text, human_bytes, pod_demand
+from nri_numa.engine.place.needs import exclusive_text, pod_demand
 from nri_numa.engine.request.demand import Demand
 from nri_numa.engine.state import COMPUTED, NOTHING, Allocation, Charge, NodeState
 from nri_numa.model.cpuset import NUMASet
@@ -41,6 +41,7 @@ from nri_numa.model.workload import (
     Requested,
     Scope,
 )
+from nri_numa.text import human_bytes
 
 MOST_MOVES: Final = 3
 """Containers that move for one."""

@@ -62,7 +62,7 @@ def test_the_smaller_one_would_have_to_be_elsewhere() -> None:
     world = filled(machine(2, 8), *A_AND_B)
     before = world.agent.state
     text = (
-        "it would fit if default/b/app (4 exclusive CPUs, 1.0 GiB) were on NUMA node 0 instead of 1"
+        "it would fit if default/b/app (4 exclusive CPUs, 1 GiB) were on NUMA node 0 instead of 1"
     )
     assert refused(world, 6) == text
     assert world.agent.state.allocations == before.allocations
@@ -104,8 +104,8 @@ def test_bytes_count_before_the_number_and_one_makes_room_for_another() -> None:
     )
     assert [world.has(f"{name}-app")[1] for name in "abce"] == ["0", "1", "2", "2"]
     assert refused(world, 5) == (
-        "it would fit if default/a/app (4 exclusive CPUs, 1.0 GiB) were on NUMA node 2 instead of 0"
-        " and default/c/app (2 exclusive CPUs, 1.0 GiB) were on NUMA node 1 instead of 2"
+        "it would fit if default/a/app (4 exclusive CPUs, 1 GiB) were on NUMA node 2 instead of 0"
+        " and default/c/app (2 exclusive CPUs, 1 GiB) were on NUMA node 1 instead of 2"
     )
 
 
@@ -115,7 +115,7 @@ def test_whole_cores_come_together_on_the_same_numa_node() -> None:
     for name in "abc":
         world.place(pod(name, SINGLE | {"smt": "spread"}), wants=resources(1, 1))
     assert refused(world, 4, smt="full-core") == (
-        "it would fit if default/a/app (1 exclusive CPU, 1.0 GiB) had CPU 5 instead of 0"
+        "it would fit if default/a/app (1 exclusive CPU, 1 GiB) had CPU 5 instead of 0"
     )
 
 
@@ -142,7 +142,7 @@ def test_shared_ones_and_huge_pages_count() -> None:
     )
     wants = resources(6, 1, hugepages={GIB: GIB})
     assert hint(world.refuse(pod("new", SINGLE), wants=wants)) == (
-        "it would fit if default/b/app (3.5 CPUs, 2.0 GiB) were on NUMA node 0 instead of 1"
+        "it would fit if default/b/app (3.5 CPUs, 2 GiB) were on NUMA node 0 instead of 1"
     )
 
 

@@ -84,13 +84,16 @@ def make_room(
 ) -> Plan | None:
     """The cheapest moves after which a refused container fits with its policy; None without any.
 
-    None of the containers in ``still`` moves.
+    None of the containers in ``still`` moves, and none of its own pod.
     """
     requested, demand = refused.trace.requested, refused.trace.demand
     if requested is None or demand is None or refused.reason not in _SHORT:
         return None
+    own = refused.trace.pod.uid
     movers = [
-        a for i, a in state.allocations.items() if i not in still and _can_move(machine, state, a)
+        a
+        for i, a in state.allocations.items()
+        if i not in still and a.pod_uid != own and _can_move(machine, state, a)
     ]
     if requested.scope is Scope.POD:
         demand = pod_demand(refused.trace.pod, demand)

@@ -46,6 +46,8 @@ class Empty:
     ) -> Sequence[ContainerUpdate]:
         return ()
 
+    def post_update_container(self, container_id: str) -> None: ...
+
     def stop_container(self, container_id: str) -> Sequence[ContainerUpdate]:
         return ()
 

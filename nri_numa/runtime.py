@@ -130,6 +130,10 @@ class RuntimeHandler(Protocol):
         """
         ...
 
+    def post_update_container(self, container_id: str) -> None:
+        """The runtime is through with an update of a container, whatever came of it."""
+        ...
+
     def stop_container(self, container_id: str) -> Sequence[ContainerUpdate]:
         """A container ended or will; the id may be unknown. Returns updates for others."""
         ...

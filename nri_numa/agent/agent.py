@@ -23,18 +23,25 @@ from nri_numa.engine.adopt import ASSIGNED, assigned
 from nri_numa.engine.decision import Admitted, Machine, Refused, Resized, Resynced, Trace
 from nri_numa.engine.explain.explanation import Grounds, grounds
 from nri_numa.engine.others import overlapping
-from nri_numa.engine.resize import resize
-from nri_numa.engine.resync import resync, take_in, without_answer
+from nri_numa.engine.resize import over_remembered, resize
+from nri_numa.engine.resync import (
+    Correction,
+    plan_corrections,
+    resync,
+    take_in,
+    without_answer,
+)
 from nri_numa.engine.room import in_the_way
 from nri_numa.engine.state import (
     Allocation,
     Kind,
     NodeState,
     effective_cpus,
+    group_of,
     step_violations,
     violations,
 )
-from nri_numa.machine.cgroups import CgroupPlace, CgroupWriter
+from nri_numa.machine.cgroups import CgroupPlace, CgroupWriter, Wanted, Written, observe_all
 from nri_numa.model.cpuset import NO_CPUS, CPUSet
 from nri_numa.model.workload import (
     NO_CHANGE,
@@ -64,7 +71,7 @@ less (``plugin_request_timeout``), and then drops the plugin."""
 START_SECONDS: Final = 120.0
 """A start that takes longer is given up by the kubelet (its ``runtimeRequestTimeout``)."""
 AT_ONCE: Final = 25
-"""Deferred tasks done in one go: one to two milliseconds."""
+"""Deferred tasks done, or cgroups widened, in one go: one to two milliseconds."""
 LOGGED_AT_ONCE: Final = 10
 """Doubted annotations of one synchronisation that get a line each."""
 NAMED: Final = 5
@@ -163,7 +170,7 @@ class Agent:
     """Owns the state of the node.
 
     Args:
-        cgroups: writes cgroups of containers that are being started, and marks.
+        cgroups: writes cgroups, and marks them.
         observe: decide and report, but change nothing.
 
     Attributes:
@@ -173,8 +180,9 @@ class Agent:
         synchronized: whether the runtime has said what runs at least once.
         places: where the cgroups of live containers are, by container id.
         starting: containers between their creation and the end of their start.
+        updating: containers whose cpuset the runtime may be writing, with other resources.
+        widening: containers that may have more than their cgroups say.
         narrowed_at: when the shared pool was last narrower than it is now, as far as we know.
-        pool_changes: how often the shared pool changed.
         differences: what containers really have, where it is not what is meant.
     """
 
@@ -200,8 +208,9 @@ class Agent:
         self.places: dict[str, CgroupPlace] = {}
         self.starting: dict[str, Start] = {}
         self._begun: dict[str, None] = {}  # those of them whose cgroup exists
+        self.updating: set[str] = set()
+        self.widening: dict[str, None] = {}
         self.narrowed_at: float | None = None
-        self.pool_changes = 0
         self.reconciler: Reconciler | None = None
         self.kubelet: BesideKubelet | None = None
         self.differences = Differences(metrics, clock, self)
@@ -214,9 +223,6 @@ class Agent:
         self._foreign = ForeignPins(metrics)
         self._tasks = DeferredTasks(clock)
         self._traces: dict[str, Trace | KeptTrace] = {}
-        # Updates that wait for a reply, and those of them that only the runtime's record lacks.
-        self._pending: dict[str, ContainerUpdate] = {}
-        self._in_cgroup: set[str] = set()
         self._synchronize_seconds = SYNCHRONIZE_SECONDS
         self._undecided: deque[tuple[PodSandbox, Container]] = deque()
         self._listeners: list[Callable[[], None]] = []
@@ -252,8 +258,7 @@ class Agent:
         self.starting[container.id] = Start(decision.adjustment.cpus, mems)
         if self.observe:
             return None
-        updates = self._with_pending(decision.updates)
-        return decision if updates is decision.updates else replace(decision, updates=updates)
+        return replace(decision, updates=self._follow(decision.updates))
 
     def start_container(self, pod: PodSandbox, container: Container) -> None:
         """The cgroup of a container is there, and its program does not run yet."""
@@ -269,15 +274,14 @@ class Agent:
         self._settle(container.id)
 
     def post_start_container(self, pod: PodSandbox, container: Container) -> None:
-        """A container runs; from now on the runtime applies updates to it."""
+        """A container runs: what it has from now on is its cgroup's."""
         if container.id in self._ended:
             return  # late news: a program may end before the runtime says that it runs
         self.places[container.id] = CgroupPlace(container.cgroups_path, container.pid)
         if not (self.observe or container.id in self.state.allocations):
             self._meet(pod, container)
         self._end_start(container.id)
-        if not self.observe:
-            self._verify((container.id,))
+        self._tasks.add(partial(self._look, (container.id,)))
 
     def update_container(
         self, pod: PodSandbox, container: Container, requested: Resources
@@ -311,24 +315,30 @@ class Agent:
             self._tasks.add(partial(self._tell.overridden, pod, container, requested.cpus, kept))
         if self.observe:
             return Resized(state=outcome.state, own=None, trace=outcome.trace)
-        own = self._own_with_pending(container.id, outcome.own)
-        return replace(outcome, own=own, updates=self._with_pending(outcome.updates))
+        self.updating.add(container.id)
+        own = over_remembered(self.machine, self.state, container, requested, outcome.own)
+        return replace(outcome, own=own, updates=self._follow(outcome.updates))
+
+    def post_update_container(self, container_id: str) -> None:
+        """The runtime is through with an update; it may have written what was meant before."""
+        self.updating.discard(container_id)
+        if not self.observe:
+            self.put_right([container_id])
 
     def stop_container(self, container_id: str) -> tuple[ContainerUpdate, ...]:
         """Take back what a container has; unknown ids are ordinary."""
-        updates = self._release(container_id)
-        return () if self.observe else self._with_pending(updates)
+        return self._widen(self._release(container_id))
 
     def remove_container(self, container_id: str) -> None:
         """A container is gone; normally it gave everything back when it stopped."""
-        self._remember(self._release(container_id))
+        self._alone(self._widen(self._release(container_id)))
 
     def run_pod(self, pod: PodSandbox) -> None:
         """A pod's sandbox starts: exclusive CPUs of a pod that is placed as a whole are kept."""
         kept = admit.sandbox(self.machine, self.state, pod, self._readings.memory, self._now())
         if kept.state is not self.state:
             self._swap(kept.state, kept.change)
-            self._remember(kept.updates)
+            self._alone(self._follow(kept.updates))
 
     def stop_pod(self, uid: str, sandbox: str) -> None:
         """A pod's sandbox stopped: none of its containers comes again, or starts any more."""
@@ -368,7 +378,7 @@ class Agent:
         for allocation in kept:
             self._forget(allocation.container_id)
             self._tell.let_go(allocation)
-        self._remember(released.updates)
+        self._alone(self._widen(released.updates))
 
     def remove_pod(self, uid: str, sandbox: str) -> None:
         """A sandbox is gone, and with it containers that were never reported stopped."""
@@ -380,7 +390,7 @@ class Agent:
         for container_id in released.change.containers:
             self._forget(container_id)
             self._check_if_foreign(before.allocations.get(container_id))
-        self._remember(released.updates)
+        self._alone(self._widen(released.updates))
 
     def synchronize(
         self, pods: Pods | Iterable[PodSandbox], containers: Sequence[Container]
@@ -391,8 +401,9 @@ class Agent:
         self._keep_refusals(lambda one: one.pod_id in pods.uids)
         unmarked = [c.id for c in containers if self._mark_key not in c.annotations]
         containers = [self._with_mark(c) for c in containers]
+        began = self._now()
         outcome = resync(
-            self.machine, self.state, pods, containers, self._readings.memory, self._now(),
+            self.machine, self.state, pods, containers, self._readings.memory, began,
             in_time=lambda: self._clock.monotonic() < end,
         )  # fmt: skip
         before = self.state
@@ -406,18 +417,21 @@ class Agent:
                 if container.starting:
                     self._start_met(container)
             self._settle_all()
-        self._verify(tuple(self.places), len(outcome.updates))
+        self.updating, self.widening = set(), {}
+        if outcome.adopted:  # we may have narrowed them for an owner that is gone
+            self.narrowed_at = began
+        updates, outcome = self._written(without_answer(outcome, unsure))
         state, topology, settings = outcome.state, self.machine.topology, self.machine.settings
         self._tasks.add(lambda: self._tell.broken(violations(state, topology, settings)))
-        self._synchronized(without_answer(outcome, unsure), before.allocations)
+        self._synchronized(outcome, before.allocations)
         self.synchronized = True
-        self._pending, self._in_cgroup = {}, set()
         self._undecided = deque(outcome.undecided)
         if self._undecided:
             self._tasks.add(self._decide_late)
         later = {container.id for _, container in outcome.undecided}
         self._tasks.add(*(partial(self._mark, i) for i in unmarked if i not in later))
-        return () if self.observe else outcome.updates
+        self._look(())
+        return updates
 
     def _decide_late(self) -> None:
         """One stranger that Synchronize had no time for; the next one follows by itself."""
@@ -439,7 +453,7 @@ class Agent:
             self._metrics.gap_containers.inc()
         self._admitted(decision, gap=gap)
         self._check_if_foreign(decision.allocation)
-        self._remember(met.updates)
+        self._alone(self._follow(met.updates))
         self._mark(container.id)
 
     # --- changes of our own ----------------------------------------------------------------------
@@ -449,7 +463,7 @@ class Agent:
         before = self.state
         after = before.with_kubelet(grants)
         self._swap(after, NO_CHANGE)
-        self._remember(admit.pool_updates(self.machine, before, after, skip=""))
+        self._alone(self._follow(admit.pool_updates(self.machine, before, after, skip="")))
 
     def limited(self, container_id: str, quota: int) -> None:
         """A refused resize has a CFS quota in force: another one than we lifted is left there."""
@@ -480,63 +494,123 @@ class Agent:
         if before != after:
             # cgroup v1 takes CPUs that go offline out of every cpuset, and never puts them back.
             self.narrowed_at = self._now()
-            self.pool_changes += 1
         self.notify()
         if self.observe:
             return ()
         self._settle_all()
-        self._remember(updates)
+        self._alone(self._follow(updates))
         return tuple(updates)
 
-    def take_pending(self) -> tuple[ContainerUpdate, ...]:
-        """Updates that no reply could carry; the caller must send them."""
-        urgent = tuple(u for i, u in self._pending.items() if i not in self._in_cgroup)
-        self._pending = {i: u for i, u in self._pending.items() if i in self._in_cgroup}
-        return urgent
+    # --- cgroups ----------------------------------------------------------------------------------
 
-    def put_back(self, updates: Iterable[ContainerUpdate]) -> None:
-        """Updates that could not be sent; newer ones for the same container win."""
-        for update in updates:
-            if update.container_id in self.state.allocations:
-                self._pending.setdefault(update.container_id, update)
+    def write(self, wanted: Mapping[str, Wanted]) -> dict[str, Written]:
+        """Write cgroups, by container; where systemd made them, it gets the same afterwards."""
+        done = self._cgroups.write(wanted)
+        if self.reconciler is not None:
+            changed = [i for i, one in done.items() if one.changed and wanted[i].place.by_systemd]
+            self.reconciler.tell_systemd(changed)
+        return done
 
-    def overtaken(self, updates: Iterable[ContainerUpdate]) -> None:
-        """Updates went out by themselves: say again what a request changed meanwhile.
+    def differing(self, container_ids: Iterable[str]) -> tuple[Correction, ...]:
+        """Which of these containers that run have something else than is meant now."""
+        places = [(i, self.places[i]) for i in container_ids if self.runs(i)]
+        observed = observe_all(self._cgroups.reader, places)
+        return plan_corrections(self.machine, self.state, observed, self.narrowed_at)
 
-        The runtime may have applied the request's answer first, and the older set after it.
+    def put_right(self, container_ids: Iterable[str]) -> dict[str, Written]:
+        """Write the cgroups of those that have something else than is meant now."""
+        return self.write(
+            {
+                c.container_id: Wanted(self.places[c.container_id], str(c.cpus), str(c.mems))
+                for c in self.differing(container_ids)
+                if not c.blocked
+            }
+        )
+
+    def runs(self, container_id: str) -> bool:
+        """Whether a container is known, and its cgroup is meant to be as the state says by now."""
+        under_way = container_id in self.starting or container_id in self.widening
+        return container_id in self.places and not under_way
+
+    def _follow(self, updates: Sequence[ContainerUpdate]) -> tuple[ContainerUpdate, ...]:
+        """Write what others are meant to have by now; returns what is left to the runtime.
+
+        That is what cannot be written, and the record of those that have not started: should they
+        start without us, they have what was meant.
         """
-        for update in updates:
-            allocation = self.state.allocations.get(update.container_id)
-            if allocation is None or not update.cpus or allocation.kind is Kind.FOREIGN:
-                continue
-            cpus = self.cpus_of(allocation) or str(self._pool())
-            if cpus != update.cpus:
-                again = update._replace(cpus=cpus)
-                waiting = self._pending.get(update.container_id)
-                self._remember([again if waiting is None else waiting._replace(cpus=cpus)])
+        if self.observe or not updates:
+            return ()
+        done = self.write(
+            {
+                u.container_id: Wanted(self.places[u.container_id], u.cpus, u.mems)
+                for u in updates
+                if u.container_id in self.places and u.container_id not in self.starting
+            }
+        )
+        written = {i for i, one in done.items() if not (one.problem or one.missing)}
+        left = [u for u in updates if u.container_id not in written]
+        if self._cgroups.busy:  # the runtime's writes would wait as well
+            left = [u for u in left if u.container_id not in done]
+        return tuple(left)
 
-    @property
-    def has_pending(self) -> bool:
-        """Whether a container lacks what it should have until a reply carries its update."""
-        return len(self._pending) > len(self._in_cgroup)
+    def _widen(self, updates: Sequence[ContainerUpdate]) -> tuple[ContainerUpdate, ...]:
+        """Give back what others lacked, once the reply has left; returns what it has to carry."""
+        if not self._cgroups.usable:
+            return self._follow(updates)
+        if self.observe or not updates:
+            return ()
+        idle = not self.widening
+        waits = [u for u in updates if u.container_id not in self.starting]
+        self.widening.update(dict.fromkeys(u.container_id for u in waits))
+        if idle and self.widening:
+            self._tasks.add(self._widen_some)
+        return tuple(u for u in updates if u.container_id in self.starting)
 
-    def is_pending(self, container_id: str) -> bool:
-        """Whether this container lacks what it should have, and an update of it waits."""
-        return container_id in self._pending and container_id not in self._in_cgroup
+    def _widen_some(self) -> None:
+        """Some of those that wait, each to what is meant at this moment."""
+        ids = list(self.widening)[:AT_ONCE]
+        for container_id in ids:
+            del self.widening[container_id]
+        meant = [
+            ContainerUpdate(i, self.cpus_of(a) or str(self._pool()))
+            for i in ids
+            if (a := self.state.allocations.get(i)) is not None and a.kind is not Kind.FOREIGN
+        ]
+        self._alone(self._follow(meant))
+        if self.widening:
+            self._tasks.add(self._widen_some)
 
-    def ride(self, update: ContainerUpdate) -> None:
-        """A cgroup was written; the runtime's record follows with the next reply."""
-        if update.container_id in self.state.allocations:
-            self._pending[update.container_id] = update
-            self._in_cgroup.add(update.container_id)
+    def _written(self, outcome: Resynced) -> tuple[tuple[ContainerUpdate, ...], Resynced]:
+        """Write the cgroups of all that run; the updates left to the runtime, and what differed.
 
-    def is_overtaken(self, update: ContainerUpdate) -> bool:
-        """Whether the container is gone, or meant to have other CPUs by now."""
-        allocation = self.state.allocations.get(update.container_id)
-        if allocation is None or allocation.kind is Kind.FOREIGN:
-            return True
-        meant = self.cpus_of(allocation) or str(self._pool())
-        return bool(update.cpus) and update.cpus != meant
+        What the runtime remembers of those that follow the shared pool is older than their cgroups.
+        """
+        if self.observe or not self._cgroups.usable:
+            return (() if self.observe else outcome.updates), outcome
+        done = self.put_right(self.places)
+        changed = {i for i, one in done.items() if one.changed}
+        failed = {i for i, one in done.items() if one.problem}
+        allocations, reader = outcome.state.allocations, self._cgroups.reader
+        left = [
+            u
+            for u in outcome.updates
+            if group_of(allocations[u.container_id]) is None
+            or u.container_id in failed | self.starting.keys()
+            or not reader.directory_of(self.places[u.container_id])
+        ]
+        changed |= {u.container_id for u in left}.intersection(outcome.repaired)
+        changed -= set(outcome.gap)
+        repaired = tuple(i for i in outcome.adopted if i in changed)
+        return tuple(left), replace(outcome, repaired=repaired)
+
+    def _alone(self, left: Sequence[ContainerUpdate]) -> None:
+        """No reply carries what is left; who has not started is put right at its start."""
+        self._look([u.container_id for u in left if u.container_id not in self.starting])
+
+    def _look(self, container_ids: Collection[str]) -> None:
+        """Have these looked at: what we meant them to have may not have arrived."""
+        if self.reconciler is not None and not self.observe:
+            self.reconciler.look(container_ids)
 
     # --- looking ----------------------------------------------------------------------------------
 
@@ -611,7 +685,6 @@ class Agent:
         if withheld:
             self.narrowed_at = self._now()
         if withheld != after.withheld_bits:
-            self.pool_changes += 1
             self._tasks.add(self._check_foreign)
         if self._begun:
             self._settle_all()
@@ -642,8 +715,8 @@ class Agent:
         new_mems = "" if start.mems == mems else mems
         if not (new_cpus or new_mems):
             return
-        place = self.places.get(container_id, _NOWHERE)
-        written = self._cgroups.write(place, new_cpus, new_mems)
+        wanted = Wanted(self.places.get(container_id, _NOWHERE), new_cpus, new_mems)
+        written = self.write({container_id: wanted})[container_id]
         if not (written.problem or written.missing):
             start.cpus, start.mems = cpus, mems or start.mems
         if written.changed:
@@ -688,53 +761,19 @@ class Agent:
         met = take_in(self.machine, self.state, pod, container, self._readings.memory, self._now())
         self._swap(met.state, met.change)
         self._start_met(container)
-        self._remember(met.updates)
+        self._alone(self._follow(met.updates))
         self._metrics.gap_containers.inc()
         if isinstance(met.decision, Admitted):
             self._admitted(met.decision, gap=True)
             self._check_if_foreign(met.decision.allocation)
         elif not (self.refusals and self.refusals[-1].repeats(met.decision)):
             self._refused(met.decision, running=True)
-        self._verify([u.container_id for u in met.updates])
         self._tasks.add(partial(self._mark, container.id))
 
-    def _with_pending(self, updates: tuple[ContainerUpdate, ...]) -> tuple[ContainerUpdate, ...]:
-        """The updates of a reply, with all that waited; those of the reply are newer."""
-        if self._pending:
-            updates = tuple((self._pending | {u.container_id: u for u in updates}).values())
-            self._pending, self._in_cgroup = {}, set()
-        if updates:
-            self._verify([u.container_id for u in updates], len(updates))
-        return updates
-
-    def _verify(self, container_ids: Collection[str], applying: int = 0) -> None:
-        """Have these cgroups read back, once the reply left and so many updates were applied."""
-        if self.reconciler is not None:
-            verify = self.reconciler.schedule_verification
-            self._tasks.add(partial(verify, container_ids, applying))
-
-    def _own_with_pending(
-        self, container_id: str, own: ContainerUpdate | None
-    ) -> ContainerUpdate | None:
-        """An update that waits for this very container goes out with the answer, or is outdated."""
-        waiting = self._pending.pop(container_id, None)
-        self._in_cgroup.discard(container_id)
-        allocation = self.state.allocations.get(container_id)
-        if waiting is None or allocation is None or allocation.kind is Kind.FOREIGN:
-            return own
-        if own is None:
-            return waiting
-        return own._replace(cpus=own.cpus or waiting.cpus, mems=own.mems or waiting.mems)
-
-    def _remember(self, updates: Iterable[ContainerUpdate]) -> None:
-        for update in () if self.observe else updates:
-            self._pending[update.container_id] = update
-            self._in_cgroup.discard(update.container_id)
-
     def _forget(self, container_id: str) -> None:
-        for known in (self._traces, self._pending, self.starting, self._begun):
+        for known in (self._traces, self.starting, self._begun, self.widening):
             known.pop(container_id, None)
-        self._in_cgroup.discard(container_id)
+        self.updating.discard(container_id)
         place, kept = self.places.pop(container_id, None), self.state.allocations.get(container_id)
         if place is not None and kept is not None:
             path = place.cgroups_path.replace(container_id, kept.pod_id)

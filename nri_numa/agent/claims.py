@@ -27,6 +27,7 @@ from nri_numa.config import AgentConfig, sockets
 from nri_numa.dra import handover
 from nri_numa.dra.claims import (
     CPU,
+    CPUS_VARIABLE,
     LONGEST,
     MEMORY,
     BadClaim,
@@ -47,7 +48,14 @@ from nri_numa.engine.request.annotations import Resolver
 from nri_numa.engine.request.demand import NOT_PREPARED, result_text, with_slots
 from nri_numa.errors import RuntimeUnavailable
 from nri_numa.model.machine import counted, numa_text
-from nri_numa.model.workload import Container, PodSandbox, Refusal, Requested, Resources
+from nri_numa.model.workload import (
+    Container,
+    ContainerAdjustment,
+    PodSandbox,
+    Refusal,
+    Requested,
+    Resources,
+)
 from nri_numa.observe.logs import get_logger
 
 if TYPE_CHECKING:
@@ -244,6 +252,13 @@ class ClaimBook:
         container = replace(container, annotations={**container.annotations, key: text})
         found = [one for _, _, one in results]
         return with_parameters(self._agent.machine, pod, container, found), container
+
+    def with_cpus(self, container: Container, to: ContainerAdjustment) -> ContainerAdjustment:
+        """Have a container of one claim find its CPUs where dra-driver-cpu puts them."""
+        uids = {uid for uid, _ in results_named(container.mentions.claims)}
+        if len(uids) != 1:
+            return to  # of several claims nobody knows which CPUs are whose
+        return replace(to, env={**to.env, f"{CPUS_VARIABLE}{uids.pop()}": to.cpus})
 
     # --- files ------------------------------------------------------------------------------------
 

@@ -202,7 +202,7 @@ class Daemon:
             from nri_numa.agent.late import LateStarts
             from nri_numa.cri.link import CRILink
 
-            self._late = LateStarts(agent, metrics, writer, clock)
+            self._late = LateStarts(agent, metrics, writer.reader, clock)
             socket_path = config.runtime.cri_socket
             self.link = CRILink(self.handler, self._late, socket_path=socket_path)
         else:
@@ -331,7 +331,8 @@ class Daemon:
         loops: dict[str, Coroutine[Any, Any, None]] = {
             "every second": self._every_second(),
             "reconcile": self.reconciler.run_rounds(self),
-            "verify": self.reconciler.run_verification(),
+            "looks": self.reconciler.run_looks(self),
+            "systemd": self.reconciler.run_systemd(),
             "kubelet's configuration": self._kubelet.run(agent, self),
             "hotplug": hotplug.watch(partial(reread.read_machine, agent), no_kernel_events),
         }

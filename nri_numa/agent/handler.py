@@ -56,9 +56,6 @@ class AgentHandler:
         devices: knows the devices of containers; None where they do not count.
         claims: knows the ResourceClaims of containers; None where there are none.
         pending: pods without a container yet; None where they are not published.
-
-    Attributes:
-        handled: requests answered so far.
     """
 
     def __init__(
@@ -73,7 +70,6 @@ class AgentHandler:
         claims: ClaimBook | None = None,
         pending: PendingPods | None = None,
     ) -> None:
-        self.handled = 0
         self.reject_on_error = reject_on_error
         self._agent = agent
         self._metrics = metrics
@@ -141,7 +137,10 @@ class AgentHandler:
                 return NO_ADJUSTMENT, ()
             if isinstance(answer, Refused):
                 raise _refusal(answer)
-            return answer.adjustment, answer.updates
+            adjustment = answer.adjustment
+            if self._claims is not None and answer.allocation.owned:
+                adjustment = self._claims.with_cpus(container, adjustment)
+            return adjustment, answer.updates
 
     def update_container(
         self, pod: PodSandbox, container: Container, requested: Resources
@@ -153,6 +152,11 @@ class AgentHandler:
             if isinstance(outcome, Refused):
                 raise _refusal(outcome)
             return outcome.updates if outcome.own is None else (outcome.own, *outcome.updates)
+
+    def post_update_container(self, container_id: str) -> None:
+        """Its cgroup may have what the runtime remembered."""
+        with operation():
+            self._agent.post_update_container(container_id)
 
     def stop_container(self, container_id: str) -> Sequence[ContainerUpdate]:
         """Free what it had."""
@@ -233,7 +237,6 @@ class AgentHandler:
 
     def replied(self, event_name: str, seconds: float) -> None:
         """Count the request, now that its answer is on its way."""
-        self.handled += 1
         self._metrics.request(event_name, seconds)
         if seconds > SLOW_SECONDS:
             log.warning("slow answer", event_name=event_name, seconds=round(seconds, 3))

@@ -105,9 +105,12 @@ class Interrupts:
         problems = []
         balancers = sorted(glob.glob(self._balancers))
         self._kept.banned = {p: cpus for p, cpus in self._kept.banned.items() if p in balancers}
-        for path in balancers:
+        for path in tuple(balancers):
             try:
                 self._ban(path, exclusive)
+            except ConnectionRefusedError:  # the socket of one that was killed
+                balancers.remove(path)
+                self._kept.banned.pop(path, None)
             except (OSError, ValueError) as error:
                 problems.append(f"irqbalance at {path}: {error}")
         # It moves them by itself; what we wrote before it came is given back.

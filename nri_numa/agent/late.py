@@ -19,7 +19,7 @@ from nri_numa.agent.agent import Agent
 from nri_numa.agent.loop import Clock
 from nri_numa.agent.reconcile import observe
 from nri_numa.engine.state import Kind
-from nri_numa.machine.cgroups import CgroupWriter, text
+from nri_numa.machine.cgroups import CgroupReader, Wanted, text
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import LateCounts, Metrics
 from nri_numa.observe.notices import What
@@ -36,10 +36,10 @@ GIVEN_UP: Final = 10.0
 class LateStarts:
     """Puts late containers right, measures them, and says what a refusal means here."""
 
-    def __init__(self, agent: Agent, metrics: Metrics, writer: CgroupWriter, clock: Clock) -> None:
+    def __init__(self, agent: Agent, metrics: Metrics, reader: CgroupReader, clock: Clock) -> None:
         self._agent = agent
         self._counts = LateCounts(metrics)
-        self._writer = writer
+        self._reader = reader
         self._clock = clock
         self._known: dict[str, float] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -61,7 +61,7 @@ class LateStarts:
         if meant is None:
             return
         place = self._agent.places[container_id]
-        written = self._writer.write(place, *meant)
+        written = self._agent.write({container_id: Wanted(place, *meant)})[container_id]
         if written.problem or written.missing:
             return
         started = self._forked(place.pid, started)
@@ -148,7 +148,7 @@ class LateStarts:
             try:
                 found = await asyncio.to_thread(
                     observe,
-                    self._writer.reader,
+                    self._reader,
                     agent.machine,
                     agent.state,
                     [(container_id, place)],

@@ -20,7 +20,7 @@ from nri_numa.model.workload import (
     MemoryPolicies,
     MemoryPolicy,
 )
-from nri_numa.nri.wire.versions import PushPath, parse_version, push_path
+from nri_numa.nri.wire.versions import parse_version
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import Metrics
 from nri_numa.runtime import LinkState, PushResult, RuntimeInfo, RuntimeLink
@@ -94,17 +94,6 @@ class RuntimeConnection:
     def active(self) -> bool:
         """Registered and synchronized."""
         return self.status[0] is LinkState.ACTIVE
-
-    @property
-    def takes_updates(self) -> bool:
-        """Whether it can be called at any moment."""
-        safe = self.info is not None and push_path(self.info) is PushPath.UPDATE_CONTAINERS
-        return self.over_cri or safe
-
-    @property
-    def answered(self) -> int:
-        """Requests answered so far; over CRI no answer says anything of updates."""
-        return 0 if self.over_cri else self._handler.handled
 
     async def push(self, updates: Sequence[ContainerUpdate]) -> PushResult:
         """Send updates that no request asked for."""

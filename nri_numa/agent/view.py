@@ -42,6 +42,7 @@ from nri_numa.web import responses as shown
 if TYPE_CHECKING:
     from nri_numa.agent.links import RuntimeConnection
     from nri_numa.devices.counts import Counted
+    from nri_numa.kubelet.configuration import KubeletFacts
 
 
 NO_ROOTS: Final[Mapping[int, tuple[str, ...]]] = {}
@@ -244,6 +245,7 @@ class LiveView:
             devices=None if more.devices is None else more.devices.counted(),
             roots_of_pcie=NO_ROOTS if more.devices is None else more.devices.roots,
             coming=coming,
+            kubelet=None if more.kubelet is None else more.kubelet.configuration.found.facts,
         )
 
     def _not_pinning(self) -> str:
@@ -546,15 +548,18 @@ def zones_document(
     devices: Counted | None = None,
     roots_of_pcie: Mapping[int, tuple[str, ...]] = NO_ROOTS,
     coming: Iterable[tuple[str, str]] = (),
+    kubelet: KubeletFacts | None = None,
 ) -> shown.Zones:
     """Count everything in one state; a pod of which nothing is charged yet is named all the same.
 
     ``reason`` is why nothing is to be counted on now; ``measured`` has capacity factors that are
     acted upon, 1 for NUMA nodes that are not in it; ``devices`` are those that the kubelet can
     give, or why they are not known; ``coming`` are namespace and name of Guaranteed pods that have
-    no container yet.
+    no container yet. Where the ``kubelet`` pins, its policy is what refuses pods.
     """
+    pins = kubelet if kubelet is not None and kubelet.pins else None
     topology, settings = machine.topology, machine.settings
+    defaults = settings.defaults
     charged = {(a.pod_uid, a.container) for a in state.allocations.values() if a.charges}
     pods = dict.fromkeys(coming, QoSClass.GUARANTEED.value)
     pods |= {(a.namespace, a.pod): a.qos.value for a in state.allocations.values()}
@@ -569,9 +574,11 @@ def zones_document(
         serial=state.serial,
         ready=not reason,
         reason=reason,
-        policy=settings.defaults.get("policy", Policy.NONE.value),
-        scope=settings.defaults.get("scope", Scope.CONTAINER.value),
-        shares=settings.defaults.get("cpus") == CPUMode.SHARED.value,
+        policy=pins.topology_policy if pins else defaults.get("policy", Policy.NONE.value),
+        scope=pins.topology_scope if pins else defaults.get("scope", Scope.CONTAINER.value),
+        cpu_manager_policy=pins.cpu_policy if pins else None,
+        memory_manager_policy=pins.memory_policy if pins else None,
+        shares=defaults.get("cpus") == CPUMode.SHARED.value,
         threads_per_core=topology.threads_per_core,
         free_exclusive_cpus=together(machine, state),
         zones=tuple(

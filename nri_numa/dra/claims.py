@@ -32,6 +32,8 @@ SAID_ALREADY: Final = {
 }
 """Annotation keys that it may not set, and why: the claim itself says so."""
 
+CPUS_VARIABLE: Final = "DRA_CPUSET_"
+"""How the variable begins that dra-driver-cpu sets to the CPUs of a claim; its UID follows."""
 CPU: Final = "cpu"
 """Capacity of a device, below the driver's name: exclusive CPUs."""
 MEMORY: Final = "memory"

@@ -8,9 +8,9 @@ with a signature over the container's id and the text before it (HMAC-SHA-256, R
 bits). Nobody else has the key, and the signature of one container is worth nothing on another.
 
 One with our signature is ours: what it says was decided, and the runtime says what has changed
-since. Without it (the key was lost with the state directory, or somebody forged it) it is believed only as
-far as the pod could have been given the same today: the pod must ask for it, the runtime must have
-it, and reserved CPUs are never owned.
+since. Without it (the key was lost with the state directory, or somebody forged it) it is believed
+only as far as the pod could have been given the same today: the pod must ask for it, the runtime
+must have it, and reserved CPUs are never owned.
 """
 
 from __future__ import annotations

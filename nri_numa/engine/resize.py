@@ -599,3 +599,34 @@ def _own_update(
     return ContainerUpdate(
         container_id=allocation.container_id, cpus=cpus, mems=mems, cpu_quota=quota
     )
+
+
+def over_remembered(
+    machine: Machine,
+    state: NodeState,
+    container: Container,
+    requested: Resources,
+    own: ContainerUpdate | None,
+) -> ContainerUpdate | None:
+    """The container's update, and what is meant where the runtime would write an older cpuset.
+
+    Runtimes send the cpuset that they remember with any update, and what is meant may be newer.
+    Where one remembers none it sends none; but systemd then writes what *it* has for the scope.
+    """
+    allocation = state.allocations.get(container.id)
+    if allocation is None or allocation.kind is Kind.FOREIGN:
+        return own
+    has, by_systemd = container.resources, ":" in container.cgroups_path
+    pool = state.pool(machine.topology, machine.settings)
+    wanted = effective_cpus(allocation, pool, machine.topology, state.withheld_bits)
+    if not wanted and has.cpus and allocation.kind is Kind.UNBOUND:
+        wanted = pool
+    cpus = mems = ""
+    if wanted and not requested.cpus and (has.cpus or by_systemd):
+        cpus = "" if same_set(has.cpus, wanted) else str(wanted)
+    if allocation.mems and not requested.mems and (has.mems or by_systemd):
+        mems = "" if same_set(has.mems, allocation.mems) else str(allocation.mems)
+    if not (cpus or mems):
+        return own
+    older = ContainerUpdate(container.id, cpus=cpus, mems=mems)
+    return older if own is None else own.over(older)

@@ -63,7 +63,6 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True):
         obstacle: which cgroup above or below keeps it from what is meant; empty when none does.
         rank: 0 when it runs on CPUs that belong to another container, 1 when it owns CPUs itself,
             2 otherwise.
-        follows_pool: what is meant for its CPUs changes with every owner that comes or goes.
     """
 
     container_id: str
@@ -78,7 +77,6 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True):
     found: str
     obstacle: str = ""
     rank: int = 2
-    follows_pool: bool = False
 
     @property
     def blocked(self) -> bool:
@@ -171,7 +169,6 @@ def plan_corrections(
                 found="; ".join(text for text in (cpus_found, mems_found, quota_found) if text),
                 obstacle=real.above,
                 rank=rank,
-                follows_pool=bool(cpus) and group_of(allocation) is not None,
             )
         )
     return tuple(sorted(found, key=lambda correction: correction.order))

@@ -59,7 +59,7 @@ class KubeletFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The kubelet's configuration, as far as we care.
 
     Attributes:
-        cpu_policy, memory_policy, topology_policy: with the kubelet's defaults.
+        cpu_policy, memory_policy, topology_policy, topology_scope: with the kubelet's defaults.
         cpu_options: of the CPU manager's policy.
         reserved_cpus: ``reservedSystemCPUs``; None when not set.
         reserved_milli: thousandths of a CPU of ``systemReserved`` and ``kubeReserved``.
@@ -71,11 +71,17 @@ class KubeletFacts(msgspec.Struct, frozen=True, kw_only=True):
     cpu_policy: str = "none"
     memory_policy: str = "None"
     topology_policy: str = "none"
+    topology_scope: str = "container"
     cpu_options: Mapping[str, str] = msgspec.field(default_factory=dict)
     reserved_cpus: CPUSet | None = None
     reserved_milli: int = 0
     reserved_bytes: int = 0
     reserved_memory: Mapping[int, Mapping[int, int]] = msgspec.field(default_factory=dict)
+
+    @property
+    def pins(self) -> bool:
+        """Whether its CPU or Memory Manager pins containers."""
+        return self.cpu_policy == "static" or self.memory_policy == "Static"
 
 
 def command_line(words: Sequence[str]) -> Flags:
@@ -154,6 +160,7 @@ class _Configuration(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     cpu_manager_policy_options: dict[str, Any] | None = None
     memory_manager_policy: str = ""
     topology_manager_policy: str = ""
+    topology_manager_scope: str = ""
     reserved_cpus: CPUSet | None = msgspec.field(default=None, name="reservedSystemCPUs")
     system_reserved: dict[str, Any] | None = None
     kube_reserved: dict[str, Any] | None = None
@@ -187,6 +194,7 @@ def facts(document: Mapping[str, Any], flags: Mapping[str, Any]) -> KubeletFacts
         cpu_policy=found.cpu_manager_policy or "none",
         memory_policy=found.memory_manager_policy or "None",
         topology_policy=found.topology_manager_policy or "none",
+        topology_scope=found.topology_manager_scope or "container",
         cpu_options={k: str(v) for k, v in (found.cpu_manager_policy_options or {}).items()},
         reserved_cpus=found.reserved_cpus or None,
         reserved_milli=milli,

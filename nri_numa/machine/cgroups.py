@@ -1,9 +1,8 @@
-"""The real cpusets of containers, read and, where the runtime cannot be in time, written.
+"""The real cpusets of containers, read and written.
 
-Reading is done in a thread: a few files for each container. Writing is for containers that are
-being started, whose runtime records updates and applies them to none (docs/adr/0012), and for
-what was found late; the runtime's own record is right by then. Where systemd made a container's
-cgroup, it has properties of its own of it, which are set too.
+A runtime starts a process for each update, one after the other; a write takes some tens of
+microseconds (docs/adr/0012). Where systemd made a container's cgroup, it has properties of its own
+of it, which are set too.
 """
 
 from __future__ import annotations
@@ -12,9 +11,9 @@ import contextlib
 import errno
 import functools
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -29,9 +28,13 @@ def text(path: str) -> str:
     """Text of a small file, without white space at its ends."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return os.read(fd, _READ_BYTES).decode("ascii", "replace").strip()
+        return _text_of(fd)
     finally:
         os.close(fd)
+
+
+def _text_of(fd: int) -> str:
+    return os.pread(fd, _READ_BYTES, 0).decode("ascii", "replace").strip()
 
 
 def text_or_empty(path: str) -> str:
@@ -150,6 +153,8 @@ class CgroupPlace(msgspec.Struct, frozen=True):
         return ":" in self.cgroups_path
 
 
+# Hundreds of containers are written at every owner that comes or goes.
+@functools.lru_cache(maxsize=4096)
 def relative_path(cgroups_path: str) -> str:
     """Turn an OCI cgroupsPath into a path below the hierarchy's root, without a leading slash.
 
@@ -371,62 +376,69 @@ class Written(msgspec.Struct, frozen=True):
 
 NO_CGROUP: Final = Written(missing=True)
 BOUND: Final = 0.5
-"""Seconds that a write is waited for; the runtime waits two for the whole answer."""
+"""Seconds that writes are waited for; the runtime waits two for the whole answer."""
+_HELD_UP: Final = Written(problem="the kernel holds up writes of cpusets")
+
+
+class Wanted(NamedTuple):
+    """Where a container's cgroup is, and its lists; an empty one leaves that file alone."""
+
+    place: CgroupPlace
+    cpus: str
+    mems: str = ""
 
 
 class CgroupWriter:
-    """Writes cpusets of containers, also within a request: mostly some tens of microseconds.
+    """Writes cpusets of containers, also within a request: mostly some tens of microseconds each.
 
     Up to Linux 6.12 a write waits for as long as another write of ``cpuset.mems`` moves memory,
     anywhere on the machine: for seconds. So a thread writes, no caller waits longer than `BOUND`
     for it, and until it is through nothing else is written.
 
     Attributes:
-        held_up: called when a write takes longer, with its place; it may still come to pass.
+        held_up: called when writes take longer, with the ids of those that are not written; the
+            first of them may still come to pass.
     """
 
     def __init__(self, reader: CgroupReader) -> None:
         self.reader = reader
         self._thread = ThreadPoolExecutor(1, "cgroups")
         self._last: Future[object] | None = None
-        self.held_up: Callable[[CgroupPlace], object] = lambda place: None
-        self._write_file = _unified if reader.unified else _version_1()
+        self.held_up: Callable[[Collection[str]], object] = lambda ids: None
 
     @property
     def busy(self) -> bool:
         """Whether the kernel still holds up the last write."""
         return self._last is not None and not self._last.done()
 
-    def write(self, place: CgroupPlace, cpus: str, mems: str = "") -> Written:
-        """Give a container a cpuset, unless it has it; one without a cgroup is passed over.
+    @property
+    def usable(self) -> bool:
+        """Whether there are cgroups that can be written: not where they are mounted read-only."""
+        return os.access(self.reader.hierarchy, os.W_OK)
 
-        An empty list leaves that file alone. CPUs come first: with NUMA balancing on, pages would
-        follow a program that still runs on its former NUMA node.
-        """
-        try:
-            directory = self.reader.directory_of(place)
-            if not directory:
-                return NO_CGROUP
-            # crun's own cgroup in a scope as well, or it would keep what it has.
-            child = inner(directory) if self.reader.unified else ""
-            changed = [
-                self._put(f"{each}/{name}", wanted)
-                for each in ((directory, child) if child else (directory,))
-                for name, wanted in (("cpuset.cpus", cpus), ("cpuset.mems", mems))
-                if wanted
-            ]
-        except TimeoutError:
-            self.held_up(place)
-            return Written(problem=f"{place.cgroups_path}: the kernel holds up writes of cpusets")
-        except OSError as error:
-            if error.errno in _MISSING:
-                return NO_CGROUP
-            name = os.path.basename(error.filename or "")
-            wanted = {"cpuset.cpus": cpus, "cpuset.mems": mems}.get(name, "")
-            why = self.reader.in_the_way(place, name, wanted)
-            because = f" ({why})" if why else ""
-            return Written(problem=f"{error.filename}: {error.strerror}{because}")
-        return Written(changed=any(changed))
+    def write(self, wanted: Mapping[str, Wanted]) -> dict[str, Written]:
+        """Give containers cpusets, unless they have them, by container id."""
+        if not wanted:
+            return {}
+        done: dict[str, Written] = {}
+        late: list[bool] = []
+
+        def work() -> None:
+            for container_id, one in wanted.items():
+                if late:
+                    return  # something else may be meant by now
+                done[container_id] = self._write(*one)
+
+        if not self.busy:
+            self._last = self._thread.submit(work)
+            with contextlib.suppress(TimeoutError):
+                self._last.result(BOUND)
+                return done
+            late.append(True)
+        now = dict(done)
+        if left := [container_id for container_id in wanted if container_id not in now]:
+            self.held_up(left)
+        return now | dict.fromkeys(left, _HELD_UP)
 
     def mark(self, place: CgroupPlace, name: str, text: str) -> None:
         """Write an extended attribute on a container's cgroup, which is as old as the container.
@@ -437,46 +449,45 @@ class CgroupWriter:
         with contextlib.suppress(OSError, ValueError):
             os.setxattr(self.reader.directory_of(place), f"user.{name}", text.encode())
 
-    def _put(self, path: str, wanted: str) -> bool:
-        """Write one file whose list is another one; both in the kernel's own form."""
-        if text(path) == wanted:
-            return False
-        if self.busy:
-            raise TimeoutError
-        self._last = self._thread.submit(self._write_file, path, wanted)
+    def _write(self, place: CgroupPlace, cpus: str, mems: str) -> Written:
+        """CPUs first: pages would follow a program that still runs on its former NUMA node."""
+        changed, path, wanted, name = False, "", "", ""
         try:
-            self._last.result(BOUND)
-        except TimeoutError:
-            raise
+            directory = self.reader.directory_of(place)
+            if not directory:
+                return NO_CGROUP
+            # crun's own cgroup in a scope as well, or it would keep what it has.
+            child = inner(directory) if self.reader.unified else ""
+            for each in (directory, child) if child else (directory,):
+                for name, wanted in (("cpuset.cpus", cpus), ("cpuset.mems", mems)):
+                    path = f"{each}/{name}"
+                    if wanted and _put(path, wanted):
+                        changed = True
         except OSError as error:
-            error.filename = path
-            raise
-        return True
+            if error.errno in _MISSING:
+                return NO_CGROUP
+            why = self.reader.in_the_way(place, name, wanted)
+            because = f" ({why})" if why else ""
+            return Written(problem=f"{path}: {error.strerror}{because}")
+        return Written(changed=changed)
 
 
-class _Node(msgspec.Struct, frozen=True):
-    """What a controller of cgroupspy needs to know; its own node walks the whole tree."""
+def _put(path: str, wanted: str) -> bool:
+    """Write one file whose list is another one, both in the kernel's own form; read it back.
 
-    full_path: str
-
-
-def _version_1() -> Callable[[str, str], object]:
-    from cgroupspy.controllers import CpuSetController  # it knows no other version
-
-    def write(path: str, value: str) -> None:
-        directory, name = os.path.split(path)
-        CpuSetController(_Node(directory)).set_property(name, value)
-
-    return write
-
-
-def _unified(path: str, value: str) -> None:
-    """In one write, as the kernel wants it."""
-    fd = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
+    Raises:
+        OSError: it has another list afterwards.
+    """
+    if text(path) == wanted:
+        return False
+    fd = os.open(path, os.O_RDWR | os.O_TRUNC | os.O_CLOEXEC)
     try:
-        os.write(fd, value.encode())
+        os.write(fd, wanted.encode())
+        if (has := _text_of(fd)) != wanted:
+            raise OSError(errno.EIO, f"was written, and has {has or 'nothing'}")
     finally:
         os.close(fd)
+    return True
 
 
 # Hundreds of containers share a handful of lists.

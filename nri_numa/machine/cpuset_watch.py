@@ -30,6 +30,7 @@ class CpusetWatch:
         reader: knows where cgroups are.
 
     Attributes:
+        fd: is readable when something was written; negative where nothing can be watched.
         problem: why some are not watched; empty where all are.
     """
 
@@ -38,8 +39,8 @@ class CpusetWatch:
         self._watches: dict[str, list[int]] = {}
         self._ids: dict[int, str] = {}
         self.problem = ""
-        self._fd: int = _LIBC.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-        if self._fd < 0:
+        self.fd: int = _LIBC.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        if self.fd < 0:
             self.problem = f"{os.strerror(ctypes.get_errno())} (fs.inotify.max_user_instances)"
 
     def __enter__(self) -> Self:
@@ -48,31 +49,30 @@ class CpusetWatch:
 
     def __exit__(self, *error: object) -> None:
         """Close it."""
-        if self._fd >= 0:
-            os.close(self._fd)
+        if self.fd >= 0:
+            os.close(self.fd)
 
-    def written(self, places: Mapping[str, CgroupPlace]) -> set[str]:
-        """Containers whose cpuset was written since the last call, by us as well.
-
-        Args:
-            places: of all that run, by id; those that are new are watched from now on.
-        """
-        found: set[str] = set()
-        if self._fd < 0:
-            return found
+    def follow(self, places: Mapping[str, CgroupPlace]) -> None:
+        """Watch these, by container id, and no others."""
+        if self.fd < 0:
+            return
         # The kernel keeps the watch of a cgroup that was removed.
         for container_id in self._watches.keys() - places.keys():
             for watch in self._watches.pop(container_id):
-                _LIBC.inotify_rm_watch(self._fd, watch)
+                _LIBC.inotify_rm_watch(self.fd, watch)
                 self._ids.pop(watch, None)
         for container_id in places.keys() - self._watches.keys():
             directory = self._reader.directory_of(places[container_id])
             watches = self._add(directory) if directory else []
             self._watches[container_id] = watches
             self._ids.update(dict.fromkeys(watches, container_id))
+
+    def written(self) -> set[str]:
+        """Containers whose cpuset was written since the last call, by us as well."""
+        found: set[str] = set()
         with contextlib.suppress(BlockingIOError):
             while True:
-                for watch, *_ in _EVENT.iter_unpack(os.read(self._fd, _READ_BYTES)):
+                for watch, *_ in _EVENT.iter_unpack(os.read(self.fd, _READ_BYTES)):
                     if watch in self._ids:
                         found.add(self._ids[watch])
         return found
@@ -81,7 +81,7 @@ class CpusetWatch:
         watches = []
         for name in _FILES:
             path = os.fsencode(f"{directory}/{name}")
-            watch = _LIBC.inotify_add_watch(self._fd, path, _IN_MODIFY)
+            watch = _LIBC.inotify_add_watch(self.fd, path, _IN_MODIFY)
             if watch >= 0:
                 watches.append(watch)
             elif os.path.exists(path):

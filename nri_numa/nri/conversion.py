@@ -356,6 +356,9 @@ def answer(
         )
     event, message = request.event, request.message
     match event:
+        case Event.POST_UPDATE_CONTAINER:
+            handler.post_update_container(message.container.id)
+            return None
         case Event.STOP_CONTAINER:
             stopped = pb.StopContainerResponse()
             add_updates(stopped, handler.stop_container(message.container.id))

@@ -79,6 +79,9 @@ def contents(prefix: str, found: Zones) -> Object:
     attributes = {
         "topologyManagerPolicy": found.policy,
         "topologyManagerScope": found.scope,
+        # As the kubelet's own exporters say them; absent where its managers pin nothing.
+        "cpuManagerPolicy": found.cpu_manager_policy,
+        "memoryManagerPolicy": found.memory_manager_policy,
         "topologyManagerMaxNUMANodes": max(SMALLEST_MOST, len(listed)),
         FINGERPRINT: fingerprint(counted),
         METHOD: EXCLUSIVE,

@@ -21,8 +21,8 @@ Object = dict[str, Any]
 LONGEST_NOTE: Final = 1024
 """Bytes of an Event's note; the API server refuses more."""
 LONGEST_NAME: Final = 253
-PINNED: Final = frozenset({"exclusive", "shared", "explicit"})
-"""Kinds of containers that we gave something; the rest has what it would have without us."""
+PINNED: Final = frozenset({"exclusive", "shared", "explicit", "kubelet"})
+"""Kinds of containers that we or the kubelet's managers gave something."""
 
 REASONS: Final = {
     "refused": ("PlacementRefused", "Warning"),
@@ -89,7 +89,7 @@ def pod_annotations(assignments: Iterable[Assignment]) -> dict[tuple[str, str], 
             continue
         uids[one.namespace, one.pod] = one.pod_uid
         pods[one.namespace, one.pod][one.container] = {
-            "cpus": "" if memory_alone else one.cpus,
+            "cpus": "" if memory_alone else one.pinned or one.cpus,
             "mems": one.mems,
             "policy": one.policy,
             "preferred": one.preferred,

@@ -519,8 +519,14 @@ class Zones(Document, frozen=True, kw_only=True):
     serial: Annotated[int, "Grows with every change of the state."]
     ready: Annotated[bool, "Containers are being placed, and really pinned."]
     reason: Annotated[str, "Why not; empty when ready."]
-    policy: Annotated[str, "Policy of pods that ask for none."]
-    scope: Annotated[str, "Scope of pods that ask for none."]
+    policy: Annotated[
+        str, "Policy of pods that ask for none; the kubelet's where its managers pin."
+    ]
+    scope: Annotated[str, "Scope of pods that ask for none; the kubelet's where its managers pin."]
+    cpu_manager_policy: Annotated[
+        str | None, "The kubelet's; null where none of its managers pins, or that is not known."
+    ] = None
+    memory_manager_policy: Annotated[str | None, "The kubelet's; null in the same cases."] = None
     shares: Annotated[bool, "Pods that ask for nothing share CPUs, by the defaults."]
     threads_per_core: int
     free_exclusive_cpus: Annotated[

@@ -11,7 +11,7 @@ import fcntl
 import io
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,10 +20,10 @@ import pytest
 from nri_numa.agent.loop import Clock
 from nri_numa.agent.reconcile import Reconciler
 from nri_numa.machine.cgroups import (
-    CgroupPlace,
     CgroupReader,
     CgroupWriter,
     Scopes,
+    Wanted,
     Written,
     relative_path,
 )
@@ -46,24 +46,33 @@ class Result:
 class Writer(CgroupWriter):
     """Writes as the kernel would: a cgroup of version 2 has an effective set too."""
 
-    def __init__(self, tree: CgroupTree) -> None:
+    def __init__(self, tree: CgroupTree, world: World) -> None:
         super().__init__(CgroupReader(str(tree.root)))
         self.tree = tree
         self.problem = ""
+        self.world = world
+        world.agent._cgroups = self
+
+    @property
+    def usable(self) -> bool:
+        return not self.problem
 
     def finish(self) -> None:
         """Wait until the kernel is through with the last write."""
         assert self._last is not None
         self._last.result()
 
-    def write(self, place: CgroupPlace, cpus: str, mems: str = "") -> Written:
+    def write(self, wanted: Mapping[str, Wanted]) -> dict[str, Written]:
+        """The runtime's books follow, so that they say what is meant."""
         if self.problem:
-            return Written(problem=self.problem)
-        written = super().write(place, cpus, mems)
-        if written.changed:
-            path = relative_path(place.cgroups_path)
-            self.tree.write(path, cpus or self.tree.cpus_of(path), mems or self.tree.mems_of(path))
-        return written
+            return dict.fromkeys(wanted, Written(problem=self.problem))
+        done = super().write(wanted)
+        for container_id, (place, cpus, mems) in wanted.items():
+            if done[container_id].changed:
+                path = relative_path(place.cgroups_path)
+                self.tree.settle(path)
+                self.world.apply([ContainerUpdate(container_id, cpus, mems, ignore_failure=True)])
+        return done
 
 
 class BedClock(Clock):
@@ -99,8 +108,6 @@ class CgroupBed:
     clock: float = 1000.0
     wall: float = 1_000_000.0
     active: bool = True
-    takes_updates: bool = True
-    answered: int = 0
     pushes: list[list[ContainerUpdate]] = field(default_factory=list)
     failing: str = ""
     deaf: bool = False
@@ -111,6 +118,7 @@ class CgroupBed:
     def __post_init__(self) -> None:
         topology = synthetic(sockets=1, numa_per_socket=2, cores_per_numa=4, threads=1)
         self.world = World(topology, observe=self.observe)
+        self.world.starts = False
         self.world.synchronize()
         self.timing = BedClock(self)
         self.output = io.StringIO()
@@ -121,8 +129,8 @@ class CgroupBed:
         self.on_sleep()
 
     async def push(self, updates: Sequence[ContainerUpdate]) -> Result:
-        if self.failing:
-            return Result(False, self.failing)
+        if self.failing or not self.active:
+            return Result(False, self.failing or "there is no link")
         self.pushes.append(list(updates))
         self.before_push()
         self.world.apply(updates)
@@ -145,7 +153,7 @@ class ReconcilerBed(CgroupBed):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.writer = Writer(self.tree)
+        self.writer = Writer(self.tree, self.world)
         self.reconciler = Reconciler(
             self.world.agent,
             self.world.metrics,

@@ -244,8 +244,11 @@ class Node:
             self.cgroups.remove(self.cgroup(container_id))
             del self._mirrored[container_id]
         for container_id, has in live.items():
+            there = self.cgroups.directory(self.cgroup(container_id)).exists()
             if self._mirrored.get(container_id) != has:
                 self._mirrored[container_id] = has
+                if there and not has[0]:
+                    continue  # a runtime that remembers no cpuset writes none
                 self.cgroups.write(self.cgroup(container_id), *has)
         for container_id in live:
             self.cgroups.settle(self.cgroup(container_id))
@@ -293,7 +296,9 @@ class Node:
         message.linux.resources.CopyFrom(limits(cpus))
         message.id = f"{pod.message.name}-{name}-{len(self.runtime.calls)}"
         message.linux.cgroups_path = self.cgroup(message.id)
-        return self.call(self.runtime.create_container(pod.id, message))
+        container = self.call(self.runtime.create_container(pod.id, message))
+        container.cpuset = self.cgroups.directory(self.cgroup(message.id)) / "cpuset.cpus"
+        return container
 
     def run(
         self, name: str, annotations: Mapping[str, str], *, cpus: float = 0, qos: str = ""

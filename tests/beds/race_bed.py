@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from nri_numa.model.cpuset import NO_CPUS, CPUSet
 from tests.beds.containerd import Containerd
@@ -202,7 +202,7 @@ class RaceBed:
         try:
             with Sampler() as sampler:
                 play(sampler)
-                owned = self._granted(parts[-1])
+                owned = granted(self._cri, parts[-1].container)
                 self._settle(parts, owned)
                 end = time.time()
             for part in parts:
@@ -258,21 +258,31 @@ class RaceBed:
         self._cri.start(part.container)
         part.started = time.time()
 
-    def _granted(self, owner: Part) -> CPUSet:
-        assert owner.container is not None
-        spec = self._cri.info(owner.container)["runtimeSpec"]
-        return CPUSet.parse(spec["linux"]["resources"]["cpu"]["cpus"])
-
     def _first_line(self, part: Part) -> None:
-        container = part.container
-        assert container is not None
-        line = poll(
-            lambda: next(iter(self._cri.logs(container)), None), f"first line of {part.name}"
-        )
-        match = _FIRST_LINE.match(line)
-        assert match is not None, f"first line of {part.name} is {line!r}"
-        part.first_cpus = CPUSet.parse(match.group(1))
-        part.began, part.read = float(match.group(2)), float(match.group(3))
+        assert part.container is not None
+        seen = first_instruction(self._cri, part.container)
+        part.first_cpus, part.began, part.read = seen.cpus, seen.at, seen.read
+
+
+class First(NamedTuple):
+    """What a program may use at its first instruction, when that was, and when it had read it."""
+
+    cpus: CPUSet
+    at: float
+    read: float
+
+
+def first_instruction(cri: CRI, container: Container) -> First:
+    line = poll(lambda: next(iter(cri.logs(container)), None), "the first line of a container")
+    match = _FIRST_LINE.match(line)
+    assert match is not None, f"the first line is {line!r}"
+    return First(CPUSet.parse(match.group(1)), float(match.group(2)), float(match.group(3)))
+
+
+def granted(cri: CRI, container: Container | None) -> CPUSet:
+    assert container is not None
+    spec = cri.info(container)["runtimeSpec"]
+    return CPUSet.parse(spec["linux"]["resources"]["cpu"]["cpus"])
 
 
 def _parts() -> list[Part]:

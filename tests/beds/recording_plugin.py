@@ -89,6 +89,9 @@ class RecordingPlugin:
         answer: Sequence[ContainerUpdate] = self._call("update_container", (), container, requested)
         return answer
 
+    def post_update_container(self, container_id: str) -> None:
+        self.log.append(f"PostUpdateContainer {self._names.get(container_id, container_id)}")
+
     def stop_container(self, container_id: str) -> Sequence[ContainerUpdate]:
         self.log.append(f"StopContainer {self._names.get(container_id, container_id)}")
         answer: Sequence[ContainerUpdate] = self._call("stop_container", (), container_id)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 
 import msgspec
 from msgspec.structs import replace
@@ -17,7 +18,7 @@ from nri_numa.agent.loop import Clock
 from nri_numa.engine.decision import Admitted, Machine, Reading, Refused
 from nri_numa.engine.state import Kind, effective_cpus, violations
 from nri_numa.errors import CheckpointError
-from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, CgroupWriter, Written
+from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, CgroupWriter, Wanted, Written
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import Settings
@@ -144,17 +145,28 @@ def agent_of(
 
 
 class _Cgroups(CgroupWriter):
-    """Writes as a test says, if it does."""
+    """Writes as a test says, or into the runtime's books, which stand for the cgroups too."""
 
     def __init__(
-        self, reader: CgroupReader, write: Callable[[CgroupPlace, str, str], Written] | None
+        self,
+        world: World,
+        write: Callable[[CgroupPlace, str, str], Written] | None,
     ) -> None:
-        super().__init__(reader)
-        self._write = write
+        super().__init__(world.cgroups)
+        self._world, self._as_said = world, write
 
-    def write(self, place: CgroupPlace, cpus: str, mems: str = "") -> Written:
-        """Nothing, where a test says nothing."""
-        return Written() if self._write is None else self._write(place, cpus, mems)
+    @property
+    def usable(self) -> bool:
+        return True
+
+    def write(self, wanted: Mapping[str, Wanted]) -> dict[str, Written]:
+        if self._as_said is not None:
+            return {i: self._as_said(*one) for i, one in wanted.items()}
+        self._world.apply(
+            ContainerUpdate(i, cpus=one.cpus, mems=one.mems, ignore_failure=True)
+            for i, one in wanted.items()
+        )
+        return dict.fromkeys(wanted, Written(changed=True))
 
 
 def resources(
@@ -227,6 +239,8 @@ class World:
         clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._write = write
+        self.starts = write is None
+        """Whether what is created runs at once."""
         self.cgroups = cgroups or CgroupReader("/nowhere")
         self.key = key
         self.clock = clock
@@ -256,7 +270,7 @@ class World:
             store=self.store,
             clock=self.timing,
             readings=self,
-            cgroups=_Cgroups(self.cgroups, self._write),
+            cgroups=_Cgroups(self, self._write),
             observe=self._observe,
         )
         state, problems = state_from(self.store.documents)
@@ -292,13 +306,17 @@ class World:
                 mems=nodes,
             )
         )
-        self.apply(self.agent.take_pending())
 
     def synchronize(self) -> tuple[ContainerUpdate, ...]:
+        later, after = self.timing.later, list[Callable[[], object]]()
+        self.timing.later = after.append
         updates = self.agent.synchronize(tuple(self.pods.values()), tuple(self.live.values()))
+        self.timing.later = later
         # CRI-O fails all of it, and drops us, for one container that has just gone.
         assert all(update.ignore_failure for update in updates)
         self.apply(updates)
+        for function in after:
+            later(function)
         return updates
 
     def create(self, of: PodSandbox, made: Container) -> Admitted | Refused | None:
@@ -323,6 +341,9 @@ class World:
         )
         if answer is not None:
             self.apply(answer.updates)
+        if self.starts:
+            self.agent.start_container(of, self.live[made.id])
+            self.agent.post_start_container(of, self.live[made.id])
         return answer
 
     def place(
@@ -399,6 +420,10 @@ class World:
                     cpu_quota=now.cpu_quota if update.cpu_quota is None else update.cpu_quota,
                 ),
             )
+            directory = self.cgroups.directory_of(CgroupPlace(known.cgroups_path))
+            if directory and update.cpus:
+                for name in ("cpuset.cpus", "cpuset.cpus.effective"):
+                    Path(directory, name).write_text(f"{update.cpus}\n")
 
     def has(self, container_id: str) -> tuple[str, str]:
         """``(cpus, mems)`` as the runtime has them; empty is everything."""

@@ -78,3 +78,40 @@ def test_between_the_answer_to_a_stop_and_the_rest(node: Node) -> None:
     assert not node.assignments()
     assert has_its_own(node, node.owner("next")) == cpus
     node.check()
+
+
+def restarted(node: Node, fault: str) -> EmbeddedContainer:
+    """A neighbour runs, and the plugin has a fault from now on."""
+    node.start()
+    free = node.free()
+    node.plugin.kill()
+    node.start(fault)
+    return free
+
+
+def test_between_the_write_of_neighbours_and_the_answer(node: Node) -> None:
+    """The runtime makes the container without us; it has its CPUs when we are back."""
+    free = restarted(node, "call:nri_numa.agent.agent:Agent._follow:after")
+    mine = node.owner("mine")
+    died(node)
+    node.start()
+    node.check()
+    assert len(owned(node)[mine.id]) == 2
+    assert CPUSet.parse(free.cpus) == node.topology.online - owned(node)[mine.id]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_between_an_answer_and_the_widening(node: Node, fails: bool) -> None:
+    """Whether the owner ended, or its creation failed after the answer."""
+    free = restarted(node, "call:nri_numa.agent.agent:Agent._widen_some:before")
+    pod = node.pod("mine", {"policy": "single-numa-node"})
+    mine = node.create(pod, cpus=2)
+    if not fails:
+        node.call(node.runtime.start_container(mine.id))
+    assert len(CPUSet.parse(free.cpus)) == len(node.topology.online) - 2
+    node.call(node.runtime.remove_pod(pod.id))
+    died(node)
+    node.start()
+    until(lambda: CPUSet.parse(free.cpus) == node.topology.online, "it has all CPUs again")
+    node.check()
+    assert node.metric("nri_numa_late_repairs_total") == 0

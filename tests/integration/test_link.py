@@ -79,6 +79,7 @@ LIFE = [
     "RunPodSandbox web",
     "CreateContainer app",
     "UpdateContainer app",
+    "PostUpdateContainer app",
     "StopContainer app",
     "StopPodSandbox web",
     "RemoveContainer app",

@@ -88,6 +88,29 @@ def test_a_claim_is_counted_and_met(client: Client, node: Node, publisher: Publi
     assert len(node.cpus(client.wait_ready("dra-second"))) == 1
 
 
+# As virt-launcher: reads the CPUs of its claim, and pins to the first. A shell hands on no variable
+# with dashes in its name.
+LAUNCHER = r"""
+cpus=$(tr '\0' '\n' </proc/1/environ | sed -n 's/^DRA_CPUSET_[^=]*=//p')
+first=${cpus%%[-,]*}
+taskset -c "$first" grep Cpus_allowed_list /proc/self/status
+echo "cpus=$cpus"
+exec sleep 1000000
+"""
+
+
+def test_a_launcher_of_virtual_machines_finds_the_cpus_of_its_claim(
+    client: Client, node: Node, publisher: Publisher
+) -> None:
+    """By the variable that KubeVirt reads; a thread can be pinned to what it says."""
+    wait_slice(client, publisher)
+    client.apply(template("dra-vm", 1))
+    machine = claiming("dra-launcher", "dra-vm", 1)
+    machine["spec"]["containers"][0]["command"] = ["/bin/sh", "-c", LAUNCHER]
+    cpus = node.cpus(client.run(machine))
+    assert client.said("dra-launcher").split() == ["Cpus_allowed_list:", f"{cpus}", f"cpus={cpus}"]
+
+
 def test_a_pod_that_is_deleted_at_once_is_waited_for(
     client: Client, node: Node, publisher: Publisher
 ) -> None:

@@ -188,6 +188,11 @@ def test_a_grant_of_a_whole_pod_is_known(client: Client, static_node: Node) -> N
         }
         assert static_node.cpus(whole, "main") == static_node.cpus(whole, "side") == own
         assert kind(static_node, "whole") == "kubelet"
+        says = {"policy": "best-effort", "scope": "pod", "cpuManagerPolicy": "static"}
+        poll(
+            lambda: says.items() <= static_node.plugin.json("/v1/zones").items(),
+            "the kubelet's policy for schedulers",
+        )
         assert static_node.cpus(client.run(pod("shared"))) == MACHINE - own
     finally:
         static_node.configuration.update(topologyManagerScope="container", featureGates={})

@@ -52,6 +52,8 @@ def test_when_it_is_created_resized_and_met_again(bed: Bed) -> None:
     own = cpus(bed)
     assert answer.adjust.linux.resources.cpu.cpus == str(own)
     assert (len(own), own <= CPUSet.parse("9-15")) == (4, True)
+    variables = {one.key: one.value for one in answer.adjust.env}
+    assert variables[f"DRA_CPUSET_{UID}"] == str(own)
 
     update = pb.UpdateContainerRequest(pod=POD, container=container())
     update.linux_resources.cpu.shares.value = 4096

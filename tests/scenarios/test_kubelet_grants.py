@@ -448,7 +448,6 @@ def test_a_list_of_granted_cpus_that_started_without_us_is_said_to_stay_unpinned
     if how == "start":
         world.agent.start_container(of, late)
         world.agent.post_start_container(of, late)
-        world.apply(world.agent.take_pending())
     else:
         world.synchronize()
     (notice,) = world.agent.notices.after()

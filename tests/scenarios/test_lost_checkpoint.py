@@ -134,12 +134,11 @@ def test_what_an_earlier_start_could_not_decide_in_time_is_marked_later(tmp_path
     world, tree = marking(tmp_path)
     own = grown(world, "own", 4, OWN)
     plain = met_in_a_gap(world, "plain", cpus="0-15")
-    tree.write("/pods/plain")
+    tree.write("/pods/plain", "0-15")
     ticks = itertools.count(1.0, 10.0)
     world.clock = lambda: next(ticks)
     world.boot()
     world.synchronize()
-    world.apply(world.agent.take_pending())
     world.clock = lambda: 0.0
     del world.live[own]
     lose(world)
@@ -169,7 +168,8 @@ def test_random_damage_leaves_nobody_on_cpus_of_another(tmp_path: Path, seed: in
             of = pod(next(names), OWN if rng.random() < 0.5 else {})
             made = container(of, wants=resources(rng.choice((1, 2, 3)), 1))
             world.create(of, replace(made, cgroups_path=f"/pods/{of.name}"))
-            tree.write(f"/pods/{of.name}")
+            if made.id in world.live:
+                tree.write(f"/pods/{of.name}", *world.has(made.id))
         for _ in range(rng.randrange(3)):
             if world.live:
                 world.stop(rng.choice(sorted(world.live)))

@@ -42,7 +42,6 @@ def test_the_rest_is_decided_after_the_answer() -> None:
     assert counts == dict.fromkeys(ids[:3], 2) | dict.fromkeys(ids[3:], 58), (
         "who was decided in time has its CPUs, the others make room"
     )
-    world.apply(world.agent.take_pending())
     world.check()
     kinds = {world.agent.state.allocations[i].kind for i in ids}
     assert kinds == {Kind.EXCLUSIVE}
@@ -112,7 +111,6 @@ def test_one_that_stopped_while_it_waited_is_let_be() -> None:
     world.stop(ids[0])
     while work:
         work.pop()()
-    world.apply(world.agent.take_pending())
     assert len(world.agent.state.owned) == 4
     world.check()
 

@@ -10,7 +10,7 @@ from nri_numa.engine.state import Kind
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.settings import EVERYTHING, CPUAmount, Limits, Permission, Settings
-from nri_numa.model.workload import ContainerUpdate, QoSClass, Resources
+from nri_numa.model.workload import QoSClass, Resources
 from tests.beds.world import GIB, World, container, pod, resources
 from tests.machines import named as machines
 
@@ -148,80 +148,12 @@ def test_a_stopped_container_gets_its_cpus_back_from_a_plugin_that_was_restarted
     assert world.place(of, container(of, wants=resources(1), id="two"))[0] == "1"
 
 
-# --- what waits -----------------------------------------------------------------------------------
-
-
-def waiting() -> tuple[World, str]:
-    """An unbound container beside two owners, one of which went without a reply."""
-    world = four()
-    plain = start(world, "plain", qos=BEST_EFFORT)
-    for name in ("first", "second"):
-        start(world, name, OWN, resources(1))
-    assert world.has(plain)[0] == "2-3"
-    gone(world, "first-app")
-    return world, plain
-
-
-def gone(world: World, container_id: str) -> None:
-    """A container is removed that was never reported stopped; that event carries no updates."""
-    del world.live[container_id]
-    world.agent.remove_container(container_id)
-
-
-def test_what_could_not_be_sent_does_not_undo_what_is_newer() -> None:
-    world, plain = waiting()
-    failed = world.agent.take_pending()
-    assert [u.cpus for u in failed] == ["0,2-3"]
-    gone(world, "second-app")
-    world.agent.put_back(failed)
-    assert [(u.container_id, u.cpus) for u in world.agent.take_pending()] == [(plain, "0-3")]
-
-
-def test_what_could_not_be_sent_is_sent_again_and_only_to_who_is_there() -> None:
-    world, plain = waiting()
-    failed = world.agent.take_pending()
-    assert not world.agent.has_pending
-    world.agent.put_back(failed)
-    assert world.agent.take_pending() == failed
-    world.stop(plain)
-    world.agent.put_back(failed)
-    assert not world.agent.has_pending
-
-
-def test_what_waited_before_a_synchronisation_says_nothing_after_it() -> None:
-    """It would lead its container onto the CPU of an owner that was decided meanwhile."""
-    world, plain = waiting()
-    of = pod("late", OWN)
-    late = container(of, wants=resources(1))
-    world.pods[of.id], world.live[late.id] = of, late
-    world.synchronize()
-    assert world.has(late.id)[0] == "0"
-    assert not world.agent.has_pending
-    start(world, "next", qos=BEST_EFFORT)
-    assert world.has(plain)[0] == "2-3"
-    world.check()
-
-
-def test_what_only_the_runtime_does_not_know_yet_still_rides_after_others_were_sent() -> None:
-    """Its cgroup is written, so nobody hurries; forgotten, an old set would come back."""
-    world, plain = waiting()
-    other = start(world, "other", qos=BEST_EFFORT)
-    world.agent.ride(ContainerUpdate(other, cpus="0,2-3"))
-    gone(world, "second-app")
-    world.agent.ride(ContainerUpdate(other, cpus="0-3"))
-    assert [u.container_id for u in world.agent.take_pending()] == [plain]
-    world.sent.clear()
-    start(world, "next", qos=BEST_EFFORT)
-    assert [(u.container_id, u.cpus) for u in world.sent] == [(other, "0-3")]
-
-
-def test_who_only_observes_sends_nothing_by_itself() -> None:
+def test_who_only_observes_writes_nothing() -> None:
     world = World(machines.single_no_smt(), observe=True)
     start(world, "plain", qos=BEST_EFFORT)
     start(world, "own", OWN, resources(2))
-    gone(world, "own-app")
-    assert not world.agent.has_pending
-    assert world.agent.take_pending() == ()
+    del world.live["own-app"]
+    world.agent.remove_container("own-app")
     assert world.sent == []
 
 
@@ -267,7 +199,6 @@ def test_a_plain_container_of_a_gap_does_not_push_its_neighbour_out_of_the_pod()
     del world.live[late.id], world.live["both-app"]
     world.remove_pod(of)
     assert not world.agent.state.owned
-    world.apply(world.agent.take_pending())
     assert world.has(before)[0] == "0-3"
     world.check()
 

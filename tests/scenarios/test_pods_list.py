@@ -78,7 +78,6 @@ def test_one_that_ends_takes_nothing_from_the_other() -> None:
     world.stop("db-main")
     world.stop("db-log")
     world.agent.stop_pod(of.uid, of.id)
-    world.apply(world.agent.take_pending())
     assert not world.agent.state.owned
     assert not any(c.cpu_milli for c in world.agent.state.charges.values())
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
-from nri_numa.engine.decision import Machine, Reading, Refused
+from nri_numa.engine.decision import Machine, Reading, Refused, Resized
 from nri_numa.engine.state import Kind
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.model.cpuset import CPUSet, NUMASet
@@ -355,3 +356,41 @@ def test_a_resize_that_moves_nothing_overrides_nothing(
     outcome = world.agent.update_container(world.pods[made.pod_id], made, after)
     assert not isinstance(outcome, Refused)
     assert outcome.own is None
+
+
+@pytest.mark.parametrize("owner", [True, False])
+@pytest.mark.parametrize(
+    ("path", "remembered", "answered"),
+    [
+        ("/pods/plain", "0-3", "2-3"),
+        ("/pods/plain", "2-3", ""),
+        ("/pods/plain", "1", "2-3"),
+        ("/pods/plain", "", ""),
+        ("pods.slice:cri:plain", "", "2-3"),
+    ],
+    ids=["older", "same", "narrower", "none", "none, and systemd has one"],
+)
+def test_a_cpuset_that_the_runtime_remembers_does_not_come_back_with_an_update_of_memory(
+    owner: bool, path: str, remembered: str, answered: str
+) -> None:
+    """It goes to the OCI runtime with any update, and what is meant may be newer."""
+    world = World(machines.single_no_smt())
+    of, listed = pod("plain"), pod("listed", {"numacpu": "3", "numamem": "0"})
+    world.place(of)
+    world.place(listed)
+    if owner:
+        own = pod("own", {"cpus": "exclusive"})
+        world.place(own, wants=resources(2, 1))
+    else:  # nobody owns any: all that is remembered was meant for one that is gone
+        answered = "0-3" if remembered not in ("", "0-3") else ""
+    made = world.live["plain-app"]
+    has = replace(made, cgroups_path=path, resources=Resources(cpus=remembered))
+    asked = Resources(memory_limit=1 << 30)
+    outcome = world.agent.update_container(of, has, asked)
+    assert isinstance(outcome, Resized)
+    assert (outcome.own.cpus if outcome.own else "") == answered
+    has = replace(world.live["listed-app"], resources=Resources(cpus="0", mems="0-1"))
+    outcome = world.agent.update_container(listed, has, asked)
+    assert isinstance(outcome, Resized)
+    assert outcome.own is not None
+    assert outcome.own[:3] == ("listed-app", "3", "0")

@@ -50,14 +50,17 @@ class Node:
     def __init__(self, *, observe: bool = False, driver: str = "/pods/{}") -> None:
         self.kernel = Kernel()
         self.driver = driver
-        self.concerned: list[tuple[tuple[str, ...], int]] = []
+        self.looked: list[str] = []
         self.world = World(machines.single_no_smt(), observe=observe, write=self.kernel.write)
         self.world.synchronize()
         self.agent = self.world.agent
         self.agent.reconciler = self
 
-    def schedule_verification(self, ids: Collection[str], applying: int = 0) -> None:
-        self.concerned.append((tuple(ids), applying))
+    def look(self, ids: Collection[str]) -> None:
+        self.looked += ids
+
+    def tell_systemd(self, ids: Collection[str]) -> None:
+        """It is not there."""
 
     def path(self, name: str) -> str:
         return self.driver.format(f"{name}-app")
@@ -111,9 +114,7 @@ def test_an_owner_that_comes_while_the_program_is_started_is_alone_before_it_is_
     assert node.has("plain") == "2-3"
     node.started("plain")
     node.world.stop("own-app")
-    # It runs: from here on the runtime writes the cgroup.
-    assert node.has("plain") == "2-3"
-    assert node.world.has("plain-app")[0] == "0-3"
+    assert node.has("plain") == "0-3"
 
 
 def test_who_is_created_narrow_and_started_after_the_owner_left_has_everything() -> None:
@@ -156,20 +157,8 @@ def test_a_resize_between_create_and_start_counts_too() -> None:
     assert node.has("own") == node.world.has("own-app")[0] == "0-1"
 
 
-@pytest.mark.parametrize("driver", ["/pods/{}", "kubepods.slice:cri-containerd:{}"])
-def test_the_runtime_has_it_already_and_the_look_after_the_start_tells_systemd(driver: str) -> None:
-    node = Node(driver=driver)
-    node.create("plain")
-    node.task("plain")
-    node.create("own", OWN, 2)
-    node.start("plain")
-    node.concerned.clear()
-    node.started("plain")
-    assert not node.agent.has_pending
-    assert [ids for ids, _ in node.concerned] == [("plain-app",)]
-
-
-def test_a_cgroup_that_cannot_be_written_is_looked_at_as_soon_as_it_runs() -> None:
+def test_every_container_is_looked_at_as_soon_as_it_runs() -> None:
+    """Its cgroup may not have been written before."""
     node = Node()
     node.create("plain")
     node.task("plain")
@@ -177,18 +166,22 @@ def test_a_cgroup_that_cannot_be_written_is_looked_at_as_soon_as_it_runs() -> No
     node.kernel.problem = "read-only file system"
     node.start("plain")
     assert node.has("plain") == "0-3"
-    node.concerned.clear()
     node.started("plain")
-    assert node.concerned == [(("plain-app",), 0)]
+    assert node.looked == ["plain-app"]
 
 
-def test_whoever_a_reply_changes_is_looked_at_when_the_runtime_has_applied_it() -> None:
+def test_whoever_cannot_be_written_is_left_to_the_runtime() -> None:
     node = Node()
-    node.create("one")
-    node.create("two")
-    node.concerned.clear()
+    for name in ("one", "two"):
+        node.create(name)
+        node.task(name)
+        node.start(name)
+        node.started(name)
+    node.kernel.problem = "read-only file system"
     node.create("own", OWN, 2)
-    assert node.concerned == [(("one-app", "two-app"), 2)]
+    assert [(u.container_id, u.cpus) for u in node.world.sent] == [
+        ("one-app", "2-3"), ("two-app", "2-3"),
+    ]  # fmt: skip
 
 
 def test_a_container_that_was_created_before_we_came_may_be_anywhere_in_its_start() -> None:
@@ -224,6 +217,9 @@ def test_a_start_tells_of_a_container_whose_creation_was_lost() -> None:
     """NRI before 0.7 can lose a creation that falls into a registration (nri#63)."""
     node = Node()
     node.create("plain")
+    node.task("plain")
+    node.start("plain")
+    node.started("plain")
     of = pod("own", OWN)
     made = replace(container(of, wants=resources(2, 1)), cgroups_path=node.path("own"))
     node.world.pods[of.id], node.world.live[made.id] = of, made
@@ -233,9 +229,7 @@ def test_a_start_tells_of_a_container_whose_creation_was_lost() -> None:
     assert allocation.kind is Kind.EXCLUSIVE
     assert node.has("own") == str(allocation.cpus) == "0-1"
     assert node.count("gap_containers") == 1
-    # Its neighbour runs and its record is the runtime's: both are told by the next reply.
-    node.world.apply(node.agent.take_pending())
-    node.world.check()
+    assert node.has("plain") == "2-3"
 
 
 def test_a_lost_creation_that_cannot_be_placed_runs_unpinned() -> None:

@@ -60,6 +60,7 @@ AGENT_EVENTS: Final = (
     | Event.START_CONTAINER.bit
     | Event.POST_START_CONTAINER.bit
     | Event.UPDATE_CONTAINER.bit
+    | Event.POST_UPDATE_CONTAINER.bit
     | Event.STOP_CONTAINER.bit
     | Event.REMOVE_CONTAINER.bit
 )

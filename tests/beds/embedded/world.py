@@ -7,8 +7,10 @@ kernel would check it.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from nri_numa.model.cpuset import CPUSet, ListFormatError, NUMASet
 from nri_numa.nri.wire.pb import nri_pb2 as pb
@@ -77,12 +79,14 @@ class EmbeddedContainer:
 
     Attributes:
         stop_told: StopContainer was sent; it is sent once.
+        cpuset: the file with what it really has, where there is one; its spec is older then.
     """
 
     message: pb.Container
     machine: EmbeddedMachine
     state: ContainerState = ContainerState.CREATED
     stop_told: bool = False
+    cpuset: Path | None = None
 
     @property
     def id(self) -> str:
@@ -99,7 +103,11 @@ class EmbeddedContainer:
     @property
     def cpus(self) -> str:
         """The CPUs it may run on, as a list; every CPU when its cpuset is empty."""
-        return self.message.linux.resources.cpu.cpus or str(self.machine.cpus)
+        recorded = self.message.linux.resources.cpu.cpus
+        with contextlib.suppress(OSError):
+            if self.cpuset is not None:
+                recorded = self.cpuset.read_text().strip()
+        return recorded or str(self.machine.cpus)
 
     @property
     def mems(self) -> str:

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.machine.synthetic import synthetic
-from nri_numa.model.workload import QoSClass, Resources
+from nri_numa.model.workload import QoSClass
 from tests.beds.world import World, container, pod, resources
 
 
@@ -22,15 +22,8 @@ def node() -> World:
     assert world.has("free-app")[0] == "2-3"
     del world.live["owner-app"]
     world.agent.remove_container("owner-app")
-    assert world.agent.is_pending("free-app")
-    return world
-
-
-def test_a_waiting_update_goes_out_when_its_own_container_is_resized() -> None:
-    world = node()
-    world.update("free-app", Resources(cpu_shares=500))
     assert world.has("free-app")[0] == "0-3"
-    assert not world.agent.has_pending
+    return world
 
 
 def test_a_container_that_replaced_another_leaves_nothing_of_it_behind() -> None:
@@ -47,31 +40,6 @@ def test_a_container_that_replaced_another_leaves_nothing_of_it_behind() -> None
     assert world.agent.grounds_of("first") is None
 
 
-def test_a_set_that_nobody_changed_is_said_once() -> None:
-    world = node()
-    world.agent.overtaken(world.agent.take_pending())
-    assert not world.agent.has_pending
-
-
-def test_a_container_that_went_meanwhile_does_not_keep_others_from_being_told_again() -> None:
-    world = node()
-    (sent,) = world.agent.take_pending()
-    own = pod("next", {"cpus": "exclusive"})
-    world.place(own, container(own, wants=resources(1)))
-    world.agent.overtaken([sent._replace(container_id="gone"), sent])
-    assert [(u.container_id, u.cpus) for u in world.agent.take_pending()] == [("free-app", "1-3")]
-
-
-def test_an_update_of_a_container_that_is_gone_is_overtaken() -> None:
-    """The runtime would fail all of a push for one container that it does not have any more."""
-    world = node()
-    (sent,) = world.agent.take_pending()
-    assert not world.agent.is_overtaken(sent)
-    del world.live["free-app"]
-    world.agent.remove_container("free-app")
-    assert world.agent.is_overtaken(sent)
-
-
 CHANGES: dict[str, Callable[[World], object]] = {
     "placed": lambda world: world.place(pod("more", {"numacpu": "1"})),
     "ended": lambda world: world.stop("free-app"),
@@ -83,7 +51,6 @@ CHANGES: dict[str, Callable[[World], object]] = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_whoever_shows_the_node_is_told_of_every_change(change: str) -> None:
     world = node()
-    world.agent.take_pending()
     told: list[str] = []
     stop = world.agent.subscribe(lambda: told.append(change))
     CHANGES[change](world)

@@ -31,33 +31,6 @@ def reserved(world: World, cpus: str) -> tuple[ContainerUpdate, ...]:
     return world.agent.retopology(replace(world.agent.machine, settings=settings))
 
 
-def test_the_pool_changes_where_somebody_takes_of_it_or_gives_back(world: World) -> None:
-    """Containers of the pool are judged by it only when it has been the same for a while."""
-    before = world.agent.pool_changes
-    of = pod("shared", {"policy": "best-effort"})
-    world.place(of, container(of, wants=resources(0.5, 1)))
-    assert world.agent.pool_changes == before
-    own(world)
-    assert world.agent.pool_changes == before + 1
-    world.stop("shared-app")
-    assert world.agent.pool_changes == before + 1
-    world.stop("owner-app")
-    assert world.agent.pool_changes == before + 2
-    world.apply(reserved(world, "0"))
-    assert world.agent.pool_changes == before + 3
-
-
-def test_an_update_without_cpus_overtakes_nothing(world: World) -> None:
-    own(world)
-    world.apply(world.agent.take_pending())
-    world.agent.overtaken([ContainerUpdate("free-app", cpu_quota=1000)])
-    assert not world.agent.has_pending
-    world.agent.overtaken([ContainerUpdate("gone", cpus="0")])
-    assert not world.agent.has_pending
-    world.agent.overtaken([ContainerUpdate("free-app", cpus="0")])
-    assert world.agent.is_pending("free-app")
-
-
 def test_who_asks_for_cpus_of_an_owner_is_told_whose_they_are(world: World) -> None:
     """Somebody sets the cpuset of a container that nobody pinned."""
     own(world)

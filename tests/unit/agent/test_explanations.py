@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from base64 import b64decode
 from collections.abc import Callable
 from pathlib import Path
 from zlib import compress, crc32

@@ -46,9 +46,10 @@ class IRQBalance:
                     self.banned = self.own if cpus == "NULL" else CPUSet.parse(cpus)
 
     def close(self) -> None:
-        self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
-        self._thread.join()
+        if self._thread.is_alive():
+            self._socket.shutdown(socket.SHUT_RDWR)
+            self._thread.join()
+            self._socket.close()
 
 
 @pytest.fixture
@@ -84,6 +85,16 @@ def test_irqbalance_bans_exclusive_cpus_beside_the_operators(
     assert allowed(tmp_path) == "0-7", "irqbalance moves it"
     one.give_back()
     assert irqbalance.banned == irqbalance.own
+
+
+def test_an_irqbalance_that_was_killed_bans_nothing(tmp_path: Path, irqbalance: IRQBalance) -> None:
+    one = interrupts(tmp_path)
+    one.keep_off(CPUSet.parse("2-3"), ALL)
+    irqbalance.close()
+    one.keep_off(CPUSet.parse("2-3"), ALL)
+    assert allowed(tmp_path) == "0-1,4-7"
+    one.give_back()
+    assert allowed(tmp_path) == "0-7"
 
 
 def test_a_list_that_irqbalance_cannot_take_is_said(

@@ -29,11 +29,11 @@ class Bed(CgroupBed):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.writer = Writer(self.tree)
+        self.writer = Writer(self.tree, self.world)
         self.late = LateStarts(
             self.world.agent,
             self.world.metrics,
-            self.writer,
+            self.writer.reader,
             self.timing,
         )
 

@@ -70,6 +70,9 @@ def test_the_ring_keeps_the_last_minutes(tmp_path: Path) -> None:
     async def run() -> None:
         for n in range(KEPT + 5):
             stat(tmp_path, 25 * n, 100 * n, cpus)
+            for i in topology.numa_nodes:
+                file = tmp_path / f"sys/devices/system/node/node{i}/numastat"
+                file.write_text(f"local_node {5 * n}\nother_node {3 * n}\n")
             await made.sample()
 
     asyncio.run(run())
@@ -77,7 +80,8 @@ def test_the_ring_keeps_the_last_minutes(tmp_path: Path) -> None:
     assert (told.problem, told.at) == ("", 1000.0)
     assert told.cpus == {str(n): 25 for n in range(cpus)}
     for load in told.numa_nodes:
-        assert load.cpu_percent == 25
+        assert (load.cpu_percent, load.remote_percent) == (25, 37.5)
+        assert load.memory_used_bytes < load.memory_bytes
         assert load.cpu_history == (25,) * KEPT
         assert len(load.memory_history) == KEPT
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from nri_numa.config import AgentConfig
+from nri_numa.config.sections import Controller, Drain
 from nri_numa.controller.evictor import (
     INTERVAL,
     Candidate,
@@ -19,6 +22,7 @@ from nri_numa.controller.evictor import (
     places_of,
     workload_of,
 )
+from nri_numa.controller.service import Service
 from nri_numa.kube.requests import Outcome, Request, Resource, Result, Verb
 from tests.unit.controller.evictions import EvictingCluster
 
@@ -96,6 +100,16 @@ def test_who_is_there_goes_in_turn_after_a_while() -> None:
     assert times[0] >= 30
     assert all(later - at >= 9 for at, later in itertools.pairwise(times))
     assert cluster.output.waiting() == 0
+
+
+async def test_a_workload_leaves_a_drained_numa_node_as_a_whole(tmp_path: Path) -> None:
+    """Of other evictions a workload has a number in a while; as the controller is configured."""
+    section = Controller(credentials=str(tmp_path), drain=Drain(evict=True))
+    cluster = Cluster(*(pod(name, "4", workload="web") for name in "abc"))
+    cluster.output = Service(AgentConfig(controller=section), clock=lambda: 0.0).drained  # type: ignore[assignment]
+    cluster.see(ONE)
+    cluster.run(120)
+    assert cluster.names == ["a", "b", "c"]
 
 
 def test_each_gets_an_event_that_says_why() -> None:
@@ -376,6 +390,8 @@ def test_a_node_that_is_gone_is_forgotten() -> None:
     cluster.run(70)
     assert cluster.output.emptied() == 1
     cluster.output.topology_removed("n")
+    cluster.run(10)
+    assert cluster.output.emptied() == 0, "its Node is still there"
     cluster.output.node_removed("n")
     cluster.run(10)
     assert (cluster.output.emptied(), cluster.output.poor()) == (0, 0)

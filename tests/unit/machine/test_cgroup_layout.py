@@ -11,6 +11,7 @@ from nri_numa.machine.cgroups import (
     CgroupPlace,
     CgroupReader,
     CgroupWriter,
+    Wanted,
     Written,
     in_the_way,
 )
@@ -107,7 +108,9 @@ def test_of_crun_the_cgroup_with_the_programs_counts(unified: Path) -> None:
     found = reader.observe(SYSTEMD)
     assert found is not None
     assert (str(found.cpus), str(found.effective_cpus), str(found.mems)) == ("3", "3", "0")
-    assert CgroupWriter(reader).write(SYSTEMD, "2-3", "1") == Written(changed=True)
+    assert CgroupWriter(reader).write({"a": Wanted(SYSTEMD, "2-3", "1")})["a"] == Written(
+        changed=True
+    )
     assert (child / "cpuset.cpus").read_text() == "2-3"
     assert (child / "cpuset.mems").read_text() == "1"
     assert (scope / "cpuset.cpus").read_text().strip() == "2-3"
@@ -179,8 +182,8 @@ def test_what_somebody_wrote_is_read_and_repaired_where_the_programs_are(
     assert found is not None
     assert (str(found.cpus), str(found.effective_cpus)) == ("3", "3")
     writer = CgroupWriter(reader)
-    assert writer.write(place, "0-1", "0") == Written(changed=True)
-    assert writer.write(place, "0-1", "0") == Written(changed=False)
+    assert writer.write({"a": Wanted(place, "0-1", "0")})["a"] == Written(changed=True)
+    assert writer.write({"a": Wanted(place, "0-1", "0")})["a"] == Written(changed=False)
     written = {file for file, text in before.items() if file.read_text() != text}
     assert written == {one / f"cpuset.{name}" for one in must_have for name in ("cpus", "mems")}
     for one in must_have:
@@ -283,7 +286,7 @@ def test_the_kernel_s_own_cpusets_are_read_and_repaired(real: Path) -> None:
     found = reader.observe(place)
     assert found is not None
     assert (str(found.cpus), str(found.effective_cpus)) == (last, last)
-    assert CgroupWriter(reader).write(place, str(cpus)) == Written(changed=True)
+    assert CgroupWriter(reader).write({"a": Wanted(place, str(cpus))})["a"] == Written(changed=True)
     assert (real / "cpuset.cpus").read_text().strip() == str(cpus)
 
 
@@ -296,14 +299,14 @@ def test_the_kernel_s_refusals_are_told_with_their_reason(real: Path) -> None:
     writer = CgroupWriter(reader)
     outer = CgroupPlace(f"/{real.parent.relative_to('/sys/fs/cgroup/cpuset')}")
     inner = CgroupPlace(f"{outer.cgroups_path}/container")
-    refused = writer.write(outer, first)
+    refused = writer.write({"a": Wanted(outer, first)})["a"]
     assert refused.problem == (
         f"{real.parent}/cpuset.cpus: Device or resource busy (the cgroup below, "
         f"{real.parent.name}/container, has cpuset.cpus {cpus})"
     )
-    assert not writer.write(inner, first).problem
-    assert not writer.write(outer, first).problem
-    refused = writer.write(inner, last)
+    assert not writer.write({"a": Wanted(inner, first)})["a"].problem
+    assert not writer.write({"a": Wanted(outer, first)})["a"].problem
+    refused = writer.write({"a": Wanted(inner, last)})["a"]
     assert refused.problem == (
         f"{real}/cpuset.cpus: Permission denied (the cgroup above, "
         f"{real.parent.name}, has cpuset.cpus {first})"

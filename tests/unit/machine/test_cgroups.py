@@ -12,6 +12,7 @@ from nri_numa.machine.cgroups import (
     CgroupPlace,
     CgroupReader,
     CgroupWriter,
+    Wanted,
     Written,
     observe_all,
     relative_path,
@@ -176,17 +177,21 @@ def test_the_kernel_s_own_files_are_read_where_there_are_any() -> None:
     assert found.effective_cpus
 
 
+def put(writer: CgroupWriter, place: CgroupPlace, cpus: str, mems: str = "") -> Written:
+    return writer.write({"one": Wanted(place, cpus, mems)})["one"]
+
+
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_cpuset_is_written_where_it_differs(tmp_path: Path, version: int) -> None:
     tree = CgroupTree(tmp_path / "cgroup", version, CPUS, MEMS)
     tree.write(POD, "0-7", "0-1")
     writer = CgroupWriter(CgroupReader(str(tree.root)))
-    assert writer.write(CgroupPlace(POD), "1-3") == Written(changed=True)
+    assert put(writer, CgroupPlace(POD), "1-3") == Written(changed=True)
     assert (tree.cpus_of(POD), tree.mems_of(POD)) == ("1-3", "0-1")
-    assert writer.write(CgroupPlace(POD), "1-3", "0") == Written(changed=True)
+    assert put(writer, CgroupPlace(POD), "1-3", "0") == Written(changed=True)
     assert tree.mems_of(POD) == "0"
-    assert writer.write(CgroupPlace(POD), "1-3", "0") == Written()
-    assert writer.write(CgroupPlace(POD), "") == Written()
+    assert put(writer, CgroupPlace(POD), "1-3", "0") == Written()
+    assert put(writer, CgroupPlace(POD), "") == Written()
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -194,32 +199,32 @@ def test_a_write_that_the_kernel_holds_up_is_not_waited_for(tmp_path: Path, vers
     tree = CgroupTree(tmp_path / "cgroup", version, CPUSet.parse("0-7"), NUMASet.parse("0-1"))
     for path in ("/pods/a", "/pods/b"):
         tree.write(path, "0-7", "0-1")
-    held: list[CgroupPlace] = []
+    held: list[list[str]] = []
     writer = CgroupWriter(CgroupReader(str(tree.root)))
     writer.held_up = held.append
     a, b = CgroupPlace("/pods/a"), CgroupPlace("/pods/b")
     with blocked(tree.directory("/pods/a") / "cpuset.mems"):
-        assert "the kernel holds up writes of cpusets" in writer.write(a, "2", "1").problem
+        assert "the kernel holds up writes of cpusets" in put(writer, a, "2", "1").problem
         assert tree.cpus_of("/pods/a") == "2", "CPUs first"
         assert tree.mems_of("/pods/a") == "0-1"
         assert writer.busy
-        assert writer.write(b, "0-7", "0-1") == Written(), "as it is: nothing to write"
-        assert writer.write(b, "3").problem
+        assert put(writer, b, "0-7", "0-1").problem, "nobody looks meanwhile"
+        assert put(writer, b, "3").problem
         assert tree.cpus_of("/pods/b") == "0-7"
-        assert held == [a, b]
+        assert held == [["one"], ["one"], ["one"]]
     while writer.busy:
         pass
     assert tree.mems_of("/pods/a") == "1"
-    assert writer.write(b, "3") == Written(changed=True)
+    assert put(writer, b, "3") == Written(changed=True)
 
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_container_without_a_cgroup_is_not_written(tmp_path: Path, version: int) -> None:
     tree = CgroupTree(tmp_path / "cgroup", version, CPUS, MEMS)
     writer = CgroupWriter(CgroupReader(str(tree.root)))
-    assert writer.write(CgroupPlace(POD), "1") == NO_CGROUP
+    assert put(writer, CgroupPlace(POD), "1") == NO_CGROUP
     tree.directory(POD).mkdir(parents=True)  # and its files are not there yet
-    assert writer.write(CgroupPlace(POD), "1") == NO_CGROUP
+    assert put(writer, CgroupPlace(POD), "1") == NO_CGROUP
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -234,7 +239,7 @@ def test_a_file_that_cannot_be_written_is_named(
     path.symlink_to("/dev/full")
     writer = CgroupWriter(CgroupReader(str(tree.root)))
     monkeypatch.setattr(cgroups, "text", lambda path: "0-7")
-    written = writer.write(CgroupPlace(POD), "1")
+    written = put(writer, CgroupPlace(POD), "1")
     assert written.problem == f"{path}: No space left on device"
 
 

@@ -14,29 +14,37 @@ from tests.beds.cgroup_tree import CgroupTree
 __all__ = ["real", "tree"]  # fixtures
 
 
+def written(watch: CpusetWatch, places: dict[str, CgroupPlace]) -> set[str]:
+    watch.follow(places)
+    return watch.written()
+
+
 def test_a_write_of_another_process_into_a_cgroup_is_seen(real: Path) -> None:
-    path = f"/{real.relative_to('/sys/fs/cgroup/cpuset')}"
+    places = {
+        "one": CgroupPlace(f"/{real.relative_to('/sys/fs/cgroup/cpuset')}"),
+        "none": CgroupPlace("/none"),
+    }
     with CpusetWatch(CgroupReader()) as watch:
-        assert watch.written({"one": CgroupPlace(path), "none": CgroupPlace("/none")}) == set()
+        assert written(watch, places) == set()
         for name in ("cpuset.cpus", "cpuset.mems"):
             subprocess.run(["sh", "-c", f"cat {name} > {name}"], cwd=real, check=True)
-            assert watch.written({"one": CgroupPlace(path)}) == {"one"}
+            assert written(watch, places) == {"one"}
         (real / "cpuset.cpus").read_text()
-        assert watch.written({"one": CgroupPlace(path)}) == set()
+        assert written(watch, places) == set()
 
 
 def test_containers_come_and_go(tree: CgroupTree) -> None:
     with CpusetWatch(CgroupReader(str(tree.root))) as watch:
-        assert watch.written({}) == set()
+        assert written(watch, {}) == set()
         tree.write("/late", "0-1", "0")
         places = {"nowhere": CgroupPlace(), "late": CgroupPlace("/late")}
-        assert watch.written(places) == set()  # watched from now on
+        assert written(watch, places) == set()  # watched from now on
         tree.write("/late", "0", "0")
-        assert watch.written(places) == {"late"}
+        assert written(watch, places) == {"late"}
         tree.write("/late", "1", "0")
-        assert watch.written({}) == set()
+        assert written(watch, {}) == set()
         tree.write("/late", "2", "0")
-        assert watch.written(places) == set()
+        assert written(watch, places) == set()
         assert not watch.problem
 
 
@@ -50,4 +58,5 @@ def test_without_inotify_it_says_why(tree: CgroupTree) -> None:
             assert watch.problem == "Too many open files (fs.inotify.max_user_instances)"
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    assert watch.written({"one": CgroupPlace("/one")}) == set()
+    watch.follow({"one": CgroupPlace("/one")})
+    assert watch.fd < 0

@@ -211,16 +211,3 @@ def test_cpus_that_come_back_are_given_back_to_who_had_them() -> None:
         switch(world, "")
         assert {i: world.has(i) for i in world.live} == before, gone
         world.check()
-
-
-def test_an_update_that_could_not_be_sent_waits() -> None:
-    """The updates of a hot-plug ride on the next answer, whatever it is about."""
-    world = World(machine())
-    world.synchronize()
-    world.place(pod("listed", {"numacpu": "4-6"}))
-    world.topology = machine("5")
-    world.agent.retopology(Machine(topology=world.topology, settings=world.settings))
-    assert world.agent.is_pending("listed-app")
-    world.place(pod("next", {"numacpu": "1"}))
-    assert world.has("listed-app")[0] == "4,6"
-    assert not world.agent.has_pending

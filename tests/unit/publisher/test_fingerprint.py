@@ -29,6 +29,7 @@ def test_the_vectors_in_any_order(pods: list[tuple[str, str]], text: str) -> Non
         (b"a", 0, 0xD24EC4F1A98C6E5B),
         (b"xxhash", 20141025, 0xB559B98D844E0635),
         (b"Nobody inspects the spammish repetition", 0, 0xFBCEA83C8A378BF1),
+        (b"Call me Ishmael. Some years ago--never mind how long precisely-", 0, 0x2A2E85470D6FD96),
     ],
 )
 def test_the_hash_is_xxhash(data: bytes, seed: int, hashed: int) -> None:

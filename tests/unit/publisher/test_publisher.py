@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -378,3 +379,11 @@ async def test_what_the_node_says_of_its_capacity_is_handed_to_the_agent(
     assert sorted(one.name for one in handed.parent.iterdir()) == ["capacity.json", "other"]
     said = [r for r in caplog.records if "capacity not handed" in r.message]
     assert len(said) == 1
+
+
+async def test_a_clock_that_differs_is_shown_and_said(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The clock of this publisher stands at `NOW`; the API server's answers have another date."""
+    await until(lambda: "clock differs from the API server's" in caplog.text)
+    assert re.search(r"nri_numa_publish_clock_skew_seconds -\d", world.text())

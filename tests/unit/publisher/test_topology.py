@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.agent.view import zones_document
+from nri_numa.kubelet.configuration import KubeletFacts
 from nri_numa.kubelet.pod_resources import DeviceCount
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.model.charged import CHARGED, mark
@@ -71,6 +72,26 @@ def test_an_empty_machine() -> None:
         "x.io/free-exclusive-cpus": "31",
         "x.io/agent": "ready",
     }
+
+
+def test_where_the_kubelet_pins_its_policy_is_said_and_judged_by() -> None:
+    world = World(machines.snc_smt(), Settings(defaults={"policy": "restricted"}))
+    machine, state = world.agent.machine, world.agent.state
+    idle = KubeletFacts(topology_policy="single-numa-node", topology_scope="pod")
+    assert zones_document(machine, state, None, kubelet=idle) == said(world)
+    pins = replace(idle, memory_policy="Static")
+    what = contents("x.io", zones_document(machine, state, None, kubelet=pins))
+    expected = {
+        "topologyManagerPolicy": "single-numa-node",
+        "topologyManagerScope": "pod",
+        "cpuManagerPolicy": "none",
+        "memoryManagerPolicy": "Static",
+    }
+    assert expected.items() <= values(what["attributes"]).items()
+    room = published.read(what, "x.io")
+    assert isinstance(room, NodeRoom)
+    assert (room.policy, room.scope) == ("single-numa-node", "pod")
+    assert (room.aligns_cpus, room.aligns_memory) == (False, True)
 
 
 def test_what_a_pod_takes_is_charged_and_its_name_counted() -> None:

@@ -57,6 +57,7 @@ def test_a_pod_tells_of_its_pinned_containers_only() -> None:
         replace(assignment(1, "second"), cpus="4"),
         replace(assignment(1, "plain"), kind="unbound", mems=""),
         replace(assignment(1, "memory"), kind="unbound", mems="1"),
+        replace(assignment(1, "granted"), kind="kubelet", cpus="", pinned="6-7", mems=""),
         replace(assignment(2), kind="foreign"),
     ]
     ((name, (uid, text)),) = wanted.pod_annotations(containers).items()
@@ -65,6 +66,7 @@ def test_a_pod_tells_of_its_pinned_containers_only() -> None:
         "server": ("0-3", "0"),
         "second": ("4", "0"),
         "memory": ("", "1"),  # numamem alone
+        "granted": ("6-7", ""),  # by the kubelet's static policy
     }
 
 

@@ -320,7 +320,6 @@ UNUSED = {
     "ValidateContainerAdjustment",
     "PostUpdatePodSandbox",
     "PostCreateContainer",
-    "PostUpdateContainer",
 }
 
 

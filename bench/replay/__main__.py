@@ -105,7 +105,7 @@ def series(
 
 HEAD = (
     "placed by", "refused", "least to most", "of them scattered", "on several NUMA nodes",
-    "CPUs given", "CPUs stranded",
+    "CPUs given", "CPUs stranded", "for alignment", "moves, GiB a pod",
 )  # fmt: skip
 
 
@@ -124,6 +124,9 @@ def rows(one: Series) -> list[tuple[str, ...]]:
             f"{sum(o.crossing for o in outcomes) / placed:.1%}" if placed else "-",
             f"{statistics.mean(o.given for o in outcomes):.1%}",
             f"{statistics.mean(o.stranded for o in outcomes):.1%}",
+            f"{statistics.mean(o.scattered / o.pods for o in outcomes):.1%}",
+            f"{sum(o.moves for o in outcomes) / placed:.3f}, "
+            f"{sum(o.migrated for o in outcomes) / placed / trace.GIB:.2f}",
         ))  # fmt: skip
     between = optimum_parts(one)
     if between:
@@ -132,7 +135,7 @@ def rows(one: Series) -> list[tuple[str, ...]]:
             "optimum, the future known",
             f"{least:.1%}" if least == most else f"{least:.1%} to {most:.1%}",
             f"{min(low for low, _ in between):.1%} to {max(high for _, high in between):.1%}",
-            "-", "0.0%", "-", "-",
+            "-", "0.0%", "-", "-", "-", "-",
         ))  # fmt: skip
     return made
 

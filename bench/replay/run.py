@@ -38,6 +38,8 @@ class Outcome:
             can be.
         stranded: CPUs that were free and of which no pod of `PROBE_CPUS` and `PROBE_MEMORY` could
             be made on one NUMA node, on average; a part of all too.
+        moves: running pods that were moved to make room.
+        migrated: bytes of memory of those that came to another NUMA node.
     """
 
     pods: int
@@ -46,6 +48,8 @@ class Outcome:
     crossing: int
     given: float
     stranded: float
+    moves: int
+    migrated: int
 
     @property
     def refused_part(self) -> float:
@@ -140,6 +144,10 @@ class Ledger:
                 return union
         return frozenset()
 
+    def has(self, number: int) -> Got:
+        """What a pod has."""
+        return self._pods[number][1]
+
     def give_back(self, pod: Pod) -> None:
         """A pod that has something ended."""
         _, got = self._pods.pop(pod.number)
@@ -178,7 +186,7 @@ def replay(
     """
     node, ledger = placement.make(topology, reserved), Ledger(topology, reserved)
     ending: list[tuple[float, int, Pod]] = []
-    refused = scattered = crossing = 0
+    refused = scattered = crossing = moves = migrated = 0
     given = stranded = now = 0.0
 
     def until(moment: float) -> None:
@@ -207,7 +215,13 @@ def replay(
             refused += 1
             scattered += 1
             continue
+        moved = {number: (pods[number], has) for number, has in node.moved.items()}
+        moves += len(moved)
+        for number, (mover, has) in moved.items():
+            migrated += mover.memory if has.numa_nodes != ledger.has(number).numa_nodes else 0
+            ledger.give_back(mover)
         crossing += ledger.take(pod, got)
+        crossing += sum(ledger.take(mover, has) for mover, has in moved.values())
         heapq.heappush(ending, (pod.ends, pod.number, pod))
     end_before(hours)
     until(hours)
@@ -219,4 +233,6 @@ def replay(
         crossing=crossing,
         given=given / whole,
         stranded=stranded / whole,
+        moves=moves,
+        migrated=migrated,
     )

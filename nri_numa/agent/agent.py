@@ -31,6 +31,7 @@ from nri_numa.engine.resync import (
     take_in,
     without_answer,
 )
+from nri_numa.engine.room import in_the_way
 from nri_numa.engine.state import (
     Allocation,
     Kind,
@@ -242,6 +243,7 @@ class Agent:
             self.machine, self.state, pod, container, self._readings.memory, self._now()
         )
         if isinstance(decision, Refused):
+            decision = in_the_way(self.machine, self.state, decision, self._readings.memory)
             self._refused(decision)
             return None if self.observe else decision
         self._swap(decision.state, decision.change)

@@ -36,6 +36,7 @@ from nri_numa.engine.place.needs import pod_demand
 from nri_numa.engine.request.demand import Demand, demand, in_use, with_slots, with_static_cpus
 from nri_numa.engine.state import (
     ALL,
+    COMPUTED,
     Allocation,
     Charge,
     Kind,
@@ -542,6 +543,17 @@ def _drop_leftovers(state: NodeState, pod: PodSandbox, container: Container) -> 
     return state
 
 
+def _fixed(case: Case) -> bool:
+    """Whether more than its policy says on which NUMA nodes a container is."""
+    container, requested, said = case.container, case.requested, case.container.mentions
+    return (
+        requested.numamem is not None
+        or requested.slots is not None
+        or requested.mempolicy.on_nodes
+        or bool(container.devices or container.device_notes or said.nodes or said.cdi)
+    )
+
+
 _kept = attrgetter(*Allocation.__struct_fields__)
 
 
@@ -562,6 +574,7 @@ def new_allocation(case: Case, placed: Placed, now: float) -> Allocation:
         "quota": quota if lifted else None,
         "slots": requested.slots.ids if requested.slots is not None and placed.owned else "",
         "since": now,
+        "fixed": placed.kind in COMPUTED and _fixed(case),
     }
     if placed.memory_policy is not None:
         kept["mempolicy"] = placed.memory_policy.mode

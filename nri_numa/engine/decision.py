@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from nri_numa.engine.align.policies import Alignment
 from nri_numa.engine.cpus.index import AllocatorIndex, index
@@ -122,6 +123,30 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     memory: Mapping[int, int] = msgspec.field(default_factory=dict)
     hugepages: Mapping[int, Mapping[int, int]] = msgspec.field(default_factory=dict)
     devices: Mapping[int, int] = msgspec.field(default_factory=dict)
+
+    def with_own(self, allocation: Allocation, sign: int = 1) -> Reading:
+        """What the kernel has left for a container that runs: what it was promised is its own.
+
+        It uses some of that already, so only what it gets in addition has to be free. With
+        ``sign=-1``, what is left for others once it uses all of that.
+        """
+        charges = allocation.charges
+        return replace(
+            self,
+            memory={
+                i: max(0, free + (sign * charges[i].memory if i in charges else 0))
+                for i, free in self.memory.items()
+            },
+            hugepages={
+                i: {
+                    size: max(
+                        0, free + (sign * charges[i].hugepages.get(size, 0) if i in charges else 0)
+                    )
+                    for size, free in sizes.items()
+                }
+                for i, sizes in self.hugepages.items()
+            },
+        )
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):

@@ -87,7 +87,8 @@ def place_in_place(case: Case, allocation: Allocation) -> Placed | Refusal:
     otherwise, and for memory and shared CPUs, it stays with what it has and the new size is
     allocated there.
     """
-    change = _Change(replace(case, reading=_with_own(case.reading, allocation)), allocation)
+    reading = None if case.reading is None else case.reading.with_own(allocation)
+    change = _Change(replace(case, reading=reading), allocation)
     if allocation.kind in (Kind.EXPLICIT, Kind.UNBOUND):
         return change.listed()
     if case.demand.exclusive_cpus:
@@ -334,29 +335,6 @@ class _Change:
             reason=reason,
             steps=tuple(self.steps),
         )
-
-
-def _with_own(reading: Reading | None, allocation: Allocation) -> Reading | None:
-    """What the kernel has left for the container that runs: what it was promised counts as its own.
-
-    It uses some of that already, so only what it gets in addition has to be free.
-    """
-    if reading is None:
-        return None
-    charges = allocation.charges
-    return Reading(
-        memory={
-            i: free + (charges[i].memory if i in charges else 0)
-            for i, free in reading.memory.items()
-        },
-        hugepages={
-            i: {
-                size: free + (charges[i].hugepages.get(size, 0) if i in charges else 0)
-                for size, free in sizes.items()
-            }
-            for i, sizes in reading.hugepages.items()
-        },
-    )
 
 
 def resize(

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
-from typing import TypedDict
+from typing import Final, TypedDict
 
 import msgspec
 from msgspec.structs import replace
@@ -54,6 +54,10 @@ class Kind(StrEnum):
     """The whole shared pool."""
     FOREIGN = "foreign"
     """Pinned by somebody else (the kubelet's static policy): left alone."""
+
+
+COMPUTED: Final = (Kind.EXCLUSIVE, Kind.SHARED)
+"""Placed by a policy, and not by a list."""
 
 
 class Charge(msgspec.Struct, frozen=True, array_like=True):
@@ -92,6 +96,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
         preferred: False when a wider set than ideal had to be taken.
         pinned: CPUs that somebody else pinned a foreign container to, as far as we know.
         quota: the CFS quota that was asked for, kept while it is lifted; None when not lifted.
+        fixed: a policy placed it, and something else ties it to its NUMA nodes: devices, say.
         ended: Unix time in seconds at which its container ended; its CPUs are kept for the pod.
             0 while it lives.
     """
@@ -124,6 +129,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     slots: str = ""
     mempolicy: MemoryPolicy = MemoryPolicy.DEFAULT
     since: float = 0.0
+    fixed: bool = False
     ended: float = 0.0
 
     @property

@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from nri_numa.engine import admit
 from nri_numa.engine.decision import Admitted, Machine, Reading, Refused, Trace
 from nri_numa.engine.resize import LESS, resize
+from nri_numa.engine.room import in_the_way
 from nri_numa.engine.state import Allocation, Kind, NodeState, effective_cpus
 from nri_numa.model.workload import Container, ContainerUpdate, Resources
 from nri_numa.simulate.devices import REASON, Given, Inventory, KubeletDevices
@@ -350,6 +351,7 @@ class _Simulator:
             made = replace(made, devices=own, pod_devices=together, device_notes=notes)
             decision = admit.admit(machine, self.state, sandbox, made, reading)
             if isinstance(decision, Refused):
+                decision = in_the_way(machine, self.state, decision, reading)
                 refusal = _refused(manifest, decision.reason, decision.message, decision.trace)
                 outcomes.append(replace(refusal, devices=given))
                 self._remove(pod)

@@ -1,0 +1,418 @@
+"""Making room: which running containers would have to be elsewhere so that a refused one fits.
+
+A strict policy refuses a container for which CPUs and memory are there in sum, but on no one NUMA
+node. Which others are in the way, and where they could be by their own policies, is worked out
+here, as a value; nothing running moves by it.
+
+The search is by cost: bytes to migrate, then number of containers, then their ids. Sums by NUMA
+node say what is worth a try; whether it fits is said by the engine that decides for real,
+`nri_numa.engine.admit`, on the state without the movers. Both are bounded by count.
+
+Only containers on one NUMA node move, and those of a pod with ``scope: pod`` only if it has no
+other container: moving one of several would part them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from heapq import heappop, heappush
+from itertools import count, islice
+from operator import add, le, sub
+from typing import Final, NamedTuple
+
+import msgspec
+from msgspec.structs import replace
+
+from nri_numa.engine.accounting import ownable
+from nri_numa.engine.admit import admit, place
+from nri_numa.engine.decision import Admitted, Case, Machine, Reading, Refused
+from nri_numa.engine.place.needs import exclusive_text, pod_demand
+from nri_numa.engine.request.demand import Demand
+from nri_numa.engine.state import COMPUTED, NOTHING, Allocation, Charge, NodeState
+from nri_numa.model.cpuset import NUMASet
+from nri_numa.model.machine import cpus_text, human_milli, numa_text
+from nri_numa.model.workload import (
+    SMT,
+    Bind,
+    Container,
+    CPUMode,
+    PodSandbox,
+    Refusal,
+    Requested,
+    Scope,
+)
+from nri_numa.text import human_bytes
+
+MOST_MOVES: Final = 3
+"""Containers that move for one."""
+_MOST_STEPS: Final = 1500
+"""Partial plans that are looked at; one takes some ten microseconds."""
+_MOST_TRIES: Final = 16
+"""Plans that are put to the engine."""
+_SHORT: Final = ("TopologyAffinityError", "NotEnoughCPUs", "NotEnoughMemory", "SMTAlignmentError")
+"""Refusals that are for want of room."""
+
+
+class Move(msgspec.Struct, frozen=True):
+    """One container that changes its place."""
+
+    before: Allocation
+    after: Allocation
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """How a refused container fits.
+
+    Attributes:
+        state: with the newcomer, and the movers where they end.
+        newcomer: what the refused container gets.
+        moves: in the order in which they are placed.
+    """
+
+    state: NodeState
+    newcomer: Allocation
+    moves: tuple[Move, ...]
+
+
+def make_room(
+    machine: Machine,
+    state: NodeState,
+    refused: Refused,
+    reading: Reading | None = None,
+    *,
+    still: Collection[str] = (),
+) -> Plan | None:
+    """The cheapest moves after which a refused container fits with its policy; None without any.
+
+    None of the containers in ``still`` moves, and none of its own pod.
+    """
+    requested, demand = refused.trace.requested, refused.trace.demand
+    if requested is None or demand is None or refused.reason not in _SHORT:
+        return None
+    own = refused.trace.pod.uid
+    movers = [
+        a
+        for i, a in state.allocations.items()
+        if i not in still and a.pod_uid != own and _can_move(machine, state, a)
+    ]
+    if requested.scope is Scope.POD:
+        demand = pod_demand(refused.trace.pod, demand)
+    found = _Search(machine, state, reading, demand, movers).plans()
+    for places in islice(found, _MOST_TRIES):
+        plan = _tried(machine, state, refused, reading, places)
+        if plan is not None:
+            return plan
+    return None
+
+
+def in_the_way(
+    machine: Machine, state: NodeState, refused: Refused, reading: Reading | None = None
+) -> Refused:
+    """The refusal, saying what would have to be elsewhere where a few containers are in the way."""
+    plan = make_room(machine, state, refused, reading)
+    if plan is None:
+        return refused
+    text = f"{refused.message}; it would fit if {' and '.join(map(_text, plan.moves))}"
+    return replace(refused, refusal=replace(refused.refusal, message=text))
+
+
+def _text(move: Move) -> str:
+    before, after = move.before, move.after
+    memory = f", {human_bytes(_memory(before))}" if before.mems else ""
+    what = exclusive_text(len(before.cpus)) if before.owned else human_milli(before.cpu_milli)
+    who = f"{before.full_name} ({what}{memory})"
+    if before.numa_nodes == after.numa_nodes:
+        return f"{who} had {cpus_text(after.cpus)} instead of {before.cpus}"
+    return f"{who} were on {numa_text(after.numa_nodes)} instead of {before.numa_nodes}"
+
+
+def _can_move(machine: Machine, state: NodeState, a: Allocation) -> bool:
+    pod = state.pods[a.pod_uid]
+    return (
+        a.kind in COMPUTED
+        and not (a.ended or a.fixed)
+        and len(a.numa_nodes) == 1
+        and a.numa_nodes <= machine.places
+        and a.mems <= a.numa_nodes
+        and (pod.affinity is None or len(pod.containers) == 1)
+    )
+
+
+def _memory(a: Allocation) -> int:
+    """Bytes that have to migrate with it, at most: what it may use."""
+    return a.memory_bytes + sum(a.hugepages.values()) if a.mems else 0
+
+
+# --- what is worth a try --------------------------------------------------------------------------
+
+
+Amounts = tuple[int, ...]
+"""Thousandths of a CPU, whole CPUs to own, memory, and huge pages by size."""
+
+
+class _Item(NamedTuple):
+    """Something to place: a mover, or the newcomer, which is no allocation yet.
+
+    Attributes:
+        needs: what must be free where it goes.
+        books: what it takes there, or gives back where it was.
+    """
+
+    needs: Amounts
+    books: Amounts
+    mover: Allocation | None = None
+
+    @property
+    def home(self) -> int:
+        return -1 if self.mover is None else next(iter(self.mover.numa_nodes))
+
+
+class _Partial(NamedTuple):
+    """A plan on its way.
+
+    Attributes:
+        pending: still to be placed; the first of them next.
+        at: the NUMA node that is being cleared for it; None where none is chosen.
+        free: there was room by the sums before: movers may stay, on other CPUs.
+    """
+
+    pending: tuple[_Item, ...]
+    left: Mapping[int, Amounts]
+    at: int | None = None
+    free: bool = False
+    out: tuple[str, ...] = ()
+    placed: tuple[tuple[_Item, int], ...] = ()
+
+
+Cost = tuple[int, int, tuple[str, ...]]
+
+
+class _Search:
+    def __init__(
+        self,
+        machine: Machine,
+        state: NodeState,
+        reading: Reading | None,
+        demand: Demand,
+        movers: Collection[Allocation],
+    ) -> None:
+        sizes = {size for a in movers for size in a.hugepages} | set(demand.hugepages)
+        self._sizes = sorted(sizes)
+        cpus, memory = machine.cpu_left(state), machine.memory_left(state, reading)
+        pages = [machine.hugepages_left(size, state, reading) for size in self._sizes]
+        own = ownable(machine, state)
+        self._left: dict[int, Amounts] = {
+            i: (cpus[i], len(own & machine.node_cpus[i]), memory[i], *(p[i] for p in pages))
+            for i in sorted(machine.places)
+        }
+        self._newcomer = self._item(demand)
+        self._movers: dict[int, list[_Item]] = {i: [] for i in self._left}
+        for a in sorted(movers, key=lambda a: a.container_id):
+            item = self._item(_demand_of(a), a)
+            self._movers[item.home].append(item)
+        # By NUMA node, what so many movers give back at most.
+        self._given = {
+            i: [tuple(sum(column[:n]) for column in columns) for n in range(MOST_MOVES + 1)]
+            for i, items in self._movers.items()
+            if (
+                columns := [
+                    sorted(c, reverse=True) for c in zip(*(m.books for m in items), strict=True)
+                ]
+            )
+        }
+
+    def _item(self, demand: Demand, mover: Allocation | None = None) -> _Item:
+        own = demand.exclusive_cpus
+        if mover is None:
+            shared = min(demand.cpu_milli, demand.cpu_paid_milli)
+            charge = Charge(1000 * own or shared, demand.memory_paid, demand.hugepages)
+        else:
+            charge = next(iter(mover.charges.values()), NOTHING)
+            own += len(mover.idle)
+        pages = [demand.hugepages.get(size, 0) for size in self._sizes]
+        held = [charge.hugepages.get(size, 0) for size in self._sizes]
+        milli = 1000 * demand.exclusive_cpus or demand.cpu_milli
+        return _Item(
+            (milli, own, demand.memory_bytes, *pages),
+            (charge.cpu_milli, own, charge.memory, *held),
+            mover,
+        )
+
+    def plans(self) -> Iterator[tuple[tuple[_Item, int], ...]]:
+        """Where each goes, the newcomer first; the cheapest plan first."""
+        serial, steps = count(), count()
+        start: Cost = (0, 0, ())
+        heap = [(start, next(serial), _Partial((self._newcomer,), self._left))]
+        while heap and next(steps) < _MOST_STEPS:
+            cost, _, partial = heappop(heap)
+            if not partial.pending:
+                yield partial.placed
+                continue
+            for more in self._next(partial, cost):
+                heappush(heap, (more[0], next(serial), more[1]))
+
+    def _next(self, p: _Partial, cost: Cost) -> Iterator[tuple[Cost, _Partial]]:
+        item, left = p.pending[0], p.left
+        fitting = [i for i, amounts in left.items() if _fits(item.needs, amounts)]
+        if item.mover is not None and p.at is None and fitting:
+            # The fullest that fits, then the lowest id; or where it was, on other CPUs.
+            fullest = min(fitting, key=lambda i: (left[i], i))
+            for i in {fullest, item.home} if p.free and item.home in fitting else {fullest}:
+                yield self._put(p, cost, i)
+            return
+        if p.at in fitting:
+            yield self._put(p, cost, p.at)
+        if len(p.out) == MOST_MOVES:
+            return
+        rest = MOST_MOVES - len(p.out)
+        for i in left if p.at is None else (p.at,):
+            given = self._given.get(i)
+            if given is None or i == item.home:
+                continue
+            if not _fits(item.needs, _plus(left[i], given[rest])):
+                continue
+            free = p.free or (item.mover is None and p.at is None and i in fitting)
+            seen = set()
+            for mover in self._movers[i]:
+                a = mover.mover
+                assert a is not None  # noqa: S101
+                # Of those that are alike the first; on other CPUs none is like another.
+                alike = (mover.needs, mover.books, a.kind, a.policy, free and a.cpus)
+                if a.container_id in p.out or alike in seen:
+                    continue
+                seen.add(alike)
+                has = _plus(_plus(left[i], mover.books), given[rest - 1])
+                if not _fits(item.needs, has):
+                    continue
+                yield self._taken_out(p, cost, mover, a, i, free=free)
+
+    def _taken_out(
+        self, p: _Partial, cost: Cost, mover: _Item, a: Allocation, i: int, *, free: bool
+    ) -> tuple[Cost, _Partial]:
+        out = tuple(sorted((*p.out, a.container_id)))
+        # The largest first; those that are alike in the order in which they were taken out.
+        rest = sorted((*p.pending[1:], mover), key=lambda m: m.needs, reverse=True)
+        left = {**p.left, i: _plus(p.left[i], mover.books)}
+        memory = cost[0] + (0 if free else _memory(a))
+        return (memory, len(out), out), _Partial(
+            (p.pending[0], *rest), left, i, free, out, p.placed
+        )
+
+    def _put(self, p: _Partial, cost: Cost, i: int) -> tuple[Cost, _Partial]:
+        item = p.pending[0]
+        left = {**p.left, i: tuple(map(sub, p.left[i], item.books))}
+        moved = p.free and item.mover is not None and i != item.home
+        memory = cost[0] + (_memory(item.mover) if moved and item.mover is not None else 0)
+        return (memory, *cost[1:]), p._replace(
+            pending=p.pending[1:], left=left, at=None, placed=(*p.placed, (item, i))
+        )
+
+
+def _fits(needs: Amounts, left: Amounts) -> bool:
+    return all(map(le, needs, left))
+
+
+def _plus(left: Amounts, amounts: Amounts) -> Amounts:
+    return tuple(map(add, left, amounts))
+
+
+# --- what the engine says -------------------------------------------------------------------------
+
+
+def _demand_of(a: Allocation) -> Demand:
+    """What a running container needs, by what is remembered of it."""
+    paid = [*a.charges.values()]
+    return Demand(
+        cpu_milli=a.cpu_milli,
+        exclusive_cpus=len(a.cpus) if a.owned else 0,
+        memory_bytes=a.memory_bytes if a.mems else 0,
+        hugepages=a.hugepages if a.mems else {},
+        cpu_paid_milli=sum(c.cpu_milli for c in paid),
+        memory_paid=sum(c.memory for c in paid),
+    )
+
+
+def _tried(
+    machine: Machine,
+    state: NodeState,
+    refused: Refused,
+    reading: Reading | None,
+    places: tuple[tuple[_Item, int], ...],
+) -> Plan | None:
+    """Have the engine place the newcomer, and then each mover; None where it refuses."""
+    (_, first), *others = places
+    movers = [(m.mover, i) for m, i in others if m.mover is not None]
+    rest = state
+    for a, _ in movers:
+        rest = rest.without(a.container_id)
+        reading = None if reading is None else reading.with_own(a)
+    trace = refused.trace
+    assert trace.requested is not None  # noqa: S101  # looked at before
+    requested = replace(trace.requested, placed=NUMASet([first]))
+    decision = admit(machine, rest, trace.pod, trace.container, reading, resolved=requested)
+    if not isinstance(decision, Admitted):
+        return None
+    after, moves, last = decision.state, [], decision.allocation
+    for a, i in movers:
+        reading = None if reading is None else reading.with_own(last, -1)
+        moved = _moved(machine, after, a, i, reading)
+        if moved is None:
+            return None
+        after, last = after.with_allocation(moved), moved
+        moves.append(Move(a, moved))
+    pods = dict(after.pods)
+    for move in moves:
+        # What it had before is nothing to come back to.
+        record = state.pods[move.before.pod_uid]
+        chosen = None if record.affinity is None else move.after.numa_nodes
+        pods[record.uid] = replace(pods[record.uid], former=record.former, affinity=chosen)
+    return Plan(replace(after, pods=pods), decision.allocation, tuple(moves))
+
+
+def _moved(
+    machine: Machine,
+    state: NodeState,
+    a: Allocation,
+    numa_node: int,
+    reading: Reading | None,
+) -> Allocation | None:
+    """What a mover gets, by its own policy; None where that is worse than what it had."""
+    smt = a.smt if a.owned else SMT.ANY
+    case = Case(
+        machine,
+        state,
+        PodSandbox(id=a.pod_id, uid=a.pod_uid, namespace=a.namespace, name=a.pod, qos=a.qos),
+        Container(id=a.container_id, pod_id=a.pod_id, name=a.container),
+        Requested(
+            bind=Bind.CPU_MEM if a.mems else Bind.CPU,
+            policy=a.policy,
+            cpus=CPUMode.EXCLUSIVE if a.owned else CPUMode.SHARED,
+            smt=smt,
+            load=a.load,
+            given=frozenset({"cpus"} if smt is SMT.SPREAD else {"cpus", "smt"}),
+            placed=NUMASet([numa_node]),
+        ),
+        _demand_of(a),
+        reading,
+        a.policy,
+        again=True,
+    )
+    placed = place(case)
+    if (
+        isinstance(placed, Refusal)
+        or placed.kind is not a.kind
+        or len(placed.numa_nodes | placed.mems) > 1
+        or bool(placed.mems) is not bool(a.mems)
+        or (a.preferred and not placed.preferred)
+    ):
+        return None
+    return replace(
+        a,
+        cpus=placed.cpus,
+        idle=placed.idle,
+        numa_nodes=placed.numa_nodes,
+        mems=placed.mems,
+        charges=placed.charges,
+        preferred=placed.preferred,
+        reason=placed.reason,
+    )

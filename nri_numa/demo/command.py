@@ -289,7 +289,7 @@ class _Story:
         self._no_other_on(own, engine)
         detail(
             "knows",
-            f"{stage.pod_name(engine)} starts again, and no other container has {cpus_text(own)}",
+            f"{stage.pod_name(engine)} starts again, alone on {cpus_text(own)}",
         )
 
     # --- showing ----------------------------------------------------------------------------------

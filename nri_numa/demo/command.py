@@ -271,7 +271,7 @@ class _Story:
         detail("has", cpus_text(server.cpus))
         with progress("starting the plugin again"):
             pid = await stage.start_plugin()
-        say(f"  The plugin is back as process {pid}, and compares its checkpoint with the runtime:")
+        say(f"  The plugin is back as process {pid}, and checks what runs:")
         after = stage.assignments()
         (name,) = after.keys() - before.keys()
         changed = [n for n in before if before[n] != after.get(n)]
@@ -289,7 +289,7 @@ class _Story:
         self._no_other_on(own, engine)
         detail(
             "knows",
-            f"{stage.pod_name(engine)} starts again, and no other container has {cpus_text(own)}",
+            f"{stage.pod_name(engine)} starts again, alone on {cpus_text(own)}",
         )
 
     # --- showing ----------------------------------------------------------------------------------

@@ -100,7 +100,7 @@ def test_a_rewritten_cpuset_is_repaired_counted_and_said(directory: Path) -> Non
         node.logged("drift repaired")
         node.tamper(listed, "0-31", "0-3")
         until(lambda: node.metric("nri_numa_drift_fights_total") == 1, "given up")
-        node.logged("somebody keeps rewriting")
+        node.logged("another program keeps rewriting")
         assert node.cgroups.cpus_of(path) == "0-31"
         # The others are still looked after.
         node.tamper(free, "0-31")

@@ -158,7 +158,7 @@ def test_somebody_who_keeps_rewriting_is_reported_and_not_fought(bed: Bed) -> No
     for _ in range(4):
         assert again() == Round(seen=3, drifted=("listed-app",), given_up=("listed-app",))
     assert bed.counts() == (4, 3, 1)
-    assert bed.log.count("somebody keeps rewriting") == 1
+    assert bed.log.count("another program keeps rewriting") == 1
     notices = bed.world.agent.notices.after()
     assert [(n.what, n.reason, n.pod, n.count) for n in notices] == [
         ("drift", "", "listed", 4),

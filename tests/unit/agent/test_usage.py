@@ -98,5 +98,5 @@ def test_what_cannot_be_read_is_said_and_the_past_stays(tmp_path: Path) -> None:
     (tmp_path / "proc/stat").unlink()
     asyncio.run(made.sample())
     told = made.document()
-    assert "tells of no CPU" in told.problem
+    assert "lists no CPU" in told.problem
     assert told.cpus["0"] == 50

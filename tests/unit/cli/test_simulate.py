@@ -52,7 +52,7 @@ def test_all_placed_is_0_and_told_with_where_why_and_how_full() -> None:
     assert row.split()[:5] == ["1", "db", "app", "0-3", "0"]
     assert "exclusive CPUs on NUMA node 0" in row
     node = next(line for line in lines if line.startswith("0 "))
-    assert node.split() == ["0", "8", "0", "4", "4", "16Gi", "2Gi", "13Gi"]
+    assert node.split() == ["0", "8", "0", "4", "4", "16", "GiB", "2", "GiB", "13", "GiB"]
     assert "All 2 pods placed." in done.output
 
 

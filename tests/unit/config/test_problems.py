@@ -53,7 +53,7 @@ from nri_numa.errors import ConfigError
         ),
         # scheduler
         ("scheduler: {address: '0.0.0.0:9894'}", "scheduler.clientCA, or scheduler.allowAnonymous"),
-        ("scheduler: {address: 'off'}", "nobody could ask"),
+        ("scheduler: {address: 'off'}", "where kube-scheduler can reach it"),
         ("scheduler: {address: here}", "expected host:port"),
         ("scheduler: {tlsCert: a}", "scheduler.tlsKey: is not set"),
         ("scheduler: {clientCA: a}", "needs scheduler.tlsCert"),

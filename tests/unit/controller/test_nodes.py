@@ -91,8 +91,8 @@ def test_unknown_nodes_and_numa_nodes_are_refused_with_what_there_is() -> None:
         cluster.offer("z", n0=1)
     with pytest.raises(BadCapacity, match="Node a has no NUMA node 2-3; it has 0-1,4"):
         cluster.offer("a", n2=1, n3=1)
-    assert "does not tell its NUMA nodes" in cluster.offer("old", n0=0.5)
-    assert "does not tell its NUMA nodes" in cluster.offer("odd", n0=0.5)
+    assert "does not publish its NUMA nodes" in cluster.offer("old", n0=0.5)
+    assert "does not publish its NUMA nodes" in cluster.offer("odd", n0=0.5)
 
 
 def test_a_node_that_is_gone_is_forgotten() -> None:

@@ -65,7 +65,7 @@ def test_what_stands_in_the_way_is_said_and_tried_again_slowly() -> None:
     for answer, text, said in (
         (Result.UNKNOWN, "no such kind", "no such kind; Volcano brings its definition"),
         (Result.CONFLICT, 'conflict with "exporter": .spec', "its fields belong to exporter; stop"),
-        (Result.CONFLICT, "conflict", "its fields belong to somebody; stop"),
+        (Result.CONFLICT, "conflict", "its fields belong to another field manager; stop"),
         (Result.INVALID, "no such field", "no such field; is its definition another one?"),
     ):
         cluster.forced = Outcome(result=answer, text=text)

@@ -340,7 +340,7 @@ def test_of_a_long_identity_the_beginning_is_told(node: Node) -> None:
 def test_an_identity_that_was_never_told_is_another_one(node: Node) -> None:
     node.start()
     _, loaded = node.start(cluster="c1")
-    assert "its cluster is not told, expected 'c1'" in loaded.problems[0]
+    assert "its cluster is missing, expected 'c1'" in loaded.problems[0]
 
 
 def test_kept_files_are_never_overwritten(node: Node) -> None:

@@ -32,10 +32,17 @@ from nri_numa.engine.others import Kubelets, Ours, covers, pinned_to, whose
 from nri_numa.engine.place.computed import place_computed
 from nri_numa.engine.place.explicit import place_explicit
 from nri_numa.engine.place.memory import with_memory_policy
-from nri_numa.engine.place.needs import pod_demand
-from nri_numa.engine.request.demand import Demand, demand, in_use, with_slots, with_static_cpus
+from nri_numa.engine.request.demand import (
+    Demand,
+    demand,
+    in_use,
+    pod_milli,
+    with_slots,
+    with_static_cpus,
+)
 from nri_numa.engine.state import (
     ALL,
+    NOTHING,
     Allocation,
     Charge,
     Kind,
@@ -44,7 +51,6 @@ from nri_numa.engine.state import (
     displaced,
     effective_cpus,
     group_cpus,
-    union,
 )
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
 from nri_numa.model.machine import NO_QUOTA, Topology, cpus_text
@@ -63,7 +69,6 @@ from nri_numa.model.workload import (
     Policy,
     Refusal,
     Requested,
-    Scope,
     StateChange,
 )
 
@@ -121,16 +126,16 @@ def admit(
         others_have = state.charge_of_pod(pod.uid, container.id, pods_list)
         needs = demand(pod, container, requested, machine.memory_total, others_have)
     known = NO_DEMAND if isinstance(needs, Refusal) else needs
-    first = record is None or record.affinity is None
     if kept and (known.exclusive_cpus or requested.numacpu is not None):
         # What its pod kept is for it; a container that shares leaves it.
         state = open_to_pod
         others = replace(state, kubelet=others.kubelet)
-    elif kept and first:
-        # One that shares speaks for its pod: what was kept for containers to come is not needed.
-        state = _without(state, (a for a in kept if a.container == ALL))
+    elif kept:
+        if {a.container for a in kept} == {ALL} and len(state.pods[pod.uid].containers) == 1:
+            # One that shares speaks for its pod: what is kept for others to come is not needed.
+            kept = tuple(a for a in kept if a.container != ALL)
+        state = open_to_pod.with_allocation(*(_cpus_alone(a) for a in kept if a.owned))
         others = replace(state, kubelet=others.kubelet)
-        kept = tuple(a for a in kept if a.container != ALL)
     if held is not NO_CPUS and len(held) > known.exclusive_cpus:
         held = NO_CPUS
     case = Case(
@@ -167,18 +172,13 @@ def admit(
         )
     allocation = new_allocation(case, placed, now)
     after = state.with_allocation(allocation)
-    elsewhere = len(allocation.cpus - union(a.cpus for a in kept)) if allocation.owned else 0
     if placed.pod_affinity is not None:
         grown = after.pods[pod.uid]
         if grown.affinity is None:
             after = after.with_pod(
                 replace(grown, affinity=placed.pod_affinity, affinity_preferred=placed.preferred)
             )
-            if allocation.owned and requested.slots is None and machine.settings.kept_seconds:
-                kept = tuple(a for a in kept if a.container != ALL) + _to_come(case, after, now)
-                elsewhere = 0
-    taken = NO_CPUS if allocation.soft else allocation.cpus | allocation.idle
-    after = _kept_again(machine.topology, after, kept, taken, elsewhere)
+    after = kept_again(machine.topology, after, kept, allocation, pod_milli(pod))
     pool = after.pool(machine.topology, machine.settings)
     return Admitted(
         state=after,
@@ -275,79 +275,59 @@ def _without(state: NodeState, allocations: Iterable[Allocation]) -> NodeState:
     return state
 
 
-def _to_come(case: Case, after: NodeState, now: float) -> tuple[Allocation, ...]:
-    """The rest of the pod's sum, kept where its first container was placed."""
-    whole = pod_demand(case.pod, case.demand, fractions=not case.by_kubelet).exclusive_cpus
-    rest = whole - case.demand.exclusive_cpus
-    if rest <= 0:
-        return ()
-    demand = Demand(cpu_milli=1000 * rest, cpu_paid_milli=1000 * rest, exclusive_cpus=rest)
-    container = replace(
-        case.container, id=f"{case.pod.id}/{ALL}", name=ALL, devices=(), pod_devices=()
-    )
-    state = replace(after, kubelet=case.state.kubelet)
-    coming = replace(case, state=state, container=container, demand=demand, held=NO_CPUS)
-    placed = place_computed(coming)
-    if isinstance(placed, Refusal):
-        return ()
-    return (
-        replace(
-            new_allocation(coming, placed, now),
-            mems=NO_NUMA_NODES,
-            quota=None,
-            reason="kept for its pod: containers that are still to come",
-            ended=now,
-        ),
-    )
-
-
-def sandbox(
-    machine: Machine, state: NodeState, pod: PodSandbox, reading: Reading | None, now: float
-) -> Released:
-    """Keep the pod's sum of exclusive CPUs from its sandbox on, where all go to one place.
-
-    Its devices are not known yet, so its first container decides about the place.
-    """
-    all_of_it = Container(id=f"{pod.id}/{ALL}", pod_id=pod.id, name=ALL, resources=pod.resources)
-    if not machine.settings.kept_seconds or pod.uid in state.pods:
-        return Released(state=state)
-    requested = machine.resolve(pod, all_of_it)
-    if isinstance(requested, Refusal) or requested.scope is not Scope.POD:
-        return Released(state=state)
-    decided = admit(machine, state, pod, all_of_it, reading, now, resolved=requested)
-    if isinstance(decided, Refused) or not decided.allocation.owned:
-        return Released(state=state)
-    after = decided.state.with_kept(all_of_it.id, now)
-    after = after.with_pod(replace(after.pods[pod.uid], affinity=None, affinity_preferred=True))
-    return Released(state=after, change=decided.change, updates=decided.updates)
-
-
-def _kept_again(
+def kept_again(
     topology: Topology,
     state: NodeState,
     kept: Iterable[Allocation],
-    used: CPUSet,
-    elsewhere: int,
+    used: Allocation,
+    whole_milli: int | None = None,
 ) -> NodeState:
     """Keep for a pod what its next container did not take.
 
-    ``elsewhere`` CPUs were used that were not kept: so many fewer are still to come.
+    For containers that are still to come no more than the pod's sum, ``whole_milli``, leaves them.
     """
-    for one in kept:
+    cpus_used = NO_CPUS if used.soft else used.cpus | used.idle
+    taken = dict(used.charges)  # what of it was not kept, as far as was looked
+    for one in sorted(kept, key=lambda a: a.container == ALL):
         if one.container_id in state.allocations:
-            continue
-        cpus, idle = one.cpus - used, one.idle - used
-        if one.container == ALL and elsewhere:
-            cpus = CPUSet(sorted(cpus)[elsewhere:])
+            state = state.without(one.container_id)
+        cpus, idle = one.cpus - cpus_used, one.idle - cpus_used
+        if one.container == ALL and whole_milli is not None:
+            milli = whole_milli
+            for a in (state.allocations[i] for i in state.pods[one.pod_uid].containers):
+                has = sum(c.cpu_milli for c in a.charges.values())
+                if not a.ended:
+                    milli -= max(has, a.cpu_milli)
+                elif used.owned:  # one that shares leaves to the next owner what ended
+                    milli -= has
+            cpus = CPUSet(sorted(cpus)[max(0, len(cpus) - max(0, milli) // 1000) :])
             idle = idle & topology.siblings_of(cpus)
-        if cpus == one.cpus and idle == one.idle:
+        counts, charges = topology.counts(cpus), {}
+        for i, rest in one.charges.items():
+            # Others of the pod may be anywhere, a container that ended was in its place.
+            for at in tuple(taken) if one.container == ALL else (i,):
+                its = taken.get(at, NOTHING)
+                rest, taken[at] = rest.less(its), its.less(rest)
+            rest = replace(rest, cpu_milli=1000 * counts.get(i, 0)) if one.owned else rest
+            if rest != NOTHING:
+                charges[i] = rest
+        if cpus == one.cpus and idle == one.idle and charges == one.charges:
             state = state.with_allocation(one)
-        elif cpus:
-            charges = {i: Charge(1000 * count) for i, count in topology.counts(cpus).items()}
-            numa_nodes = NUMASet(charges)
-            rest = replace(one, cpus=cpus, idle=idle, numa_nodes=numa_nodes, charges=charges)
-            state = state.with_allocation(rest)
+        elif cpus or (charges and not one.owned):
+            memory, numa_nodes = sum(c.memory for c in charges.values()), NUMASet(charges)
+            pages = {size: n for c in charges.values() for size, n in c.hugepages.items()}
+            rest_of_it = replace(
+                one, cpus=cpus, idle=idle, numa_nodes=numa_nodes, charges=charges, hugepages=pages,
+                mems=one.mems if memory or pages else NO_NUMA_NODES, memory_bytes=memory,
+            )  # fmt: skip
+            state = state.with_allocation(rest_of_it)
     return state
+
+
+def _cpus_alone(kept: Allocation) -> Allocation:
+    """What a container that shares leaves to its pod; memory that is kept is for it, too."""
+    charges = {i: Charge(c.cpu_milli) for i, c in kept.charges.items() if c.cpu_milli}
+    return replace(kept, charges=charges, mems=NO_NUMA_NODES, memory_bytes=0, hugepages={})
 
 
 def release(
@@ -355,12 +335,12 @@ def release(
 ) -> Released:
     """Take back what a container has; unknown ids change nothing (stop may come twice).
 
-    Its pod keeps its exclusive CPUs from ``ended`` on.
+    Its pod keeps it from ``ended`` on, as far as another container could be refused it.
     """
     allocation = state.allocations.get(container_id)
     if allocation is None or allocation.ended:
         return Released(state=state)
-    keeps = allocation.owned and machine.settings.kept_seconds
+    keeps = allocation.kept and machine.settings.kept_seconds
     if ended is not None and keeps and not state.owned_beside(allocation):
         after = state.with_kept(container_id, ended)
     else:

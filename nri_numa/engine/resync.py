@@ -34,6 +34,7 @@ from nri_numa.engine.others import covers, judged, pinned_to, same_set
 from nri_numa.engine.resize import other_size
 from nri_numa.engine.resize import resized as resized_to
 from nri_numa.engine.state import (
+    KEPT,
     Allocation,
     Kind,
     NodeState,
@@ -240,7 +241,8 @@ def resync(
     state = build(kept, records, prior.serial, prior.kubelet)
     for ended in _ended(prior, uids, live, now) if machine.settings.kept_seconds else ():
         if not (ended.cpus | ended.idle) & (state.withheld | state.listed_cpus):
-            state = state.with_allocation(ended).with_kept(ended.container_id, ended.ended)
+            why = ended.reason if prior.allocations[ended.container_id].ended else KEPT
+            state = state.with_allocation(ended).with_kept(ended.container_id, ended.ended, why)
     adopted = [a.container_id for a in kept]
     resized: list[tuple[Allocation, Trace]] = []
     for allocation in kept:
@@ -336,7 +338,7 @@ def _ended(
     return [
         allocation if allocation.ended else replace(allocation, ended=now)
         for container_id, allocation in sorted(prior.allocations.items())
-        if allocation.owned and container_id not in live and allocation.pod_uid in uids
+        if allocation.kept and container_id not in live and allocation.pod_uid in uids
     ]
 
 

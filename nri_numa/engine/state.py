@@ -77,6 +77,15 @@ class Charge(msgspec.Struct, frozen=True, array_like=True):
             hugepages,
         )
 
+    def less(self, other: Charge) -> Charge:
+        """Take ``other`` away, of each resource no more than there is."""
+        left = {size: n - other.hugepages.get(size, 0) for size, n in self.hugepages.items()}
+        return Charge(
+            max(0, self.cpu_milli - other.cpu_milli),
+            max(0, self.memory - other.memory),
+            {size: n for size, n in left.items() if n > 0},
+        )
+
 
 NOTHING = Charge()
 
@@ -92,8 +101,8 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
         preferred: False when a wider set than ideal had to be taken.
         pinned: CPUs that somebody else pinned a foreign container to, as far as we know.
         quota: the CFS quota that was asked for, kept while it is lifted; None when not lifted.
-        ended: Unix time in seconds at which its container ended; its CPUs are kept for the pod.
-            0 while it lives.
+        ended: Unix time in seconds at which its container ended, or at which it was planned for
+            one that is still to come; what it has is kept for the pod. 0 while it lives.
     """
 
     container_id: str
@@ -130,6 +139,12 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     def keeps_list(self) -> bool:
         """Whether no container can own the CPUs that it lists and shares."""
         return self.kind is Kind.EXPLICIT and not (self.owned or self.soft)
+
+    @property
+    def kept(self) -> bool:
+        """Whether its pod keeps it when its container ends: what another could be refused for."""
+        shares = self.kind in (Kind.SHARED, Kind.UNBOUND) and self.policy in STRICT
+        return self.owned or (shares and bool(self.charges))
 
     @property
     def full_name(self) -> str:
@@ -193,6 +208,8 @@ NO_CONTAINERS: frozenset[str] = frozenset()
 ALL = "*"
 """Name of what is kept for all containers of a pod that are still to come."""
 KEPT = "kept for its pod: the container ended"
+TO_COME = "kept for its pod: containers that are still to come"
+STRICT = (Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE)
 UNBOUND_GROUP = -1
 """Group key of unbound containers; shared ones are grouped by the bits of their NUMA nodes, those
 with a soft list by its bits inverted, which are below: the unbound ones list no CPU."""
@@ -303,24 +320,19 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
         builder.remove(container_id)
         return builder.state()
 
-    def with_kept(self, container_id: str, now: float) -> NodeState:
-        """Its container ended; its exclusive CPUs are kept for its pod, and nothing else."""
-        allocation = self.allocations[container_id]
+    def with_kept(self, container_id: str, now: float, reason: str = KEPT) -> NodeState:
+        """Its container ended, or is still to come; what it has is kept for its pod."""
         kept = replace(
-            allocation,
-            mems=NO_NUMA_NODES,
-            charges={i: Charge(c.cpu_milli) for i, c in allocation.charges.items() if c.cpu_milli},
-            memory_bytes=0,
-            hugepages={},
+            self.allocations[container_id],
             quota=None,
             mempolicy=MemoryPolicy.DEFAULT,
-            reason=KEPT,
+            reason=reason,
             ended=now,
         )
         return self.without(container_id).with_allocation(kept)
 
     def kept_for(self, uid: str) -> tuple[Allocation, ...]:
-        """What is kept for a pod of containers that ended, by container id."""
+        """What is kept for a pod of containers that ended or are to come, by container id."""
         record = self.pods.get(uid)
         ids = sorted(record.containers) if record is not None else ()
         return tuple(a for i in ids if (a := self.allocations[i]).ended)
@@ -464,7 +476,12 @@ def without_cpus(charges: Mapping[int, Charge]) -> dict[int, Charge]:
 
 
 def group_of(allocation: Allocation) -> int | None:
-    """Key of the group whose CPUs follow the shared pool; None when it has CPUs of its own."""
+    """Key of the group whose CPUs follow the shared pool; None when it has CPUs of its own.
+
+    Nor is a container in one that does not run.
+    """
+    if allocation.ended:
+        return None
     if allocation.kind is Kind.SHARED:
         return allocation.numa_nodes.bits
     if allocation.kind is Kind.UNBOUND:

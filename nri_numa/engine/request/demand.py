@@ -173,7 +173,7 @@ def demand(
     size, memory_source = _memory(pod, container, capacity_bytes, notes)
     allocated = memory_paid(pod, container, capacity_bytes, size, others)
     need, memory = milli, size
-    if pod.qos is QoSClass.GUARANTEED and _sum(pod) is not None:
+    if pod.qos is QoSClass.GUARANTEED and pod_milli(pod) is not None:
         need, memory = min(milli, paid), allocated
     if allocated < size:
         notes.append(f"{allocated} of {size} bytes of memory are allocated: what the request is")
@@ -292,7 +292,7 @@ def size_milli(resources: Resources) -> int:
 def paid_milli(pod: PodSandbox, resources: Resources, others: Charge = NOTHING) -> int:
     """Thousandths of a CPU that a container's request pays for."""
     paid = _requested(pod.qos, resources)
-    total = _sum(pod)
+    total = pod_milli(pod)
     if total is None:
         return paid
     if pod.qos is QoSClass.GUARANTEED:
@@ -303,11 +303,11 @@ def paid_milli(pod: PodSandbox, resources: Resources, others: Charge = NOTHING) 
 
 
 def _pod_paid(pod: PodSandbox, paid: int, others: Charge) -> int | None:
-    total = _sum(pod)
+    total = pod_milli(pod)
     return None if total is None else max(paid, total - others.cpu_milli)
 
 
-def _sum(pod: PodSandbox) -> int | None:
+def pod_milli(pod: PodSandbox) -> int | None:
     """Thousandths of a CPU that a whole pod requests; None where the runtime does not say."""
     resources = pod.resources
     if resources.cpu_shares is None and not resources.cpu_quota:

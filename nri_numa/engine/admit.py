@@ -178,7 +178,8 @@ def admit(
             after = after.with_pod(
                 replace(grown, affinity=placed.pod_affinity, affinity_preferred=placed.preferred)
             )
-    after = kept_again(machine.topology, after, kept, allocation, pod_milli(pod))
+    if kept:
+        after = kept_again(machine.topology, after, kept, allocation, pod_milli(pod))
     pool = after.pool(machine.topology, machine.settings)
     return Admitted(
         state=after,

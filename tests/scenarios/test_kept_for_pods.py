@@ -454,6 +454,18 @@ def test_app_containers_have_what_the_init_container_leaves_them() -> None:
     assert not [a for a in world.agent.state.kept_for(of.uid) if a.container != "init"]
 
 
+def test_an_init_container_beside_a_sidecar_has_what_comes_after_it() -> None:
+    world = sixteen()
+    of = named("job", 8, '{"proxy":{"cpu":"2"},"init":{"cpu":"6","ends":true},"a":{"cpu":"5"}}')
+    start(world, of, "proxy", 2)
+    assert len(world.agent.state.owned) == 8, "the peak of the pod, and no more"
+    refused(world, pod("x", OWN), 8)
+    world.stop(start(world, of, "init", 6))
+    assert len(world.agent.state.owned) == 8
+    start(world, of, "a", 5)
+    world.check()
+
+
 def test_the_pods_sum_is_kept_where_each_container_has_its_own_place() -> None:
     world = sixteen()
     of = pod("pair", STRICT, total=resources(9, 2))

@@ -32,11 +32,14 @@ from nri_numa.engine.others import Kubelets, Ours, covers, pinned_to, whose
 from nri_numa.engine.place.computed import place_computed
 from nri_numa.engine.place.explicit import place_explicit
 from nri_numa.engine.place.memory import with_memory_policy
+from nri_numa.engine.place.needs import exclusive_text
 from nri_numa.engine.request.demand import (
     Demand,
     demand,
+    has_no_own,
     in_use,
     pod_milli,
+    size_milli,
     with_slots,
     with_static_cpus,
 )
@@ -53,7 +56,7 @@ from nri_numa.engine.state import (
     group_cpus,
 )
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
-from nri_numa.model.machine import NO_QUOTA, Topology, cpus_text
+from nri_numa.model.machine import NO_QUOTA, Topology, cpus_text, numa_text
 from nri_numa.model.workload import (
     SMT,
     Bind,
@@ -69,6 +72,7 @@ from nri_numa.model.workload import (
     Policy,
     Refusal,
     Requested,
+    Scope,
     StateChange,
 )
 
@@ -119,12 +123,23 @@ def admit(
         others = replace(
             state, kubelet=state.kubelet.without(pod.uid, container.name, container.id)
         )
+    sharing: tuple[Allocation, ...] = ()
+    joins = False
     needs: Demand | Refusal = NO_DEMAND
     alone = requested.leave_alone
     if not alone and (side is None or isinstance(side, Ours)):
         pods_list = requested.listed_cpus if requested.pods_list else NO_CPUS
         others_have = state.charge_of_pod(pod.uid, container.id, pods_list)
         needs = demand(pod, container, requested, machine.memory_total, others_have)
+        if requested.scope is Scope.POD:
+            sharing, joins = _pod_pool(state, pod, container, requested)
+        if sharing:
+            # It has theirs, or they give it all but one.
+            give = len(sharing[0].cpus) - (0 if joins else 1)
+            beside = others_have.less(Charge(cpu_milli=1000 * give))
+            among = demand(pod, container, requested, machine.memory_total, beside)
+            if isinstance(among, Demand) and among.exclusive_cpus:
+                needs = among
     known = NO_DEMAND if isinstance(needs, Refusal) else needs
     if kept and (known.exclusive_cpus or requested.numacpu is not None):
         # What its pod kept is for it; a container that shares leaves it.
@@ -135,6 +150,11 @@ def admit(
             # One that shares speaks for its pod: what is kept for others to come is not needed.
             kept = tuple(a for a in kept if a.container != ALL)
         state = open_to_pod.with_allocation(*(_cpus_alone(a) for a in kept if a.owned))
+        others = replace(state, kubelet=others.kubelet)
+    if not known.exclusive_cpus:
+        sharing = ()
+    elif sharing and not joins:
+        state = _without(state, sharing)
         others = replace(state, kubelet=others.kubelet)
     if held is not NO_CPUS and len(held) > known.exclusive_cpus:
         held = NO_CPUS
@@ -150,6 +170,8 @@ def admit(
         placed = _unbound(case, pool_before)
     elif isinstance(needs, Refusal):
         placed = needs
+    elif sharing and joins:
+        placed = _beside(case, sharing[0])
     else:
         placed = place(case)
     if requested.mempolicy is not MemoryPolicy.DEFAULT and isinstance(placed, Placed):
@@ -180,10 +202,21 @@ def admit(
             )
     if kept:
         after = kept_again(machine.topology, after, kept, allocation, pod_milli(pod))
+    moved: tuple[ContainerUpdate, ...] = ()
+    change = _change(record, after, pod.uid, container.id, kept)
+    if sharing and not joins:
+        # As many fewer are left to them as it took, wherever these were.
+        milli = (pod_milli(pod) or 0) - after.charge_of_pod(pod.uid, "").cpu_milli
+        fewer = CPUSet(sorted(sharing[0].cpus - allocation.cpus)[: milli // 1000])
+        idle = sharing[0].idle & machine.topology.siblings_of(fewer)
+        like = replace(sharing[0], cpus=fewer, idle=idle)
+        after = after.with_pod_pool(sharing, like, machine.topology)
+        moved = pod_pool_updates(sharing, fewer)
+        change = replace(change, containers=change.containers + tuple(one[0] for one in moved))
     pool = after.pool(machine.topology, machine.settings)
     return Admitted(
         state=after,
-        change=_change(record, after, pod.uid, container.id, kept),
+        change=change,
         allocation=allocation,
         adjustment=adjustment(
             machine,
@@ -192,10 +225,40 @@ def admit(
             placed.memory_policy,
             marked=not running,
         ),
-        updates=pool_updates(machine, before, after, skip=container.id),
+        updates=(*moved, *pool_updates(machine, before, after, skip=container.id)),
         warnings=placed.warnings,
         trace=_trace(case, placed, pool_before, pool),
     )
+
+
+def pod_pool_updates(members: Iterable[Allocation], cpus: CPUSet) -> tuple[ContainerUpdate, ...]:
+    """What containers are told that share their pod's CPUs, when these change."""
+    return tuple(ContainerUpdate(a.container_id, str(cpus), ignore_failure=True) for a in members)
+
+
+def _pod_pool(
+    state: NodeState, pod: PodSandbox, container: Container, requested: Requested
+) -> tuple[tuple[Allocation, ...], bool]:
+    """Who shares the CPUs of its pod, and whether it is one of them or takes some of its own."""
+    if requested.slots is not None:
+        return (), False
+    if requested.numacpu is not None or requested.cpus is CPUMode.SHARED:
+        return (), False
+    whole = pod_milli(pod)
+    joins = has_no_own(pod, requested, size_milli(container.resources))
+    return state.pod_pool(pod.uid, whole), joins
+
+
+def _beside(case: Case, member: Allocation) -> Placed:
+    """The CPUs of its pod that another container has, which needed none of its own either."""
+    where = f"on {numa_text(member.numa_nodes)}"
+    why = f"{exclusive_text(len(member.cpus))} {where}, shared with others of its pod"
+    charges = {i: Charge(1000 * n) for i, n in case.machine.topology.counts(member.cpus).items()}
+    return replace(
+        case.unplaced, kind=Kind.EXCLUSIVE, owned=True, cpus=member.cpus, idle=member.idle,
+        numa_nodes=member.numa_nodes, mems=member.mems, policy=case.policy, charges=charges,
+        preferred=member.preferred, reason=why, steps=(why,),
+    )  # fmt: skip
 
 
 _EMPTY_NODE: Final = NodeState()

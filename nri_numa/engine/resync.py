@@ -31,7 +31,7 @@ from nri_numa.engine.decision import (
     Trace,
 )
 from nri_numa.engine.others import covers, judged, pinned_to, same_set
-from nri_numa.engine.resize import other_size
+from nri_numa.engine.resize import other_size, with_size
 from nri_numa.engine.resize import resized as resized_to
 from nri_numa.engine.state import (
     KEPT,
@@ -258,7 +258,7 @@ def resync(
         if isinstance(found, Refused):
             problems.append(f"resized while we were away and keeps what it has: {found.message}")
         else:
-            state = state.without(container.id).with_allocation(found[0])
+            state, _ = with_size(machine, state, found[0])
             resized.append(found)
     pool = state.pool(machine.topology, machine.settings)
     gap: list[str] = []

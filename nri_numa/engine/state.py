@@ -95,7 +95,8 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         cpus: CPUs listed for or owned by it; empty for shared and unbound containers.
-        owned: no other container may use ``cpus``, but those of its pod that own the same list.
+        owned: no other container may use ``cpus``, but those of its pod that own the same ones: a
+            list, or the pod's shared pool.
         soft: ``cpus`` are a list that gives way: it runs on those of them that no container owns.
         numa_nodes: the NUMA nodes a shared container's CPUs come from; for others where they lie.
         preferred: False when a wider set than ideal had to be taken.
@@ -153,8 +154,8 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def exclusive_list(self) -> tuple[str, CPUSet] | None:
-        """Its pod and the list that it owns: containers that agree in both own it together."""
-        return (self.pod_uid, self.cpus) if self.owned and self.kind is Kind.EXPLICIT else None
+        """Its pod and the CPUs that it owns: containers that agree in both own them together."""
+        return (self.pod_uid, self.cpus) if self.owned else None
 
 
 class Identity(TypedDict):
@@ -296,12 +297,50 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
                 if a.ended:
                     continue
                 charges = a.charges
-                if a.kind is Kind.EXPLICIT and a.owned:
+                if a.owned:
                     charges = without_cpus(charges) if a.cpus in lists else charges
                     lists.append(a.cpus)
                 for charge in charges.values():
                     total = total.plus(charge)
         return total
+
+    def pod_pool(self, uid: str, whole_milli: int | None) -> tuple[Allocation, ...]:
+        """The live containers that share a pod's own CPUs: by their size each could have all."""
+        record = self.pods.get(uid)
+        if record is None or whole_milli is None:
+            return ()
+        found = (self.allocations[i] for i in sorted(record.containers))
+        return tuple(
+            a for a in found
+            if a.kind is Kind.EXCLUSIVE and not a.ended and a.cpu_milli >= whole_milli
+        )  # fmt: skip
+
+    def mates(self, allocation: Allocation) -> tuple[Allocation, ...]:
+        """Other containers that share its pod's own CPUs with one."""
+        mine, record = allocation.exclusive_list, self.pods[allocation.pod_uid]
+        others = (
+            self.allocations[i] for i in sorted(record.containers - {allocation.container_id})
+        )
+        return tuple(a for a in others if mine and a.exclusive_list == mine)
+
+    def with_pod_pool(
+        self, members: Iterable[Allocation], like: Allocation, topology: Topology
+    ) -> NodeState:
+        """Give containers that share their pod's CPUs the CPUs of one of them."""
+        state = self
+        for one in members:
+            if one.container_id in state.allocations:
+                state = state.without(one.container_id)
+            memory = {i: replace(c, cpu_milli=0) for i, c in one.charges.items()}
+            for i, count in topology.counts(like.cpus).items():
+                memory[i] = replace(memory.get(i, NOTHING), cpu_milli=1000 * count)
+            charges = {i: c for i, c in memory.items() if c != NOTHING}
+            numa_nodes = topology.numa_of(like.cpus)
+            made = replace(
+                one, cpus=like.cpus, idle=like.idle, numa_nodes=numa_nodes, charges=charges
+            )
+            state = state.with_allocation(made)
+        return state
 
     def owned_beside(self, allocation: Allocation) -> bool:
         """Whether another container of its pod owns the list that this one owns."""
@@ -402,7 +441,7 @@ class StateBuilder:
 
     def _count(self, a: Allocation, record: PodRecord, sign: int) -> None:
         """Count a container in every sum (1), or no more (-1)."""
-        beside = a.kind is Kind.EXPLICIT and a.owned and _beside(self._allocations, record, a)
+        beside = a.owned and _beside(self._allocations, record, a)
         if a.owned:
             if not beside:
                 self._owned = self._owned | a.cpus if sign > 0 else self._owned - a.cpus

@@ -151,9 +151,11 @@ def demand(
                 return _not_whole(pod, container, requested, milli)
         elif requested.cpus is None and whole and pod.qos is QoSClass.GUARANTEED:
             exclusive = milli // 1000 if owning or requested.policy is not Policy.NONE else 0
-            if 1000 * exclusive > paid:
-                notes.append(f"it shares CPUs: {_pays(paid, exclusive)}")
-                exclusive = 0
+        if requested.slots is None and has_no_own(pod, requested, milli) and paid >= 1000:
+            exclusive = min(exclusive, paid // 1000)  # what others of its pod leave
+        if requested.cpus is None and 1000 * exclusive > paid:
+            notes.append(f"it shares CPUs: {_pays(paid, exclusive)}")
+            exclusive = 0
         if exclusive and saturated and requested.slots is None:
             if requested.cpus is not CPUMode.EXCLUSIVE or "cpus" in requested.given:
                 return _unknown(pod, container)
@@ -192,6 +194,22 @@ def demand(
         size_milli=milli,
         size_bytes=size,
         ignored=ignored,
+    )
+
+
+def has_no_own(pod: PodSandbox, requested: Requested, milli: int) -> bool:
+    """Whether a container of its size has what its pod has, as without resources of its own.
+
+    Such containers of a pod that is placed as a whole share what others with CPUs of their own
+    leave of them, as under the kubelet (``AllocatePod`` in cm/cpumanager/policy_static.go).
+    """
+    whole = pod_milli(pod)
+    return (
+        pod.qos is QoSClass.GUARANTEED
+        and requested.scope is Scope.POD
+        and requested.numacpu is None
+        and whole is not None
+        and milli >= whole > 0
     )
 
 

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from nri_numa.agent.loop import Clock
 from nri_numa.agent.reconcile import Differences
-from nri_numa.engine import admit
+from nri_numa.engine import admit, whole
 from nri_numa.engine.adopt import ASSIGNED, assigned
 from nri_numa.engine.decision import Admitted, Machine, Refused, Resized, Resynced, Trace
 from nri_numa.engine.explain.explanation import Grounds, grounds
@@ -239,7 +239,7 @@ class Agent:
         """Decide about a container before it exists; None leaves it as it is."""
         if self.kubelet is not None:
             self.kubelet.refresh_kubelet_grants()
-        decision = admit.admit(
+        decision = whole.admit_whole(
             self.machine, self.state, pod, container, self._readings.memory, self._now()
         )
         if isinstance(decision, Refused):
@@ -336,7 +336,7 @@ class Agent:
 
     def run_pod(self, pod: PodSandbox) -> None:
         """A pod's sandbox starts: exclusive CPUs of a pod that is placed as a whole are kept."""
-        kept = admit.sandbox(self.machine, self.state, pod, self._readings.memory, self._now())
+        kept = whole.sandbox(self.machine, self.state, pod, self._readings.memory, self._now())
         if kept.state is not self.state:
             self._swap(kept.state, kept.change)
             self._alone(self._follow(kept.updates))

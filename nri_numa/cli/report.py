@@ -22,8 +22,7 @@ import click
 from nri_numa import __version__
 from nri_numa.cli.agent_client import AgentClient, client, segment
 from nri_numa.cli.common import Failure, api_options, config_option, friendly, load, progress
-from nri_numa.cli.output import human_size
-from nri_numa.text import harmless
+from nri_numa.text import harmless, human_bytes
 
 _ASKED: Final = ("status", "assignments", "refusals", "zones", "kubelet", "slots", "notices")
 _LOG_LINES: Final = 5000
@@ -91,7 +90,7 @@ def report(
         os.close(replace_file(target, packed.getvalue(), sync=True, mode=0o600))
     except OSError as error:
         raise Failure(f"cannot write {target}: {error.strerror or error}") from error
-    size = human_size(len(packed.getvalue()))
+    size = human_bytes(len(packed.getvalue()))
     click.echo(f"{target}: {', '.join(sorted(members))}; {size}B")
     if "agent.txt" in members:
         click.echo(f"nri-numa: without the agent's part: {harmless(texts['agent.txt'])}", err=True)

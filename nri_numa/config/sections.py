@@ -685,9 +685,10 @@ class AgentConfig(Section, frozen=True):
     shared_pool: SharedPool = SharedPool()
     """What stays for containers without exclusive CPUs."""
     keep_exclusive_cpus: Duration = "10m"
-    """How long a pod keeps exclusive CPUs of a container that ended, for its restart or the next
-    container of the pod, and of one that was created and never started (at least 2m); no longer
-    than its sandbox runs. 0 gives them back at once."""
+    """How long a pod keeps exclusive CPUs and what a strict policy placed, of a container that
+    ended, for its restart or the next container of the pod, of one that is to come, and of one that
+    was created and never started (at least 2m); no longer than its sandbox runs. 0 gives them back
+    at once."""
     interrupts_off_exclusive_cpus: Annotated[bool, AT_START] = False
     """Keep interrupts of devices off CPUs that containers have exclusively (and off their idle
     siblings), by /proc/irq or, where irqbalance runs, by its list of banned CPUs. Given back when

@@ -32,11 +32,21 @@ from nri_numa.engine.others import Kubelets, Ours, covers, pinned_to, whose
 from nri_numa.engine.place.computed import place_computed
 from nri_numa.engine.place.explicit import place_explicit
 from nri_numa.engine.place.memory import with_memory_policy
-from nri_numa.engine.place.needs import pod_demand
-from nri_numa.engine.request.demand import Demand, demand, in_use, with_slots, with_static_cpus
+from nri_numa.engine.place.needs import exclusive_text
+from nri_numa.engine.request.demand import (
+    Demand,
+    demand,
+    has_no_own,
+    in_use,
+    pod_milli,
+    size_milli,
+    with_slots,
+    with_static_cpus,
+)
 from nri_numa.engine.state import (
     ALL,
     COMPUTED,
+    NOTHING,
     Allocation,
     Charge,
     Kind,
@@ -45,10 +55,9 @@ from nri_numa.engine.state import (
     displaced,
     effective_cpus,
     group_cpus,
-    union,
 )
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
-from nri_numa.model.machine import NO_QUOTA, Topology, cpus_text
+from nri_numa.model.machine import NO_QUOTA, Topology, cpus_text, numa_text
 from nri_numa.model.workload import (
     SMT,
     Bind,
@@ -115,23 +124,39 @@ def admit(
         others = replace(
             state, kubelet=state.kubelet.without(pod.uid, container.name, container.id)
         )
+    sharing: tuple[Allocation, ...] = ()
+    joins = False
     needs: Demand | Refusal = NO_DEMAND
     alone = requested.leave_alone
     if not alone and (side is None or isinstance(side, Ours)):
         pods_list = requested.listed_cpus if requested.pods_list else NO_CPUS
         others_have = state.charge_of_pod(pod.uid, container.id, pods_list)
         needs = demand(pod, container, requested, machine.memory_total, others_have)
+        if requested.scope is Scope.POD:
+            sharing, joins = _pod_pool(state, pod, container, requested)
+        if sharing:
+            # It has theirs, or they give it all but one.
+            give = len(sharing[0].cpus) - (0 if joins else 1)
+            beside = others_have.less(Charge(cpu_milli=1000 * give))
+            among = demand(pod, container, requested, machine.memory_total, beside)
+            if isinstance(among, Demand) and among.exclusive_cpus:
+                needs = among
     known = NO_DEMAND if isinstance(needs, Refusal) else needs
-    first = record is None or record.affinity is None
     if kept and (known.exclusive_cpus or requested.numacpu is not None):
         # What its pod kept is for it; a container that shares leaves it.
         state = open_to_pod
         others = replace(state, kubelet=others.kubelet)
-    elif kept and first:
-        # One that shares speaks for its pod: what was kept for containers to come is not needed.
-        state = _without(state, (a for a in kept if a.container == ALL))
+    elif kept:
+        if {a.container for a in kept} == {ALL} and len(state.pods[pod.uid].containers) == 1:
+            # One that shares speaks for its pod: what is kept for others to come is not needed.
+            kept = tuple(a for a in kept if a.container != ALL)
+        state = open_to_pod.with_allocation(*(_cpus_alone(a) for a in kept if a.owned))
         others = replace(state, kubelet=others.kubelet)
-        kept = tuple(a for a in kept if a.container != ALL)
+    if not known.exclusive_cpus:
+        sharing = ()
+    elif sharing and not joins:
+        state = _without(state, sharing)
+        others = replace(state, kubelet=others.kubelet)
     if held is not NO_CPUS and len(held) > known.exclusive_cpus:
         held = NO_CPUS
     case = Case(
@@ -146,6 +171,8 @@ def admit(
         placed = _unbound(case, pool_before)
     elif isinstance(needs, Refusal):
         placed = needs
+    elif sharing and joins:
+        placed = _beside(case, sharing[0])
     else:
         placed = place(case)
     if requested.mempolicy is not MemoryPolicy.DEFAULT and isinstance(placed, Placed):
@@ -168,22 +195,29 @@ def admit(
         )
     allocation = new_allocation(case, placed, now)
     after = state.with_allocation(allocation)
-    elsewhere = len(allocation.cpus - union(a.cpus for a in kept)) if allocation.owned else 0
     if placed.pod_affinity is not None:
         grown = after.pods[pod.uid]
         if grown.affinity is None:
             after = after.with_pod(
                 replace(grown, affinity=placed.pod_affinity, affinity_preferred=placed.preferred)
             )
-            if allocation.owned and requested.slots is None and machine.settings.kept_seconds:
-                kept = tuple(a for a in kept if a.container != ALL) + _to_come(case, after, now)
-                elsewhere = 0
-    taken = NO_CPUS if allocation.soft else allocation.cpus | allocation.idle
-    after = _kept_again(machine.topology, after, kept, taken, elsewhere)
+    if kept:
+        after = kept_again(machine.topology, after, kept, allocation, pod_milli(pod))
+    moved: tuple[ContainerUpdate, ...] = ()
+    change = _change(record, after, pod.uid, container.id, kept)
+    if sharing and not joins:
+        # As many fewer are left to them as it took, wherever these were.
+        milli = (pod_milli(pod) or 0) - after.charge_of_pod(pod.uid, "").cpu_milli
+        fewer = CPUSet(sorted(sharing[0].cpus - allocation.cpus)[: milli // 1000])
+        idle = sharing[0].idle & machine.topology.siblings_of(fewer)
+        like = replace(sharing[0], cpus=fewer, idle=idle)
+        after = after.with_pod_pool(sharing, like, machine.topology)
+        moved = pod_pool_updates(sharing, fewer)
+        change = replace(change, containers=change.containers + tuple(one[0] for one in moved))
     pool = after.pool(machine.topology, machine.settings)
     return Admitted(
         state=after,
-        change=_change(record, after, pod.uid, container.id, kept),
+        change=change,
         allocation=allocation,
         adjustment=adjustment(
             machine,
@@ -192,10 +226,40 @@ def admit(
             placed.memory_policy,
             marked=not running,
         ),
-        updates=pool_updates(machine, before, after, skip=container.id),
+        updates=(*moved, *pool_updates(machine, before, after, skip=container.id)),
         warnings=placed.warnings,
         trace=_trace(case, placed, pool_before, pool),
     )
+
+
+def pod_pool_updates(members: Iterable[Allocation], cpus: CPUSet) -> tuple[ContainerUpdate, ...]:
+    """What containers are told that share their pod's CPUs, when these change."""
+    return tuple(ContainerUpdate(a.container_id, str(cpus), ignore_failure=True) for a in members)
+
+
+def _pod_pool(
+    state: NodeState, pod: PodSandbox, container: Container, requested: Requested
+) -> tuple[tuple[Allocation, ...], bool]:
+    """Who shares the CPUs of its pod, and whether it is one of them or takes some of its own."""
+    if requested.slots is not None:
+        return (), False
+    if requested.numacpu is not None or requested.cpus is CPUMode.SHARED:
+        return (), False
+    whole = pod_milli(pod)
+    joins = has_no_own(pod, requested, size_milli(container.resources))
+    return state.pod_pool(pod.uid, whole), joins
+
+
+def _beside(case: Case, member: Allocation) -> Placed:
+    """The CPUs of its pod that another container has, which needed none of its own either."""
+    where = f"on {numa_text(member.numa_nodes)}"
+    why = f"{exclusive_text(len(member.cpus))} {where}, shared with others of its pod"
+    charges = {i: Charge(1000 * n) for i, n in case.machine.topology.counts(member.cpus).items()}
+    return replace(
+        case.unplaced, kind=Kind.EXCLUSIVE, owned=True, cpus=member.cpus, idle=member.idle,
+        numa_nodes=member.numa_nodes, mems=member.mems, policy=case.policy, charges=charges,
+        preferred=member.preferred, reason=why, steps=(why,),
+    )  # fmt: skip
 
 
 _EMPTY_NODE: Final = NodeState()
@@ -276,79 +340,59 @@ def _without(state: NodeState, allocations: Iterable[Allocation]) -> NodeState:
     return state
 
 
-def _to_come(case: Case, after: NodeState, now: float) -> tuple[Allocation, ...]:
-    """The rest of the pod's sum, kept where its first container was placed."""
-    whole = pod_demand(case.pod, case.demand, fractions=not case.by_kubelet).exclusive_cpus
-    rest = whole - case.demand.exclusive_cpus
-    if rest <= 0:
-        return ()
-    demand = Demand(cpu_milli=1000 * rest, cpu_paid_milli=1000 * rest, exclusive_cpus=rest)
-    container = replace(
-        case.container, id=f"{case.pod.id}/{ALL}", name=ALL, devices=(), pod_devices=()
-    )
-    state = replace(after, kubelet=case.state.kubelet)
-    coming = replace(case, state=state, container=container, demand=demand, held=NO_CPUS)
-    placed = place_computed(coming)
-    if isinstance(placed, Refusal):
-        return ()
-    return (
-        replace(
-            new_allocation(coming, placed, now),
-            mems=NO_NUMA_NODES,
-            quota=None,
-            reason="kept for its pod: containers that are still to come",
-            ended=now,
-        ),
-    )
-
-
-def sandbox(
-    machine: Machine, state: NodeState, pod: PodSandbox, reading: Reading | None, now: float
-) -> Released:
-    """Keep the pod's sum of exclusive CPUs from its sandbox on, where all go to one place.
-
-    Its devices are not known yet, so its first container decides about the place.
-    """
-    all_of_it = Container(id=f"{pod.id}/{ALL}", pod_id=pod.id, name=ALL, resources=pod.resources)
-    if not machine.settings.kept_seconds or pod.uid in state.pods:
-        return Released(state=state)
-    requested = machine.resolve(pod, all_of_it)
-    if isinstance(requested, Refusal) or requested.scope is not Scope.POD:
-        return Released(state=state)
-    decided = admit(machine, state, pod, all_of_it, reading, now, resolved=requested)
-    if isinstance(decided, Refused) or not decided.allocation.owned:
-        return Released(state=state)
-    after = decided.state.with_kept(all_of_it.id, now)
-    after = after.with_pod(replace(after.pods[pod.uid], affinity=None, affinity_preferred=True))
-    return Released(state=after, change=decided.change, updates=decided.updates)
-
-
-def _kept_again(
+def kept_again(
     topology: Topology,
     state: NodeState,
     kept: Iterable[Allocation],
-    used: CPUSet,
-    elsewhere: int,
+    used: Allocation,
+    whole_milli: int | None = None,
 ) -> NodeState:
     """Keep for a pod what its next container did not take.
 
-    ``elsewhere`` CPUs were used that were not kept: so many fewer are still to come.
+    For containers that are still to come no more than the pod's sum, ``whole_milli``, leaves them.
     """
-    for one in kept:
+    cpus_used = NO_CPUS if used.soft else used.cpus | used.idle
+    taken = dict(used.charges)  # what of it was not kept, as far as was looked
+    for one in sorted(kept, key=lambda a: a.container == ALL):
         if one.container_id in state.allocations:
-            continue
-        cpus, idle = one.cpus - used, one.idle - used
-        if one.container == ALL and elsewhere:
-            cpus = CPUSet(sorted(cpus)[elsewhere:])
+            state = state.without(one.container_id)
+        cpus, idle = one.cpus - cpus_used, one.idle - cpus_used
+        if one.container == ALL and whole_milli is not None:
+            milli = whole_milli
+            for a in (state.allocations[i] for i in state.pods[one.pod_uid].containers):
+                has = sum(c.cpu_milli for c in a.charges.values())
+                if not a.ended:
+                    milli -= max(has, a.cpu_milli)
+                elif used.owned:  # one that shares leaves to the next owner what ended
+                    milli -= has
+            cpus = CPUSet(sorted(cpus)[max(0, len(cpus) - max(0, milli) // 1000) :])
             idle = idle & topology.siblings_of(cpus)
-        if cpus == one.cpus and idle == one.idle:
+        counts, charges = topology.counts(cpus), {}
+        for i, rest in one.charges.items():
+            # Others of the pod may be anywhere, a container that ended was in its place.
+            for at in tuple(taken) if one.container == ALL else (i,):
+                its = taken.get(at, NOTHING)
+                rest, taken[at] = rest.less(its), its.less(rest)
+            rest = replace(rest, cpu_milli=1000 * counts.get(i, 0)) if one.owned else rest
+            if rest != NOTHING:
+                charges[i] = rest
+        if cpus == one.cpus and idle == one.idle and charges == one.charges:
             state = state.with_allocation(one)
-        elif cpus:
-            charges = {i: Charge(1000 * count) for i, count in topology.counts(cpus).items()}
-            numa_nodes = NUMASet(charges)
-            rest = replace(one, cpus=cpus, idle=idle, numa_nodes=numa_nodes, charges=charges)
-            state = state.with_allocation(rest)
+        elif cpus or (charges and not one.owned):
+            memory, numa_nodes = sum(c.memory for c in charges.values()), NUMASet(charges)
+            pages = {size: n for c in charges.values() for size, n in c.hugepages.items()}
+            rest_of_it = replace(
+                one, cpus=cpus, idle=idle, numa_nodes=numa_nodes, charges=charges, hugepages=pages,
+                mems=one.mems if memory or pages else NO_NUMA_NODES, memory_bytes=memory,
+            )  # fmt: skip
+            state = state.with_allocation(rest_of_it)
     return state
+
+
+def _cpus_alone(kept: Allocation) -> Allocation:
+    """What a container that shares leaves to its pod; memory that is kept is for it, too."""
+    charges = {i: Charge(c.cpu_milli) for i, c in kept.charges.items() if c.cpu_milli}
+    return replace(kept, charges=charges, mems=NO_NUMA_NODES, memory_bytes=0, hugepages={})
 
 
 def release(
@@ -356,12 +400,12 @@ def release(
 ) -> Released:
     """Take back what a container has; unknown ids change nothing (stop may come twice).
 
-    Its pod keeps its exclusive CPUs from ``ended`` on.
+    Its pod keeps it from ``ended`` on, as far as another container could be refused it.
     """
     allocation = state.allocations.get(container_id)
     if allocation is None or allocation.ended:
         return Released(state=state)
-    keeps = allocation.owned and machine.settings.kept_seconds
+    keeps = allocation.kept and machine.settings.kept_seconds
     if ended is not None and keeps and not state.owned_beside(allocation):
         after = state.with_kept(container_id, ended)
     else:

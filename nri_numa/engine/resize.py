@@ -23,7 +23,7 @@ from nri_numa.engine.accounting import (
     share_out,
     take_beside_others,
 )
-from nri_numa.engine.admit import new_allocation, pool_updates
+from nri_numa.engine.admit import new_allocation, pod_pool_updates, pool_updates
 from nri_numa.engine.align.policies import short
 from nri_numa.engine.cpus.allocator import (
     ChosenCPUs,
@@ -364,16 +364,33 @@ def resize(
         return _set_by_others(machine, state, allocation, update, trace)
     merged = _merged(container, allocation, update)
     after, change = state, NO_CHANGE
+    mates: tuple[ContainerUpdate, ...] = ()
     if _changes_size(update):
         found = resized(machine, state, pod, merged, reading, now)
         if isinstance(found, Refused):
             return found
         allocation, trace = found
-        after = state.without(container.id).with_allocation(allocation)
-        change = StateChange((container.id,), (pod.uid,))
+        after, mates = with_size(machine, state, allocation)
+        change = StateChange((container.id, *(one.container_id for one in mates)), (pod.uid,))
     own = _own_update(machine, after, allocation, state.allocations[container.id], update)
-    updates = pool_updates(machine, state, after, skip=container.id)
+    updates = (*mates, *pool_updates(machine, state, after, skip=container.id))
     return Resized(state=after, change=change, own=own, updates=updates, trace=trace)
+
+
+def with_size(
+    machine: Machine, state: NodeState, allocation: Allocation
+) -> tuple[NodeState, tuple[ContainerUpdate, ...]]:
+    """The state once a container has its new size, and what others are told that share its CPUs."""
+    had = state.allocations[allocation.container_id]
+    mates = state.mates(had) if had.kind is Kind.EXCLUSIVE and allocation.owned else ()
+    after = state.without(had.container_id)
+    if not mates or allocation.cpus == had.cpus:
+        return after.with_allocation(allocation), ()
+    for one in mates:
+        after = after.without(one.container_id)
+    after = after.with_allocation(allocation)
+    after = after.with_pod_pool(mates, allocation, machine.topology)
+    return after, pod_pool_updates(mates, allocation.cpus)
 
 
 def other_size(allocation: Allocation, resources: Resources) -> Resources | None:
@@ -511,6 +528,9 @@ def resized(
     Only these count: a rule that reads differently by now moves no running container.
     """
     allocation, rest = state.allocations[container.id], state.without(container.id)
+    if allocation.kind is Kind.EXCLUSIVE:
+        for one in state.mates(allocation):
+            rest = rest.without(one.container_id)
     trace = Trace(
         pod=pod,
         container=container,

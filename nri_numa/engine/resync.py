@@ -31,9 +31,10 @@ from nri_numa.engine.decision import (
     Trace,
 )
 from nri_numa.engine.others import covers, judged, pinned_to, same_set
-from nri_numa.engine.resize import other_size
+from nri_numa.engine.resize import other_size, with_size
 from nri_numa.engine.resize import resized as resized_to
 from nri_numa.engine.state import (
+    KEPT,
     Allocation,
     Kind,
     NodeState,
@@ -237,7 +238,8 @@ def resync(
     state = build(kept, records, prior.serial, prior.kubelet)
     for ended in _ended(prior, uids, live, now) if machine.settings.kept_seconds else ():
         if not (ended.cpus | ended.idle) & (state.withheld | state.listed_cpus):
-            state = state.with_allocation(ended).with_kept(ended.container_id, ended.ended)
+            why = ended.reason if prior.allocations[ended.container_id].ended else KEPT
+            state = state.with_allocation(ended).with_kept(ended.container_id, ended.ended, why)
     adopted = [a.container_id for a in kept]
     resized: list[tuple[Allocation, Trace]] = []
     for allocation in kept:
@@ -253,7 +255,7 @@ def resync(
         if isinstance(found, Refused):
             problems.append(f"resized while we were away and keeps what it has: {found.message}")
         else:
-            state = state.without(container.id).with_allocation(found[0])
+            state, _ = with_size(machine, state, found[0])
             resized.append(found)
     pool = state.pool(machine.topology, machine.settings)
     gap: list[str] = []
@@ -333,7 +335,7 @@ def _ended(
     return [
         allocation if allocation.ended else replace(allocation, ended=now)
         for container_id, allocation in sorted(prior.allocations.items())
-        if allocation.owned and container_id not in live and allocation.pod_uid in uids
+        if allocation.kept and container_id not in live and allocation.pod_uid in uids
     ]
 
 

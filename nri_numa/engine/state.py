@@ -81,6 +81,15 @@ class Charge(msgspec.Struct, frozen=True, array_like=True):
             hugepages,
         )
 
+    def less(self, other: Charge) -> Charge:
+        """Take ``other`` away, of each resource no more than there is."""
+        left = {size: n - other.hugepages.get(size, 0) for size, n in self.hugepages.items()}
+        return Charge(
+            max(0, self.cpu_milli - other.cpu_milli),
+            max(0, self.memory - other.memory),
+            {size: n for size, n in left.items() if n > 0},
+        )
+
 
 NOTHING = Charge()
 
@@ -90,15 +99,16 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         cpus: CPUs listed for or owned by it; empty for shared and unbound containers.
-        owned: no other container may use ``cpus``, but those of its pod that own the same list.
+        owned: no other container may use ``cpus``, but those of its pod that own the same ones: a
+            list, or the pod's shared pool.
         soft: ``cpus`` are a list that gives way: it runs on those of them that no container owns.
         numa_nodes: the NUMA nodes a shared container's CPUs come from; for others where they lie.
         preferred: False when a wider set than ideal had to be taken.
         pinned: CPUs that somebody else pinned a foreign container to, as far as we know.
         quota: the CFS quota that was asked for, kept while it is lifted; None when not lifted.
         fixed: a policy placed it, and something else ties it to its NUMA nodes: devices, say.
-        ended: Unix time in seconds at which its container ended; its CPUs are kept for the pod.
-            0 while it lives.
+        ended: Unix time in seconds at which its container ended, or at which it was planned for
+            one that is still to come; what it has is kept for the pod. 0 while it lives.
     """
 
     container_id: str
@@ -138,14 +148,20 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
         return self.kind is Kind.EXPLICIT and not (self.owned or self.soft)
 
     @property
+    def kept(self) -> bool:
+        """Whether its pod keeps it when its container ends: what another could be refused for."""
+        shares = self.kind in (Kind.SHARED, Kind.UNBOUND) and self.policy in STRICT
+        return self.owned or (shares and bool(self.charges))
+
+    @property
     def full_name(self) -> str:
         """``namespace/pod/container``."""
         return f"{self.namespace}/{self.pod}/{self.container}"
 
     @property
     def exclusive_list(self) -> tuple[str, CPUSet] | None:
-        """Its pod and the list that it owns: containers that agree in both own it together."""
-        return (self.pod_uid, self.cpus) if self.owned and self.kind is Kind.EXPLICIT else None
+        """Its pod and the CPUs that it owns: containers that agree in both own them together."""
+        return (self.pod_uid, self.cpus) if self.owned else None
 
 
 class Identity(TypedDict):
@@ -199,6 +215,8 @@ NO_CONTAINERS: frozenset[str] = frozenset()
 ALL = "*"
 """Name of what is kept for all containers of a pod that are still to come."""
 KEPT = "kept for its pod: the container ended"
+TO_COME = "kept for its pod: containers that are still to come"
+STRICT = (Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE)
 UNBOUND_GROUP = -1
 """Group key of unbound containers; shared ones are grouped by the bits of their NUMA nodes, those
 with a soft list by its bits inverted, which are below: the unbound ones list no CPU."""
@@ -285,12 +303,50 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
                 if a.ended:
                     continue
                 charges = a.charges
-                if a.kind is Kind.EXPLICIT and a.owned:
+                if a.owned:
                     charges = without_cpus(charges) if a.cpus in lists else charges
                     lists.append(a.cpus)
                 for charge in charges.values():
                     total = total.plus(charge)
         return total
+
+    def pod_pool(self, uid: str, whole_milli: int | None) -> tuple[Allocation, ...]:
+        """The live containers that share a pod's own CPUs: by their size each could have all."""
+        record = self.pods.get(uid)
+        if record is None or whole_milli is None:
+            return ()
+        found = (self.allocations[i] for i in sorted(record.containers))
+        return tuple(
+            a for a in found
+            if a.kind is Kind.EXCLUSIVE and not a.ended and a.cpu_milli >= whole_milli
+        )  # fmt: skip
+
+    def mates(self, allocation: Allocation) -> tuple[Allocation, ...]:
+        """Other containers that share its pod's own CPUs with one."""
+        mine, record = allocation.exclusive_list, self.pods[allocation.pod_uid]
+        others = (
+            self.allocations[i] for i in sorted(record.containers - {allocation.container_id})
+        )
+        return tuple(a for a in others if mine and a.exclusive_list == mine)
+
+    def with_pod_pool(
+        self, members: Iterable[Allocation], like: Allocation, topology: Topology
+    ) -> NodeState:
+        """Give containers that share their pod's CPUs the CPUs of one of them."""
+        state = self
+        for one in members:
+            if one.container_id in state.allocations:
+                state = state.without(one.container_id)
+            memory = {i: replace(c, cpu_milli=0) for i, c in one.charges.items()}
+            for i, count in topology.counts(like.cpus).items():
+                memory[i] = replace(memory.get(i, NOTHING), cpu_milli=1000 * count)
+            charges = {i: c for i, c in memory.items() if c != NOTHING}
+            numa_nodes = topology.numa_of(like.cpus)
+            made = replace(
+                one, cpus=like.cpus, idle=like.idle, numa_nodes=numa_nodes, charges=charges
+            )
+            state = state.with_allocation(made)
+        return state
 
     def owned_beside(self, allocation: Allocation) -> bool:
         """Whether another container of its pod owns the list that this one owns."""
@@ -309,24 +365,19 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
         builder.remove(container_id)
         return builder.state()
 
-    def with_kept(self, container_id: str, now: float) -> NodeState:
-        """Its container ended; its exclusive CPUs are kept for its pod, and nothing else."""
-        allocation = self.allocations[container_id]
+    def with_kept(self, container_id: str, now: float, reason: str = KEPT) -> NodeState:
+        """Its container ended, or is still to come; what it has is kept for its pod."""
         kept = replace(
-            allocation,
-            mems=NO_NUMA_NODES,
-            charges={i: Charge(c.cpu_milli) for i, c in allocation.charges.items() if c.cpu_milli},
-            memory_bytes=0,
-            hugepages={},
+            self.allocations[container_id],
             quota=None,
             mempolicy=MemoryPolicy.DEFAULT,
-            reason=KEPT,
+            reason=reason,
             ended=now,
         )
         return self.without(container_id).with_allocation(kept)
 
     def kept_for(self, uid: str) -> tuple[Allocation, ...]:
-        """What is kept for a pod of containers that ended, by container id."""
+        """What is kept for a pod of containers that ended or are to come, by container id."""
         record = self.pods.get(uid)
         ids = sorted(record.containers) if record is not None else ()
         return tuple(a for i in ids if (a := self.allocations[i]).ended)
@@ -396,7 +447,7 @@ class StateBuilder:
 
     def _count(self, a: Allocation, record: PodRecord, sign: int) -> None:
         """Count a container in every sum (1), or no more (-1)."""
-        beside = a.kind is Kind.EXPLICIT and a.owned and _beside(self._allocations, record, a)
+        beside = a.owned and _beside(self._allocations, record, a)
         if a.owned:
             if not beside:
                 self._owned = self._owned | a.cpus if sign > 0 else self._owned - a.cpus
@@ -470,7 +521,12 @@ def without_cpus(charges: Mapping[int, Charge]) -> dict[int, Charge]:
 
 
 def group_of(allocation: Allocation) -> int | None:
-    """Key of the group whose CPUs follow the shared pool; None when it has CPUs of its own."""
+    """Key of the group whose CPUs follow the shared pool; None when it has CPUs of its own.
+
+    Nor is a container in one that does not run.
+    """
+    if allocation.ended:
+        return None
     if allocation.kind is Kind.SHARED:
         return allocation.numa_nodes.bits
     if allocation.kind is Kind.UNBOUND:

@@ -28,13 +28,9 @@ def text(path: str) -> str:
     """Text of a small file, without white space at its ends."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return _text_of(fd)
+        return os.read(fd, _READ_BYTES).decode("ascii", "replace").strip()
     finally:
         os.close(fd)
-
-
-def _text_of(fd: int) -> str:
-    return os.pread(fd, _READ_BYTES, 0).decode("ascii", "replace").strip()
 
 
 def text_or_empty(path: str) -> str:
@@ -405,6 +401,7 @@ class CgroupWriter:
         self._thread = ThreadPoolExecutor(1, "cgroups")
         self._last: Future[object] | None = None
         self.held_up: Callable[[Collection[str]], object] = lambda ids: None
+        self._write_file = _unified if reader.unified else _version_1()
 
     @property
     def busy(self) -> bool:
@@ -461,7 +458,7 @@ class CgroupWriter:
             for each in (directory, child) if child else (directory,):
                 for name, wanted in (("cpuset.cpus", cpus), ("cpuset.mems", mems)):
                     path = f"{each}/{name}"
-                    if wanted and _put(path, wanted):
+                    if wanted and self._put(path, wanted):
                         changed = True
         except OSError as error:
             if error.errno in _MISSING:
@@ -471,23 +468,43 @@ class CgroupWriter:
             return Written(problem=f"{path}: {error.strerror}{because}")
         return Written(changed=changed)
 
+    def _put(self, path: str, wanted: str) -> bool:
+        """Write one file whose list is another one, both in the kernel's own form; read it back.
 
-def _put(path: str, wanted: str) -> bool:
-    """Write one file whose list is another one, both in the kernel's own form; read it back.
-
-    Raises:
-        OSError: it has another list afterwards.
-    """
-    if text(path) == wanted:
-        return False
-    fd = os.open(path, os.O_RDWR | os.O_TRUNC | os.O_CLOEXEC)
-    try:
-        os.write(fd, wanted.encode())
-        if (has := _text_of(fd)) != wanted:
+        Raises:
+            OSError: it has another list afterwards.
+        """
+        if text(path) == wanted:
+            return False
+        self._write_file(path, wanted)
+        if (has := text(path)) != wanted:
             raise OSError(errno.EIO, f"was written, and has {has or 'nothing'}")
+        return True
+
+
+class _Node(msgspec.Struct, frozen=True):
+    """What a controller of cgroupspy needs to know; its own node walks the whole tree."""
+
+    full_path: str
+
+
+def _version_1() -> Callable[[str, str], object]:
+    from cgroupspy.controllers import CpuSetController  # it knows no other version
+
+    def write(path: str, value: str) -> None:
+        directory, name = os.path.split(path)
+        CpuSetController(_Node(directory)).set_property(name, value)
+
+    return write
+
+
+def _unified(path: str, value: str) -> None:
+    """In one write, as the kernel wants it."""
+    fd = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
+    try:
+        os.write(fd, value.encode())
     finally:
         os.close(fd)
-    return True
 
 
 # Hundreds of containers share a handful of lists.

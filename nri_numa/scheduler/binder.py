@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from nri_numa.config import AgentConfig, parse_duration
-from nri_numa.engine.request.annotations import PLACED, placed_text
+from nri_numa.engine.request.annotations import CONTAINERS, PLACED, placed_text
+from nri_numa.engine.whole import Coming, containers_text
 from nri_numa.kube.api import KubeAPI, text_of, uid_of
 from nri_numa.kube.requests import KubeError, Resource
 from nri_numa.observe.logs import get_logger
@@ -47,6 +48,7 @@ class Binder:
         self._api, self._nodes, self._candidates = api, nodes, candidates
         self._reader, self._pods, self._clock = reader, pods, clock
         self._annotation = f"{config.annotation_prefix}/{PLACED}"
+        self._containers = f"{config.annotation_prefix}/{CONTAINERS}"
         self._timeout = parse_duration(config.scheduler.bind_timeout)
 
         self._running: dict[str, tuple[str, asyncio.Task[str]]] = {}
@@ -117,6 +119,16 @@ class Binder:
         text = placed_text(places)
         if places and len(text) <= _LARGEST:
             annotations[self._annotation] = text
+        coming = {
+            one.container: Coming(
+                milli=1000 * one.exclusive or one.milli,
+                memory=dict(one.amounts).get("memory", 0),
+                ends=one.ends,
+            )
+            for one in request.containers
+        }
+        if len(coming) > 1 and len(text := containers_text(coming)) <= _LARGEST:
+            annotations[self._containers] = text
         now = self._clock()
         self._nodes.hold(
             Hold(

@@ -23,6 +23,7 @@ from nri_numa.engine.decision import Admitted, Machine, Reading, Refused, Trace
 from nri_numa.engine.resize import LESS, resize
 from nri_numa.engine.room import in_the_way
 from nri_numa.engine.state import Allocation, Kind, NodeState, effective_cpus
+from nri_numa.engine.whole import admit_whole
 from nri_numa.model.workload import Container, ContainerUpdate, Resources
 from nri_numa.simulate.devices import REASON, Given, Inventory, KubeletDevices
 from nri_numa.simulate.manifests import ManifestError
@@ -35,6 +36,9 @@ from nri_numa.simulate.pods import (
     container_of,
     pod_sandbox,
 )
+
+NOW: Final = 1.0
+"""Unix time of everything; 0 would mean that nothing ended."""
 
 
 class Action(StrEnum):
@@ -349,7 +353,7 @@ class _Simulator:
             given = self._devices.of(pod, manifest.name)
             own, together, notes = self._devices.hints(pod, manifest.name)
             made = replace(made, devices=own, pod_devices=together, device_notes=notes)
-            decision = admit.admit(machine, self.state, sandbox, made, reading)
+            decision = admit_whole(machine, self.state, sandbox, made, reading, NOW)
             if isinstance(decision, Refused):
                 decision = in_the_way(machine, self.state, decision, reading)
                 refusal = _refused(manifest, decision.reason, decision.message, decision.trace)
@@ -361,7 +365,10 @@ class _Simulator:
             outcome = self._outcome(manifest, made.id, decision.trace)
             outcomes.append(replace(outcome, devices=given, warnings=decision.warnings))
             if manifest.role is Role.INIT:
-                self._release(made.id)
+                self._release(made.id, NOW)
+        # They all started, so nothing is kept for long.
+        kept = self.state.kept_for(pod.uid)
+        self.state = admit.let_go(machine, self.state, kept).state
         return outcomes
 
     def _resize(self, pod: PodManifest) -> list[Outcome]:
@@ -392,9 +399,9 @@ class _Simulator:
         self.state = admit.forget_pod(self._machine, self.state, pod.uid).state
         self._devices.take_back(pod)
 
-    def _release(self, id: str) -> None:
+    def _release(self, id: str, ended: float | None = None) -> None:
         self._live.pop(id, None)
-        self.state = admit.release(self._machine, self.state, id).state
+        self.state = admit.release(self._machine, self.state, id, ended).state
 
     def _outcome(self, manifest: ContainerManifest, id: str, trace: Trace) -> Outcome:
         allocation = self.state.allocations[id]

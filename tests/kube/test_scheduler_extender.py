@@ -286,7 +286,7 @@ def test_its_token_writes_two_annotations(there: Client, bed: KubeBed) -> None:
         lambda: "may only bind pods" in binds(**{f"{PREFIX}/numacpu": "0"}),
         "the other policy in force",
     )
-    assert binds(**{PLACED: '{"main":"0"}'}) == ""
+    assert binds(**{PLACED: '{"main":"0"}', f"{PREFIX}/containers": "{}"}) == ""
     assert "no labels" in binds({"app": "other"}, **{PLACED: '{"main":"0"}'})
     zone = {"topology.kubernetes.io/zone": "a"}  # the API server writes it into bindings
     assert binds(zone, **{PLACED: '{"main":"0"}'}) == ""

@@ -22,9 +22,10 @@ from random import Random
 
 import pytest
 
-from nri_numa.engine.admit import admit, forget_pod, release
+from nri_numa.engine.admit import forget_pod, release
 from nri_numa.engine.decision import Admitted, Machine, Reading
 from nri_numa.engine.state import NodeState
+from nri_numa.engine.whole import admit_whole
 from nri_numa.machine.synthetic import Numbering, synthetic
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.settings import CPUOrder, Settings
@@ -94,7 +95,7 @@ class Node:
         got: dict[str, Got] = {}
         for one in case.wanted:
             made = container(of, one.name, limits(one))
-            decision = admit(self.machine, self.state, of, made, self.reading, 1.0)
+            decision = admit_whole(self.machine, self.state, of, made, self.reading, 1.0)
             if not isinstance(decision, Admitted):
                 self.remove(case)
                 return None

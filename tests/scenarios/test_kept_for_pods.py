@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.engine.decision import Refused
+from nri_numa.engine.decision import Admitted, Refused
 from nri_numa.engine.others import shown_kind
+from nri_numa.engine.state import TO_COME
 from nri_numa.machine.cgroups import CgroupReader
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.settings import CPUOrder, Settings
 from nri_numa.model.workload import PodSandbox, QoSClass
 from tests.beds.cgroup_tree import CgroupTree
-from tests.beds.world import World, container, pod, resources
+from tests.beds.world import GIB, World, container, pod, resources
 from tests.machines import named as machines
 
 OWN = {"cpus": "exclusive"}
@@ -297,15 +299,18 @@ def test_a_sandbox_of_a_known_pod_keeps_nothing_more() -> None:
     assert world.agent.state is before
 
 
-def test_nothing_is_kept_of_a_sum_that_the_machine_does_not_have() -> None:
+def test_a_pod_whose_sum_the_machine_does_not_have_is_refused_with_its_first_container() -> None:
     world = sixteen()
     of = replace(
         pod("wide", {"policy": "best-effort", "scope": "pod"}, qos=QoSClass.GUARANTEED),
         resources=resources(20, 1),
     )
-    first = start(world, of, "a", 3, 0.5)
-    assert len(owned(world, first)) == 3
-    assert not world.agent.state.kept_for(of.uid)
+    answer = refused(world, of, 3)
+    assert answer.message == (
+        "pod default/wide, container late: its pod is admitted whole, and its other containers "
+        "need 17 CPUs together; free beside it: 13 CPUs"
+    )
+    assert not world.agent.state.allocations
     world.check()
 
 
@@ -369,3 +374,162 @@ def test_a_pod_keeps_no_more_than_its_sum_where_the_next_container_goes_elsewher
         world.check()
         theirs = [a for a in world.agent.state.allocations.values() if a.pod == "wide"]
         assert sum(len(a.cpus) for a in theirs) == 7, [(a.container, str(a.cpus)) for a in theirs]
+
+
+STRICT = {"policy": "single-numa-node"}
+
+
+def named(name: str, total: float, containers: str, asks: Mapping[str, str] = STRICT) -> PodSandbox:
+    """A Guaranteed pod whose containers the scheduler named."""
+    annotations = {**asks, "containers": containers}
+    return pod(name, annotations, qos=QoSClass.GUARANTEED, total=resources(total, 4))
+
+
+def test_memory_of_an_init_container_is_kept_for_the_app() -> None:
+    """Strict policies refuse; what they promised the pod once, no other pod gets in between."""
+    world = sixteen()
+    of, other = pod("job", STRICT), pod("other", STRICT)
+    gib = world.topology.numa_nodes[0].memory_bytes / GIB
+    for numa_node in (0, 1):
+        start(world, pod(f"fill{numa_node}", STRICT), "main", 0.5, gib * 0.5)
+    init = start(world, of, "init", 0.5, gib * 0.4)
+    (place,) = world.agent.state.allocations[init].mems
+    world.stop(init)
+    start(world, other, "main", 0.5, gib * 0.4)
+    late = pod("late", STRICT)
+    answer = world.refuse(late, container(late, "main", resources(0.5, gib * 0.4)))
+    assert answer.reason == "TopologyAffinityError"
+    app = start(world, of, "app", 0.5, gib * 0.3)
+    assert set(world.agent.state.allocations[app].mems) == {place}
+    (left,) = world.agent.state.kept_for(of.uid)
+    assert 0 < left.memory_bytes < gib * 0.11 * GIB
+    world.check()
+    world.boot()
+    world.synchronize()
+    assert world.agent.state.kept_for(of.uid) == (left,)
+    world.agent.stop_pod(of.uid, of.id)
+    assert not world.agent.state.kept_for(of.uid)
+    world.check()
+
+
+def test_containers_that_the_scheduler_named_have_their_place_from_the_first_on() -> None:
+    world = sixteen()
+    of = named("trio", 10, '{"log":{"cpu":"500m"},"a":{"cpu":"4"},"b":{"cpu":"5","memory":"1Gi"}}')
+    start(world, of, "log", 0.5)
+    kept = {a.container: a for a in world.agent.state.kept_for(of.uid)}
+    assert {name: len(a.cpus) for name, a in kept.items() if a.owned} == {"a": 4, "b": 5}
+    world.check()
+    for n in (1, 2):  # nothing of it can be had by others
+        start(world, pod(f"x{n}", STRICT), "main", 2)
+        refused(world, pod("big", STRICT), 4)
+    for name, cpus in (("b", 5), ("a", 4)):
+        assert (
+            owned(world, start(world, of, name, cpus, 1 if name == "b" else 0)) == kept[name].cpus
+        )
+    assert not world.agent.state.kept_for(of.uid)
+    world.check()
+
+
+def test_a_pod_is_refused_with_its_first_container_where_a_later_one_has_no_place() -> None:
+    world = sixteen()
+    of = named("pair", 14, '{"init":{"cpu":"2","ends":true},"a":{"cpu":"5"},"b":{"cpu":"9"}}')
+    answer = world.refuse(of, container(of, "init", resources(2, 1)))
+    assert answer.message.startswith(
+        "pod default/pair, container init: its pod is admitted whole, and container b would be "
+        "refused: cpu: 9 exclusive CPUs needed"
+    )
+    assert not world.agent.state.allocations
+
+
+def test_app_containers_have_what_the_init_container_leaves_them() -> None:
+    world = sixteen()
+    of = named("job", 8, '{"init":{"cpu":"6","ends":true},"a":{"cpu":"4"},"b":{"cpu":"3"}}')
+    init = start(world, of, "init", 6)
+    assert len(world.agent.state.owned) == 7, "the peak of the pod, and no more"
+    world.check()
+    world.stop(init)
+    start(world, pod("x", STRICT), "main", 7)
+    for name, cpus in (("a", 4), ("b", 3)):
+        start(world, of, name, cpus)
+        world.check()
+    assert not [a for a in world.agent.state.kept_for(of.uid) if a.container != "init"]
+
+
+def test_an_init_container_beside_a_sidecar_has_what_comes_after_it() -> None:
+    world = sixteen()
+    of = named("job", 8, '{"proxy":{"cpu":"2"},"init":{"cpu":"6","ends":true},"a":{"cpu":"5"}}')
+    start(world, of, "proxy", 2)
+    assert len(world.agent.state.owned) == 8, "the peak of the pod, and no more"
+    refused(world, pod("x", OWN), 8)
+    world.stop(start(world, of, "init", 6))
+    assert len(world.agent.state.owned) == 8
+    start(world, of, "a", 5)
+    world.check()
+
+
+def test_the_pods_sum_is_kept_where_each_container_has_its_own_place() -> None:
+    world = sixteen()
+    of = pod("pair", STRICT, total=resources(9, 2))
+    start(world, of, "a", 5, 1)
+    (held,) = world.agent.state.kept_for(of.uid)
+    assert (len(held.cpus), held.memory_bytes, held.reason) == (4, GIB, TO_COME)
+    refused(world, pod("x", OWN), 8)
+    start(world, of, "log", 0.5)
+    (held,) = world.agent.state.kept_for(of.uid)
+    assert len(held.cpus) == 3, "what a fraction has is not to come"
+    start(world, of, "b", 3, 1)
+    assert not world.agent.state.kept_for(of.uid)
+    world.check()
+
+
+@pytest.mark.parametrize(
+    ("asks", "first", "total"),
+    [
+        ({"policy.a": "single-numa-node"}, 5, 9),  # nobody knows what the others want
+        (STRICT, 5, 5.5),  # a fraction is left
+        ({"numacpu": "0-3", "cpus": "exclusive"}, 4, 8),  # its pod has one list
+    ],
+)
+def test_nothing_is_kept_for_others_that_may_want_none(
+    asks: Mapping[str, str], first: float, total: float
+) -> None:
+    world = sixteen()
+    of = pod("pair", asks, total=resources(total, 2))
+    start(world, of, "a", first, 1)
+    assert not world.agent.state.kept_for(of.uid)
+
+
+def test_fractions_may_share_what_could_not_be_owned() -> None:
+    world = World(machines.dual_no_smt(), replace(KEEP, oversale=2.0))
+    start(world, pod("x", OWN), "main", 10)
+    of = pod("pair", {"policy": "best-effort"}, total=resources(8, 2))
+    start(world, of, "a", 4, 1)
+    assert not world.agent.state.kept_for(of.uid)
+
+
+@pytest.mark.parametrize(
+    ("containers", "said"),
+    [
+        (
+            "[]",
+            "containers is '[]' (annotation numa.kubernetes.io/containers), expected containers ",
+        ),
+        ('{"b":{"cpus":"4"}}', "expected containers in the order"),
+        ('{"b":{"cpu":"four"}}', "expected containers in the order"),
+        ('{"b":4}', "expected containers in the order"),
+        ('{"b":{"cpu":"9"}}', "containers has 9 CPUs and 0 bytes (annotation numa.kubernetes.io/"),
+        (
+            '{"b":{"cpu":"4","memory":"5Gi"}}',
+            "expected no more than its pod, 8 CPUs and 4294967296",
+        ),
+    ],
+)
+def test_an_annotation_that_cannot_be_is_said_and_the_sum_counts(
+    containers: str, said: str
+) -> None:
+    world = sixteen()
+    of = named("pair", 8, containers)
+    answer = world.create(of, container(of, "a", resources(4, 1)))
+    assert isinstance(answer, Admitted)
+    assert said in answer.warnings[0]
+    assert [a.container for a in world.agent.state.kept_for(of.uid)] == ["*"]

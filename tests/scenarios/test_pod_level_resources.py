@@ -8,9 +8,11 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from nri_numa.engine.decision import Refused
 from nri_numa.machine.synthetic import synthetic
+from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.workload import Resources
 from tests.beds.world import GIB, World, container, pod, resources
 from tests.machines import pods
@@ -131,3 +133,62 @@ def test_no_pod_has_more_than_its_sum(
     before = node.agent.state
     node.synchronize()
     assert node.agent.state.allocations == before.allocations
+
+
+BOTH = {**NARROW, "scope": "pod"}
+
+
+def test_containers_without_cpus_of_their_own_share_what_others_leave() -> None:
+    """As AllocatePod of the kubelet's static policy does, in the order of their start."""
+    node = world()
+    of = pod("p", BOTH, total=resources(6, 6))
+    every = {}
+    for name, wants in (
+        ("sidecar", resources(6, 6)), ("main", resources(3, 2)), ("log", resources(6, 6)),
+        ("second", resources(2, 1)),
+    ):  # fmt: skip
+        node.place(of, container(of, name, wants))
+        node.check()
+        every[name] = wants
+    own = {name: CPUSet.parse(node.has(f"p-{name}")[0]) for name in every}
+    assert {name: len(cpus) for name, cpus in own.items()} == {
+        "sidecar": 1, "main": 3, "log": 1, "second": 2,
+    }  # fmt: skip
+    assert own["sidecar"] == own["log"]
+    assert sums(node)[:2] == (6, 6000)
+    assert len(node.topology.numa_of(node.agent.state.owned)) == 1, "aligned as one"
+    before = node.agent.state
+    node.synchronize()
+    assert node.agent.state.allocations == before.allocations
+    node.stop("p-main")
+    node.place(of, container(of, "main", every["main"]))
+    assert CPUSet.parse(node.has("p-main")[0]) == own["main"]
+    assert CPUSet.parse(node.has("p-log")[0]) == own["log"]
+    node.check()
+
+
+def test_one_with_cpus_of_its_own_comes_first_and_the_pool_is_the_rest() -> None:
+    node = world()
+    of = pod("p", BOTH, total=resources(4, 4))
+    node.place(of, container(of, "main", resources(3, 1)))
+    node.place(of, container(of, "log", resources(4, 4)))
+    assert node.has("p-log")[0] == "3"
+    refused = node.create(of, container(of, "more", resources(1, 1)))
+    assert not isinstance(refused, Refused)
+    assert sums(node)[0] == 4, "the last CPU of those that share is nobody else's"
+    node.check()
+
+
+def test_a_pod_level_resize_changes_the_pool_for_all_who_share_it() -> None:
+    node = world()
+    of = pod("p", BOTH, total=resources(4, 4))
+    for name, cpus in (("a", 4), ("main", 2), ("b", 4)):
+        node.place(of, container(of, name, resources(cpus, 4)))
+    for total, left in ((6, 4), (3, 1)):
+        node.pods[of.id] = replace(of, resources=resources(total, 4))
+        for name in "ab":
+            node.update(f"p-{name}", resources(total, 4))
+            node.check()
+        own = {CPUSet.parse(node.has(f"p-{name}")[0]) for name in "ab"}
+        assert [len(cpus) for cpus in own] == [left]
+    assert len(CPUSet.parse(node.has("p-main")[0])) == 2

@@ -34,7 +34,6 @@ from nri_numa.engine.decision import Case, Machine, Placed, tier_text
 from nri_numa.engine.others import given_last, holders_text, listed_softly
 from nri_numa.engine.place.explicit import all_isolated, check_numamem, doubtful
 from nri_numa.engine.place.memory import (
-    STRICT,
     by_distance,
     kubelet_grant,
     near,
@@ -63,7 +62,7 @@ from nri_numa.engine.place.needs import (
     resource_table,
     too_few,
 )
-from nri_numa.engine.state import Kind, PodRecord, group_cpus, union
+from nri_numa.engine.state import STRICT, Kind, PodRecord, group_cpus, union
 from nri_numa.model.cpuset import NO_NUMA_NODES, NUMASet
 from nri_numa.model.machine import Topology, agree, cpus_text, human_milli, numa_text
 from nri_numa.model.settings import Settings

@@ -17,11 +17,11 @@ from msgspec.structs import replace
 from nri_numa.engine.accounting import grant_refused, list_refused
 from nri_numa.engine.decision import Case, Machine, Placed, tier_text
 from nri_numa.engine.others import granted_names
-from nri_numa.engine.place.memory import STRICT, pages_name, spread_charges
+from nri_numa.engine.place.memory import pages_name, spread_charges
 from nri_numa.engine.place.needs import per_node
 from nri_numa.engine.request.annotations import by_annotation, quoted
 from nri_numa.engine.request.demand import Demand
-from nri_numa.engine.state import Allocation, Kind, NodeState
+from nri_numa.engine.state import STRICT, Allocation, Kind, NodeState
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
 from nri_numa.model.machine import cpus_text, numa_text
 from nri_numa.model.workload import CPUMode, Refusal, Requested

@@ -39,7 +39,7 @@ from nri_numa.engine.align.hints import (
 from nri_numa.engine.decision import Case, Machine, Placed, homes, nearest
 from nri_numa.engine.request.annotations import by_annotation
 from nri_numa.engine.request.demand import Demand
-from nri_numa.engine.state import NOTHING, Charge, Kind, NodeState
+from nri_numa.engine.state import NOTHING, STRICT, Charge, Kind, NodeState
 from nri_numa.model.cpuset import NO_NUMA_NODES, NUMASet
 from nri_numa.model.machine import numa_text
 from nri_numa.model.workload import (
@@ -219,7 +219,10 @@ def memory_table(machine: Machine, state: NodeState, sizes: Iterable[int]) -> Me
         capacity[name] = {i: pages[i] for i in machine.numa_ids}
     assignments: list[tuple[NUMASet, Mapping[str, Amounts]]] = []
     for a in state.allocations.values():
-        if a.qos is not QoSClass.GUARANTEED or not a.mems or not (a.memory_bytes or a.hugepages):
+        # What is kept for a pod would tie its next container's NUMA nodes to those of the last one.
+        if a.qos is not QoSClass.GUARANTEED or a.ended or not a.mems:
+            continue
+        if not (a.memory_bytes or a.hugepages):
             continue
         has: dict[str, Amounts] = {"memory": {i: c.memory for i, c in a.charges.items()}}
         for size, name in names.items():
@@ -244,7 +247,6 @@ def tied_text(table: MemoryTable | None) -> str:
     return f"; other containers tie NUMA nodes {' and '.join(groups)} together (kubeletMemory)"
 
 
-STRICT: Final = (Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE)
 """Policies that refuse rather than use more NUMA nodes, for every resource."""
 
 

@@ -22,6 +22,7 @@ from nri_numa.engine.cpus.allocator import NotEnoughCPUs, SMTAlignmentRefused
 from nri_numa.engine.decision import Case, Machine, tier_text
 from nri_numa.engine.place.memory import MemoryTable, memory_table, needs_of, pages_name
 from nri_numa.engine.request.demand import Demand
+from nri_numa.engine.state import ALL
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
 from nri_numa.model.machine import agree, counted, human_milli, in_words, numa_text
 from nri_numa.model.settings import IsolatedCPUs
@@ -127,7 +128,9 @@ def _former(case: Case, free: CPUSet) -> CPUSet:
         return NO_CPUS
     own = record.former.get(case.container.name)
     bits = 0
-    for former in record.former.values() if own is None else (own,):
+    alone = case.requested.scope is Scope.CONTAINER  # what its pod's sum keeps is anywhere
+    every = {name: had for name, had in record.former.items() if not (alone and name == ALL)}
+    for former in every.values() if own is None else (own,):
         bits |= former.cpus.bits
     return CPUSet.from_bits(bits & free.bits)
 

@@ -259,7 +259,9 @@ def placed_for(annotations: Mapping[str, str], prefix: str, container: str) -> N
     return (read_placed(text) or {}).get(container, NO_NUMA_NODES)
 
 
-OWN_KEYS: Final = frozenset({"assigned", PLACED})
+CONTAINERS: Final = "containers"
+"""The annotation's key, below the prefix; `nri_numa.engine.whole` reads it."""
+OWN_KEYS: Final = frozenset({"assigned", PLACED, CONTAINERS})
 """Keys under our prefix that we write ourselves: no pod asks for anything with them."""
 
 NOTHING_REQUESTED: Final = Requested()

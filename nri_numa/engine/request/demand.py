@@ -151,9 +151,11 @@ def demand(
                 return _not_whole(pod, container, requested, milli)
         elif requested.cpus is None and whole and pod.qos is QoSClass.GUARANTEED:
             exclusive = milli // 1000 if owning or requested.policy is not Policy.NONE else 0
-            if 1000 * exclusive > paid:
-                notes.append(f"it shares CPUs: {_pays(paid, exclusive)}")
-                exclusive = 0
+        if requested.slots is None and has_no_own(pod, requested, milli) and paid >= 1000:
+            exclusive = min(exclusive, paid // 1000)  # what others of its pod leave
+        if requested.cpus is None and 1000 * exclusive > paid:
+            notes.append(f"it shares CPUs: {_pays(paid, exclusive)}")
+            exclusive = 0
         if exclusive and saturated and requested.slots is None:
             if requested.cpus is not CPUMode.EXCLUSIVE or "cpus" in requested.given:
                 return _unknown(pod, container)
@@ -173,7 +175,7 @@ def demand(
     size, memory_source = _memory(pod, container, capacity_bytes, notes)
     allocated = memory_paid(pod, container, capacity_bytes, size, others)
     need, memory = milli, size
-    if pod.qos is QoSClass.GUARANTEED and _sum(pod) is not None:
+    if pod.qos is QoSClass.GUARANTEED and pod_milli(pod) is not None:
         need, memory = min(milli, paid), allocated
     if allocated < size:
         notes.append(f"{allocated} of {size} bytes of memory are allocated: what the request is")
@@ -192,6 +194,22 @@ def demand(
         size_milli=milli,
         size_bytes=size,
         ignored=ignored,
+    )
+
+
+def has_no_own(pod: PodSandbox, requested: Requested, milli: int) -> bool:
+    """Whether a container of its size has what its pod has, as without resources of its own.
+
+    Such containers of a pod that is placed as a whole share what others with CPUs of their own
+    leave of them, as under the kubelet (``AllocatePod`` in cm/cpumanager/policy_static.go).
+    """
+    whole = pod_milli(pod)
+    return (
+        pod.qos is QoSClass.GUARANTEED
+        and requested.scope is Scope.POD
+        and requested.numacpu is None
+        and whole is not None
+        and milli >= whole > 0
     )
 
 
@@ -292,7 +310,7 @@ def size_milli(resources: Resources) -> int:
 def paid_milli(pod: PodSandbox, resources: Resources, others: Charge = NOTHING) -> int:
     """Thousandths of a CPU that a container's request pays for."""
     paid = _requested(pod.qos, resources)
-    total = _sum(pod)
+    total = pod_milli(pod)
     if total is None:
         return paid
     if pod.qos is QoSClass.GUARANTEED:
@@ -303,11 +321,11 @@ def paid_milli(pod: PodSandbox, resources: Resources, others: Charge = NOTHING) 
 
 
 def _pod_paid(pod: PodSandbox, paid: int, others: Charge) -> int | None:
-    total = _sum(pod)
+    total = pod_milli(pod)
     return None if total is None else max(paid, total - others.cpu_milli)
 
 
-def _sum(pod: PodSandbox) -> int | None:
+def pod_milli(pod: PodSandbox) -> int | None:
     """Thousandths of a CPU that a whole pod requests; None where the runtime does not say."""
     resources = pod.resources
     if resources.cpu_shares is None and not resources.cpu_quota:

@@ -83,6 +83,22 @@ async def test_node_and_annotation_are_one_write(made: Extender, server: FakeAPI
     }  # fmt: skip
 
 
+async def test_its_node_learns_of_all_containers_with_the_binding(
+    made: Extender, server: FakeAPIServer
+) -> None:
+    init = [container("prepare", cpu="2", memory="1Gi"), container("log", cpu="500m", memory="1Gi")]
+    init[1]["restartPolicy"] = "Always"
+    main = container(cpu="3", memory="1Gi")
+    made.reader.request(pod(main, init=init, policy="single-numa-node"))
+    assert await made.binder.bind(binding()) == ""
+    text = server.asked[0].body["metadata"]["annotations"][f"{PREFIX}/containers"]
+    assert json.loads(text) == {
+        "prepare": {"cpu": "2000m", "memory": "1073741824", "ends": True},
+        "log": {"cpu": "500m", "memory": "1073741824"},
+        "main": {"cpu": "3000m", "memory": "1073741824"},
+    }
+
+
 async def test_an_ordinary_pod_is_bound_as_it_is(made: Extender, server: FakeAPIServer) -> None:
     """Also one that was not filtered here: another replica was asked."""
     ordinary = pod(container(cpu="250m", memory="1Gi"))

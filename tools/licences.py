@@ -16,6 +16,7 @@ from tools.docs_regions import table
 _EXPRESSIONS: Final = {
     ("aiohappyeyeballs", "PSF-2.0"): "PSF-2.0",
     ("aiosignal", "Apache 2.0"): "Apache-2.0",
+    ("cgroupspy", "New BSD"): "BSD-3-Clause",
     ("frozenlist", "Apache-2.0"): "Apache-2.0",
     ("h11", "MIT"): "MIT",
     ("hyperframe", "The MIT License (MIT)"): "MIT",

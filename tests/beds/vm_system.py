@@ -190,11 +190,22 @@ def _install(release: str, root: Path) -> None:
         f"home = /usr/bin\ninclude-system-site-packages = false\nversion = {version}\n"
     )
     packages = venv / f"lib/python{version}/site-packages"
-    wheels = REPOSITORY / "requirements/runtime.txt"
+    pinned = (REPOSITORY / "requirements/runtime.txt").read_text()
+    wheels = root.parent / "wheels.txt"
+    # cgroupspy has no wheel; it is Python and nothing else, so that ours serves.
+    name, kept = "", []
+    for line in pinned.splitlines(keepends=True):
+        name = line.partition("==")[0] if "==" in line and line[0].isalpha() else name
+        if name != "cgroupspy":
+            kept.append(line)
+    wheels.write_text("".join(kept))
     _run(
         *(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--require-hashes"),
         *("--only-binary=:all:", "--python-version", version, "--target", packages, "-r", wheels),
     )
+    import cgroupspy
+
+    shutil.copytree(Path(cgroupspy.__file__).parent, packages / "cgroupspy")
     program = root / "usr/local/bin/nri-numa"
     program.write_text(_PROGRAM)
     program.chmod(0o755)

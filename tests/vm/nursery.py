@@ -121,7 +121,7 @@ def main(arguments: Sequence[str]) -> int:
     for module in pkgutil.walk_packages(nri_numa.__path__, "nri_numa."):
         if not any(part in module.name for part in _NOT):
             importlib.import_module(module.name)
-    for library in ("h11", "pyroute2", "prometheus_client", "yaml", "click"):
+    for library in ("h11", "cgroupspy", "pyroute2", "prometheus_client", "yaml", "click"):
         with contextlib.suppress(ImportError):
             importlib.import_module(library)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel forgets children that ended

@@ -91,7 +91,7 @@ def report(
     except OSError as error:
         raise Failure(f"cannot write {target}: {error.strerror or error}") from error
     size = human_bytes(len(packed.getvalue()))
-    click.echo(f"{target}: {', '.join(sorted(members))}; {size}B")
+    click.echo(f"{target}: {', '.join(sorted(members))}; {size}")
     if "agent.txt" in members:
         click.echo(f"nri-numa: without the agent's part: {harmless(texts['agent.txt'])}", err=True)
 

@@ -186,7 +186,7 @@ class _Story:
             self._on_one_numa_node([server])
 
     async def _exclusive(self) -> None:
-        heading("2  Exclusive CPUs: the others make room in the same answer")
+        heading("2  Exclusive CPUs: the others make room before the answer")
         before = self._stage.assignments()
         (engine,) = await self._show("03-database.yaml")
         own = self._on_one_numa_node([engine])

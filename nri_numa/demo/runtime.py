@@ -1,6 +1,7 @@
 """What the demo needs of a container runtime: NRI for one plugin, pods and containers in memory.
 
-No process and no cgroup is made. What a container has is its stored spec after every adjustment and
+No process is made, and a cgroup is a directory with two files, which the plugin writes as it writes
+the kernel's. What a container has before it runs is its stored spec after every adjustment and
 update of the plugin, as a runtime keeps it.
 """
 
@@ -8,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from nri_numa.model.machine import Topology
@@ -36,10 +39,11 @@ class State(enum.Enum):
 
 @dataclass(slots=True, kw_only=True)
 class DemoContainer:
-    """A container: its stored spec, and where it is in its life."""
+    """A container: its stored spec, its cgroup, and where it is in its life."""
 
     message: pb.Container
     machine: Topology
+    cgroup: Path
     state: State = State.CREATED
 
     @property
@@ -50,12 +54,26 @@ class DemoContainer:
     @property
     def cpus(self) -> str:
         """The CPUs it may run on, as a list; every CPU when its cpuset is empty."""
-        return self.message.linux.resources.cpu.cpus or str(self.machine.online)
+        spec = self.message.linux.resources.cpu.cpus or str(self.machine.online)
+        return self._file("cpuset.cpus", spec)
 
     @property
     def mems(self) -> str:
         """The NUMA nodes its memory may come from, as a list."""
-        return self.message.linux.resources.cpu.mems or str(self.machine.memory_nodes)
+        spec = self.message.linux.resources.cpu.mems or str(self.machine.memory_nodes)
+        return self._file("cpuset.mems", spec)
+
+    def _file(self, name: str, spec: str) -> str:
+        path = self.cgroup / name
+        return path.read_text().strip() if path.exists() else spec
+
+    def put_in_cgroup(self) -> None:
+        """Do what a runtime does as a container starts, and with updates of one that runs."""
+        self.cgroup.mkdir(parents=True, exist_ok=True)
+        cpu = self.message.linux.resources.cpu
+        for name, spec in (("cpuset.cpus", cpu.cpus), ("cpuset.mems", cpu.mems)):
+            every = self.machine.online if name == "cpuset.cpus" else self.machine.memory_nodes
+            (self.cgroup / name).write_text(spec or str(every))
 
     def shown(self) -> pb.Container:
         """What the plugin is shown now."""
@@ -68,7 +86,9 @@ class DemoContainer:
 class DemoRuntime:
     """The runtime's side of NRI over a unix socket; ``connected`` says of a synchronized plugin."""
 
-    def __init__(self, socket_path: str, machine: Topology) -> None:
+    def __init__(self, socket_path: str, machine: Topology, cgroups: Path) -> None:
+        self._cpusets = cgroups / "cpuset"
+        self._cpusets.mkdir(parents=True)
         self.pods: dict[str, pb.PodSandbox] = {}
         self.containers: dict[str, DemoContainer] = {}
         self.connected = asyncio.Event()
@@ -116,12 +136,15 @@ class DemoRuntime:
         """
         async with self._lock:
             pod = self.pods[message.pod_sandbox_id]
+            message.linux.cgroups_path = f"/demo/{message.id}"
             payload = await self._call("CreateContainer", pod=pod, container=message)
             answer = pb.CreateContainerResponse.FromString(payload)
             message.annotations.update(answer.adjust.annotations)
             message.linux.resources.MergeFrom(answer.adjust.linux.resources)
             self._apply(answer.update)
-            container = DemoContainer(message=message, machine=self._machine)
+            container = DemoContainer(
+                message=message, machine=self._machine, cgroup=self._cpusets / "demo" / message.id
+            )
             self.containers[message.id] = container
             await self._event("PostCreateContainer", container)
             return container
@@ -129,6 +152,7 @@ class DemoRuntime:
     async def start_container(self, container: DemoContainer) -> None:
         """Start a created container."""
         async with self._lock:
+            container.put_in_cgroup()
             await self._event("StartContainer", container)
             container.state = State.RUNNING
             await self._event("PostStartContainer", container)
@@ -156,6 +180,7 @@ class DemoRuntime:
         if container.state is not State.EXITED:
             container.state = State.EXITED
             payload = await self._event("StopContainer", container)
+            shutil.rmtree(container.cgroup, ignore_errors=True)
             self._apply(pb.StopContainerResponse.FromString(payload).update)
 
     def _apply(self, updates: Iterable[pb.ContainerUpdate]) -> None:
@@ -163,6 +188,8 @@ class DemoRuntime:
             container = self.containers.get(update.container_id)
             if container is not None and container.state is not State.EXITED:
                 container.message.linux.resources.MergeFrom(update.linux.resources)
+                if container.state is State.RUNNING:
+                    container.put_in_cgroup()
 
     # --- the plugin -------------------------------------------------------------------------------
 

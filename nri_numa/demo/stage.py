@@ -60,7 +60,7 @@ class Stage:
         self._socket = directory / "nri.sock"
         self._plugin: asyncio.subprocess.Process | None = None
         self._logged = 0
-        self.runtime = DemoRuntime(str(self._socket), self.machine)
+        self.runtime = DemoRuntime(str(self._socket), self.machine, directory / "cgroup")
 
     async def __aenter__(self) -> Self:
         for name, text in sysfs_files(self.machine).items():
@@ -73,7 +73,6 @@ class Stage:
             "kind": "AgentConfig",
             "kubeletRoot": str(self._directory / "kubelet"),
             "cgroupRoot": str(self._directory / "cgroup"),
-            "reconcile": {"interval": 0},  # there are no cgroups to compare with
         }
         (self._directory / "agent.yaml").write_text(json.dumps(config))
         await self.runtime.start()

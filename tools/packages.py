@@ -128,7 +128,8 @@ def rpm(made: Rootfs, architecture: str) -> bytes:
     with tempfile.TemporaryDirectory() as scratch:
         tree = Path(scratch, "tree")
         with tarfile.open(fileobj=io.BytesIO(files.tar())) as packed:
-            packed.extractall(tree, filter="fully_trusted")  # noqa: S202 - made above
+            packed.extraction_filter = getattr(tarfile, "fully_trusted_filter", None)  # 3.11.4 on
+            packed.extractall(tree)  # noqa: S202 - made above
         Path(scratch, "nri-numa.spec").write_text(
             f"""Name: nri-numa
 Version: {version()}

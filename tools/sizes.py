@@ -42,14 +42,18 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         (packed,) = folder.glob(f"*-linux-{here()}.tar.gz")
         with tarfile.open(packed) as archive:
-            archive.extractall(scratch, filter="fully_trusted")  # noqa: S202 - made here
+            archive.extraction_filter = getattr(tarfile, "fully_trusted_filter", None)  # 3.11.4 on
+            archive.extractall(scratch)  # noqa: S202 - made here
         (program,) = Path(scratch).glob("*/bin/nri-numa")
         starts.append(("bundle", _best(str(program))))
         if os.geteuid() == 0:
             from tools.build_image import assemble, programs
 
             with tarfile.open(fileobj=io.BytesIO(assemble(programs(here())).tar())) as layer:
-                layer.extractall(f"{scratch}/image", filter="fully_trusted")  # noqa: S202
+                layer.extraction_filter = getattr(
+                    tarfile, "fully_trusted_filter", None
+                )  # 3.11.4 on
+                layer.extractall(f"{scratch}/image")  # noqa: S202
             inside = _best("chroot", f"{scratch}/image", "/usr/local/bin/nri-numa")
             starts.append(("image", inside))
     sys.stdout.write("\n".join(table(("what", "start"), starts)) + "\n")

@@ -25,7 +25,8 @@ def nri_numa(*arguments: object) -> str:
 
 def unpacked(archive: Path, into: Path) -> dict[str, Any]:
     with tarfile.open(archive) as files:
-        files.extractall(into, filter="data")
+        files.extraction_filter = getattr(tarfile, "data_filter", None)  # 3.11.4 on
+        files.extractall(into)
     return {path.stem: json.loads(path.read_text()) for path in into.glob("*.json")}
 
 

@@ -218,7 +218,7 @@ def test_explain_tells_both_sides(client: Client, node: Node, plugin: DevicePlug
     assert "It runs on exclusive CPU" in both
     assert "1 slot of the device plugin" in both
     assert f"The kubelet gave container main {RESOURCE} slot-0." in both
-    assert "nothing of its own" in explained(node, "plain")
+    assert "nothing exclusive" in explained(node, "plain")
     socket = node.kubelet_root / "pod-resources/kubelet.sock"
     away = socket.with_suffix(".away")
     socket.rename(away)

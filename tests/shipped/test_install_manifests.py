@@ -639,13 +639,6 @@ def test_names_and_what_is_added_to_the_container() -> None:
     assert config == documents["ConfigMap"]["metadata"]["name"]
 
 
-def test_the_former_name_of_a_value_still_gives_containers_back() -> None:
-    now, before = helmed("--set", "releaseContainers=true"), helmed("--set", "release=true")
-    assert now == before
-    (container,) = now["DaemonSet"]["spec"]["template"]["spec"]["containers"]
-    assert container["args"] == ["release", "--stay"]
-
-
 def test_what_helm_says_after_an_installation_knows_the_value_of_today() -> None:
     """``helm template`` leaves NOTES.txt out, so it is made in the place of a manifest."""
     with tempfile.TemporaryDirectory() as name:
@@ -661,9 +654,8 @@ def test_what_helm_says_after_an_installation_knows_the_value_of_today() -> None
             return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
         assert "--set releaseContainers=true" in said()
-        assert "--set release=" not in said()
-        for value in ("releaseContainers=true", "release=true"):
-            assert "nothing is left to do but: helm uninstall nri-numa" in said("--set", value)
+        removing = said("--set", "releaseContainers=true")
+        assert "nothing is left to do but: helm uninstall nri-numa" in removing
         assert "schedulerName" not in said()
         scheduler = said("--set=scheduler.enabled=true", "--set=scheduler.name=by-numa")
         assert "schedulerName: by-numa" in scheduler

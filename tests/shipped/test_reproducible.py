@@ -137,7 +137,8 @@ def test_the_bundle_runs_where_it_is_unpacked_and_packages_hold_it(
     one, _ = twice
     (packed,) = one.glob("*-linux-*.tar.gz")
     with tarfile.open(packed) as archive:
-        archive.extractall(tmp_path, filter="fully_trusted")
+        archive.extraction_filter = getattr(tarfile, "fully_trusted_filter", None)  # 3.11.4 on
+        archive.extractall(tmp_path)
     (program,) = tmp_path.glob("*/bin/nri-numa")
     arguments = ("simulate", ROOT / "config/examples/03-database.yaml", "--machine", "synthetic:")
     said = subprocess.run([program, *arguments], env={}, capture_output=True, text=True, check=True)

@@ -210,7 +210,7 @@ def test_a_scrape_tells_the_same_as_the_list(bed: Bed) -> None:
     text = bed.metrics.text()
     assert 'nri_numa_containers{kind="exclusive",preferred="true"} 1\n' in text
     assert 'nri_numa_containers{kind="shared",preferred="true"} 0\n' in text
-    assert 'pod="own",container="server",kind="exclusive",policy="restricted"' in text
+    assert 'pod_name="own",container_name="server",kind="exclusive",policy="restricted"' in text
     pool = len(CPUSet.parse(bed.view.listing().head.shared_pool))
     assert f"nri_numa_shared_pool_cpus {pool}\n" in text
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from xml.etree import ElementTree
 
@@ -75,6 +75,8 @@ def test_every_answer_is_one_that_may_be_given_and_the_same_again(
 
 class Told:
     """A node that answers what it was told to."""
+
+    moved: Mapping[int, Got] = {}
 
     def __init__(self, answers: Sequence[Got | None]) -> None:
         self._answers = iter(answers)

@@ -342,10 +342,12 @@ async def _exchange(
     waiting: Callable[[], object],
 ) -> tuple[GivenBack, ...]:
     planned: tuple[GivenBack, ...] = ()
+    reader = CgroupReader(config.cgroup_root)
 
     def answer(pods: Pods, containers: Sequence[Container]) -> Sequence[ContainerUpdate]:
         nonlocal planned
-        planned = plan(machine, prior, [pods[pod_id] for pod_id in pods.uids], containers)
+        shown = [_as_its_cgroup(reader, machine.topology.allowed, c) for c in containers]
+        planned = plan(machine, prior, [pods[pod_id] for pod_id in pods.uids], shown)
         return [] if dry_run else [c.update for c in planned if c.changed]
 
     timer = asyncio.get_running_loop().call_later(1.0, waiting)
@@ -373,6 +375,15 @@ async def _exchange(
     if detail:
         raise RuntimeUnavailable(f"nothing was released: {detail}")
     return planned
+
+
+def _as_its_cgroup(reader: CgroupReader, every: CPUSet, container: Container) -> Container:
+    """With the CPUs of its cgroup: of neighbours the runtime's record is older (docs/adr/0012)."""
+    observed = reader.observe(CgroupPlace(container.cgroups_path, container.pid))
+    if observed is None or every <= observed.cpus:
+        return container
+    resources = replace(container.resources, cpus=str(observed.cpus))
+    return replace(container, resources=resources)
 
 
 async def _read_back(reader: CgroupReader, planned: Sequence[GivenBack]) -> tuple[GivenBack, ...]:

@@ -520,11 +520,14 @@ class Agent:
 
     def put_right(self, container_ids: Iterable[str]) -> dict[str, Written]:
         """Write the cgroups of those that have something else than is meant now."""
+        return self.correct(c for c in self.differing(container_ids) if not c.blocked)
+
+    def correct(self, corrections: Iterable[Correction]) -> dict[str, Written]:
+        """Write the cgroups of these as is meant."""
         return self.write(
             {
                 c.container_id: Wanted(self.places[c.container_id], str(c.cpus), str(c.mems))
-                for c in self.differing(container_ids)
-                if not c.blocked
+                for c in corrections
             }
         )
 

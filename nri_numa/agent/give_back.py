@@ -309,11 +309,12 @@ async def release(
         kubelet.refresh(topology.possible, topology.numa_ids)
         problems += kubelet.problems
         prior = prior.with_kubelet(kubelet.grants)
-        planned = await _exchange(config, machine, prior, dry_run, timeout, waiting)
+        reader = CgroupReader(config.cgroup_root)
+        planned = await _exchange(config, machine, prior, reader, dry_run, timeout, waiting)
         if dry_run:
             return Report(containers=planned, problems=tuple(problems))
         await asyncio.to_thread(Interrupts(config.state_dir).give_back)
-        done = await _read_back(CgroupReader(config.cgroup_root), planned)
+        done = await _read_back(reader, planned)
         report = Report(containers=done, problems=tuple(problems))
         if store is not None and report.ok:
             report = replace(report, checkpoint=_set_aside(store, bool(entries)))
@@ -337,12 +338,12 @@ async def _exchange(
     config: AgentConfig,
     machine: Machine,
     prior: NodeState,
+    reader: CgroupReader,
     dry_run: bool,
     seconds: float,
     waiting: Callable[[], object],
 ) -> tuple[GivenBack, ...]:
     planned: tuple[GivenBack, ...] = ()
-    reader = CgroupReader(config.cgroup_root)
 
     def answer(pods: Pods, containers: Sequence[Container]) -> Sequence[ContainerUpdate]:
         nonlocal planned

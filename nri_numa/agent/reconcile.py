@@ -44,7 +44,6 @@ from nri_numa.machine.cgroups import (
     CgroupReader,
     CgroupWriter,
     Scopes,
-    Wanted,
     observe_all,
 )
 from nri_numa.machine.cpuset_watch import CpusetWatch
@@ -451,12 +450,7 @@ class Reconciler:
         agent, right, left = self._agent, list[Correction](), list[Correction]()
         # What systemd may undo is not right yet, and its return would be no fight.
         unsure = self._behind.keys() | self._untold.keys()
-        done = agent.write(
-            {
-                c.container_id: Wanted(agent.places[c.container_id], str(c.cpus), str(c.mems))
-                for c in corrections
-            }
-        )
+        done = agent.correct(corrections)
         for correction in corrections:
             one = done[correction.container_id]
             if one.problem and self._writer.busy:

@@ -52,7 +52,7 @@ _EXPECTED: Final = (
 )
 
 
-class Coming(msgspec.Struct, frozen=True, kw_only=True):
+class ExpectedContainer(msgspec.Struct, frozen=True, kw_only=True):
     """A container as its pod's annotation names it; an init container ``ends`` before others start.
 
     Huge pages are left out: the pod's sum, which bounds what is kept, does not have them.
@@ -73,24 +73,26 @@ def _limits(milli: int, memory: int) -> Resources:
     )
 
 
-def read_containers(text: str) -> dict[str, Coming] | None:
+def read_containers(text: str) -> dict[str, ExpectedContainer] | None:
     """What an annotation says by container; None where it is not of our form."""
     try:
         document = json.loads(text) if len(text) <= LONGEST else None
         if not isinstance(document, dict) or len(document) > MOST:
             return None
-        found: dict[str, Coming] = {}
+        found: dict[str, ExpectedContainer] = {}
         for name, one in document.items():
             if not isinstance(one, dict) or not one.keys() <= {"cpu", "memory", "ends"}:
                 return None
             milli, memory = milli_cpus(one.get("cpu", 0)), whole_bytes(one.get("memory", 0))
-            found[name] = Coming(milli=milli, memory=memory, ends=one.get("ends") is True)
+            found[name] = ExpectedContainer(
+                milli=milli, memory=memory, ends=one.get("ends") is True
+            )
     except (ValueError, BadQuantity, RecursionError):
         return None
     return found
 
 
-def containers_text(containers: Mapping[str, Coming]) -> str:
+def containers_text(containers: Mapping[str, ExpectedContainer]) -> str:
     """The annotation's value; containers in the order in which they start."""
     document = {
         name: {"cpu": f"{one.milli}m", "memory": str(one.memory)}
@@ -138,13 +140,13 @@ def admit_whole(
     placed = record is not None and record.affinity is not None
     if placed or any(a.container != ALL for a in of_pod):
         return decided
-    coming, wrong = _coming_of(machine, pod)
+    expected, wrong = _expected_of(machine, pod)
     if wrong:
         decided = replace(decided, warnings=(*decided.warnings, wrong))
-    if coming is None:
+    if expected is None:
         found = _with_sum(machine, pod, container, decided, reading, now)
     else:
-        found = _with_named(machine, pod, container, decided, coming, reading, now)
+        found = _with_named(machine, pod, container, decided, expected, reading, now)
     if isinstance(found, Refusal):
         return Refused(found, decided.trace)
     if found is decided.state:
@@ -162,21 +164,23 @@ def admit_whole(
     )
 
 
-def _coming_of(machine: Machine, pod: PodSandbox) -> tuple[dict[str, Coming] | None, str]:
+def _expected_of(
+    machine: Machine, pod: PodSandbox
+) -> tuple[dict[str, ExpectedContainer] | None, str]:
     """What is known of the pod's containers by name; and what is wrong with the annotation."""
     key = f"{machine.settings.prefix}/{CONTAINERS}"
     text = pod.annotations.get(key)
     whole = pod_milli(pod)
     if text is None or pod.qos is not QoSClass.GUARANTEED or whole is None:
         return None, ""
-    coming = read_containers(text)
-    if coming is None:
+    expected = read_containers(text)
+    if expected is None:
         return None, f"{CONTAINERS} is {quoted(text)} (annotation {key}), expected {_EXPECTED}"
     at_once = [
         max([sum(n for n, ends in amounts if not ends), *(n for n, ends in amounts if ends)])
         for amounts in (
-            [(one.milli, one.ends) for one in coming.values()],
-            [(one.memory, one.ends) for one in coming.values()],
+            [(one.milli, one.ends) for one in expected.values()],
+            [(one.memory, one.ends) for one in expected.values()],
         )
     ]
     if at_once[0] > whole or at_once[1] > (pod.resources.memory_limit or 0):
@@ -185,7 +189,7 @@ def _coming_of(machine: Machine, pod: PodSandbox) -> tuple[dict[str, Coming] | N
             f"(annotation {key}), expected no more than its pod, {human_milli(whole)} and "
             f"{pod.resources.memory_limit or 0} bytes"
         )
-    return coming, ""
+    return expected, ""
 
 
 def _with_named(
@@ -193,16 +197,16 @@ def _with_named(
     pod: PodSandbox,
     first: Container,
     decided: Admitted,
-    coming: Mapping[str, Coming],
+    expected: Mapping[str, ExpectedContainer],
     reading: Reading | None,
     now: float,
 ) -> NodeState | Refusal:
     """Place all others of the pod in their order, as if each were being created."""
     base = let_go(machine, decided.state, _sums(decided.state, pod)).state
-    own = coming.get(first.name)
+    own = expected.get(first.name)
     ends = own is not None and own.ends
     plan = release(machine, base, first.id, now).state if ends else base
-    for name, one in coming.items():
+    for name, one in expected.items():
         if name == first.name:
             continue
         resources = _limits(one.milli, one.memory)
@@ -219,7 +223,9 @@ def _with_named(
         if one.ends:
             plan = release(machine, plan, made.id, now).state
     ids = [
-        i for name in coming if name != first.name and (i := f"{pod.id}/{name}") in plan.allocations
+        i
+        for name in expected
+        if name != first.name and (i := f"{pod.id}/{name}") in plan.allocations
     ]
     for i in ids:
         if not plan.allocations[i].ended:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from nri_numa.config import AgentConfig, parse_duration
 from nri_numa.engine.request.annotations import CONTAINERS, PLACED, placed_text
-from nri_numa.engine.whole import Coming, containers_text
+from nri_numa.engine.whole import ExpectedContainer, containers_text
 from nri_numa.kube.api import KubeAPI, text_of, uid_of
 from nri_numa.kube.requests import KubeError, Resource
 from nri_numa.observe.logs import get_logger
@@ -120,7 +120,7 @@ class Binder:
         if places and len(text) <= _LARGEST:
             annotations[self._annotation] = text
         coming = {
-            one.container: Coming(
+            one.container: ExpectedContainer(
                 milli=1000 * one.exclusive or one.milli,
                 memory=dict(one.amounts).get("memory", 0),
                 ends=one.ends,

@@ -470,7 +470,8 @@ def _keep(
         if allocation.soft or not (wants or allocation.owned):
             kept.append(allocation)  # whoever shares is in nobody's way
             continue
-        if allocation.owned and allocation.exclusive_list in lists:
+        own = allocation.exclusive_list
+        if own in lists:
             kept.append(allocation)  # a container of its pod has that list too
             continue
         clash = wants & taken
@@ -489,10 +490,9 @@ def _keep(
             problems.append(f"{allocation.full_name} claims {what}: decided anew")
             strangers.append(live[container_id])
             continue
-        if allocation.owned:
+        if own is not None:
             taken |= wants
-            if allocation.exclusive_list is not None:
-                lists.add(allocation.exclusive_list)
+            lists.add(own)
         else:
             listed |= wants if allocation.kind is Kind.EXPLICIT else 0
         kept.append(allocation)

@@ -332,11 +332,9 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
     def with_pod_pool(
         self, members: Iterable[Allocation], like: Allocation, topology: Topology
     ) -> NodeState:
-        """Give containers that share their pod's CPUs the CPUs of one of them."""
+        """Add containers that share their pod's CPUs, with the CPUs of one of them."""
         state = self
         for one in members:
-            if one.container_id in state.allocations:
-                state = state.without(one.container_id)
             memory = {i: replace(c, cpu_milli=0) for i, c in one.charges.items()}
             for i, count in topology.counts(like.cpus).items():
                 memory[i] = replace(memory.get(i, NOTHING), cpu_milli=1000 * count)

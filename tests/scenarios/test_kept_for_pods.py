@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from nri_numa.engine.decision import Admitted, Refused
 from nri_numa.engine.others import shown_kind
 from nri_numa.engine.state import TO_COME
+from nri_numa.engine.whole import ExpectedContainer, containers_text
 from nri_numa.machine.cgroups import CgroupReader
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.model.cpuset import CPUSet, NUMASet
@@ -414,7 +415,12 @@ def test_memory_of_an_init_container_is_kept_for_the_app() -> None:
 
 def test_containers_that_the_scheduler_named_have_their_place_from_the_first_on() -> None:
     world = sixteen()
-    of = named("trio", 10, '{"log":{"cpu":"500m"},"a":{"cpu":"4"},"b":{"cpu":"5","memory":"1Gi"}}')
+    sizes = {"log": (500, 0), "a": (4000, 0), "b": (5000, GIB)}
+    expected = {
+        name: ExpectedContainer(milli=milli, memory=memory)
+        for name, (milli, memory) in sizes.items()
+    }
+    of = named("trio", 10, containers_text(expected))
     start(world, of, "log", 0.5)
     kept = {a.container: a for a in world.agent.state.kept_for(of.uid)}
     assert {name: len(a.cpus) for name, a in kept.items() if a.owned} == {"a": 4, "b": 5}

@@ -162,6 +162,7 @@ def test_the_kubelets_verdict_stays_behind_its_setting() -> None:
     assert (
         "wants one number of NUMA nodes for all, as the kubelet's does (kubeletMemory)" in message
     )
+    put(world, "none", {"numamem": "0"}, 0.5, 0)  # without memory it is in no group
     put(world, "even", {"policy": "restricted"}, 40, 100)
 
 

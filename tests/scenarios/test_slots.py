@@ -48,10 +48,11 @@ def holding(
     return of, replace(made, annotations={f"{PREFIX}slots": slots})
 
 
-def test_no_annotation_of_the_pod_is_needed() -> None:
+@pytest.mark.parametrize("asks", [{}, {"scope": "pod"}])
+def test_no_annotation_of_the_pod_is_needed(asks: dict[str, str]) -> None:
     world = world_of()
     world.place(pod("neighbour"))
-    cpus, mems = world.place(*holding("a", "slot-4,slot-9", 2))
+    cpus, mems = world.place(*holding("a", "slot-4,slot-9", 2, asks))
     assert len(CPUSet.parse(cpus)) == 2
     assert mems in ("0", "1")
     allocation = world.agent.state.allocations["a-app"]
@@ -171,14 +172,13 @@ def test_ids_that_cannot_be_read_are_refused(text: str) -> None:
     assert len(refused.message) < 600
 
 
-@pytest.mark.parametrize("scope", ["container", "pod"])
-def test_the_numa_node_that_the_kubelet_chose_binds(scope: str) -> None:
+def test_the_numa_node_that_the_kubelet_chose_binds() -> None:
     world = world_of()
     for name, slots, cpus in (
         ("a", "numa1-slot-0,numa1-slot-1", "4-5"),
         ("b", "numa0-slot-3,numa1-slot-7", "0,6"),
     ):
-        assert world.place(*holding(name, slots, 2, {"scope": scope}))[0] == cpus
+        assert world.place(*holding(name, slots, 2))[0] == cpus
     # One is left there, and the others would do if they had not been chosen.
     refused = world.refuse(*holding("c", "numa1-slot-2,numa1-slot-3", 2))
     assert refused.reason == "NotEnoughCPUs"

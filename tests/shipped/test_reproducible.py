@@ -16,6 +16,8 @@ import pytest
 from tools import release
 from tools.interpreter import here
 
+# Everything is built twice; on a busy machine that takes more than ten minutes.
+pytestmark = pytest.mark.timeout(1800)
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = (
     *("nri_numa", "tools", "config", "requirements", "systemd", "tests/beds"),

@@ -96,7 +96,10 @@ def real_command(socket: Path, state: Path, sysfs: Path, *more: str) -> list[str
 
 
 def empty_command(socket: Path, *more: str) -> list[str]:
-    return [sys.executable, "-m", "bench.empty_plugin", str(socket), *more]
+    """The floor: ours in Python, or the program of ``BENCH_EMPTY`` (``bench/empty_go``)."""
+    program = os.environ.get("BENCH_EMPTY")
+    words = [program] if program else [sys.executable, "-m", "bench.empty_plugin"]
+    return [*words, str(socket), *more]
 
 
 @contextlib.asynccontextmanager

@@ -17,7 +17,7 @@ import msgspec
 from msgspec.structs import replace
 
 from nri_numa.agent.loop import Clock
-from nri_numa.agent.reconcile import Differences
+from nri_numa.agent.reconcile import Differences, observe_some
 from nri_numa.engine import admit, whole
 from nri_numa.engine.adopt import ASSIGNED, assigned
 from nri_numa.engine.decision import Admitted, Machine, Refused, Resized, Resynced, Trace
@@ -26,7 +26,6 @@ from nri_numa.engine.others import overlapping
 from nri_numa.engine.resize import over_remembered, resize
 from nri_numa.engine.resync import (
     Correction,
-    plan_corrections,
     resync,
     take_in,
     without_answer,
@@ -41,7 +40,7 @@ from nri_numa.engine.state import (
     step_violations,
     violations,
 )
-from nri_numa.machine.cgroups import CgroupPlace, CgroupWriter, Wanted, Written, observe_all
+from nri_numa.machine.cgroups import CgroupPlace, CgroupWriter, Wanted, Written
 from nri_numa.model.cpuset import NO_CPUS, CPUSet
 from nri_numa.model.workload import (
     NO_CHANGE,
@@ -515,8 +514,8 @@ class Agent:
     def differing(self, container_ids: Iterable[str]) -> tuple[Correction, ...]:
         """Which of these containers that run have something else than is meant now."""
         places = [(i, self.places[i]) for i in container_ids if self.runs(i)]
-        observed = observe_all(self._cgroups.reader, places)
-        return plan_corrections(self.machine, self.state, observed, self.narrowed_at)
+        reader = self._cgroups.reader
+        return observe_some(reader, self.machine, self.state, places, self.narrowed_at).corrections
 
     def put_right(self, container_ids: Iterable[str]) -> dict[str, Written]:
         """Write the cgroups of those that have something else than is meant now."""

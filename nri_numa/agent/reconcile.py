@@ -268,7 +268,7 @@ class Reconciler:
                 await self._clock.sleep(0)
             batch = suspects[start : start + AT_ONCE]
             # From here to the write nothing else happens.
-            wrong = self._differing(batch)
+            wrong = agent.differing(batch)
             drift = [c for c in wrong if c.container_id not in late | dict.fromkeys(agent.updating)]
             new += self._noted(drift)
             fought |= {
@@ -301,6 +301,8 @@ class Reconciler:
         self._report_late([c for c in right if c.container_id in late], late)
         repaired = [c for c in right if c in drifted]
         self._report_repaired(repaired)
+        if self._runtime.over_cri:  # no answer of ours changes its record, which may be older
+            await self._runtime.push([c.update for c in repaired])
         if only is None:
             self.tell_systemd(i for i, place in self._places(ids) if place.by_systemd)
         return Round(
@@ -408,15 +410,6 @@ class Reconciler:
             self._say_unreadable(f"{error.filename}: {error.strerror}")
             return None
 
-    def _differing(self, ids: Sequence[str]) -> tuple[Correction, ...]:
-        """The same of a few, at this moment."""
-        agent, places = self._agent, self._places(ids)
-        look = partial(observe, self._writer.reader, agent.machine, agent.state, places)
-        try:
-            return look(agent.narrowed_at).corrections
-        except OSError:
-            return ()
-
     def _say_unreadable(self, problem: str) -> None:
         """Say once that drift cannot be found, and once that it can again."""
         if problem and not self._unreadable:
@@ -474,7 +467,7 @@ class Reconciler:
         if not corrections:
             return []
         await self._clock.sleep(SETTLE)
-        wrong = list(self._differing([c.container_id for c in corrections]))
+        wrong = self._agent.differing(c.container_id for c in corrections)
         sent: list[Correction] = []
         for start in range(0, len(wrong), CHUNK):
             chunk = wrong[start : start + CHUNK]
@@ -486,7 +479,7 @@ class Reconciler:
             sent += chunk
         if sent:
             await self._clock.sleep(READ_BACK)
-        now = {c.container_id: c for c in self._differing([c.container_id for c in sent])}
+        now = {c.container_id: c for c in self._agent.differing(c.container_id for c in sent)}
         self._say_unmoved([c for c in now.values() if c in sent])
         self._agent.differences.forget(*(i for c in sent if (i := c.container_id) not in now))
         return [c for c in corrections if c in sent and c.container_id not in now]
@@ -599,28 +592,40 @@ def observe(
 ) -> Observation:
     """Read cgroups and compare them with one state; runs in a thread.
 
-    The interpreter is held for a batch at a time only. Of containers whose CPU limit was lifted, it
-    counts too.
+    The interpreter is held for a batch at a time only.
 
     Raises:
         OSError: the cgroup file system is not there at all.
     """
     if not reader.available():
         raise FileNotFoundError(errno.ENOENT, "no cgroup file system here", reader.hierarchy)
-    seen, where = 0, dict(places)
-    found: list[Correction] = []
+    seen, found = 0, list[Correction]()
     for start in range(0, len(places), BATCH):
         if start:
             pause(PAUSE)
-        observed = observe_all(reader, places[start : start + BATCH])
-        seen += len(observed)
-        _add_quotas(reader, state, places[start : start + BATCH], observed)
-        for one in plan_corrections(machine, state, observed, narrowed_at):
-            way = partial(reader.in_the_way, where[one.container_id])
-            found.append(
-                one.kept_from(way("cpuset.cpus", str(one.cpus)), way("cpuset.mems", str(one.mems)))
-            )
+        some = observe_some(reader, machine, state, places[start : start + BATCH], narrowed_at)
+        seen += some.seen
+        found += some.corrections
     return Observation(seen, tuple(sorted(found, key=lambda correction: correction.order)))
+
+
+def observe_some(
+    reader: CgroupReader,
+    machine: Machine,
+    state: NodeState,
+    places: Sequence[tuple[str, CgroupPlace]],
+    narrowed_at: float | None,
+) -> Observation:
+    """The same in one go. Of containers whose CPU limit was lifted, it counts too."""
+    where, observed = dict(places), observe_all(reader, places)
+    _add_quotas(reader, state, places, observed)
+    found = list[Correction]()
+    for one in plan_corrections(machine, state, observed, narrowed_at):
+        way = partial(reader.in_the_way, where[one.container_id])
+        found.append(
+            one.kept_from(way("cpuset.cpus", str(one.cpus)), way("cpuset.mems", str(one.mems)))
+        )
+    return Observation(len(observed), tuple(found))
 
 
 def _add_quotas(

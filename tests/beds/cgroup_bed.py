@@ -108,6 +108,7 @@ class CgroupBed:
     clock: float = 1000.0
     wall: float = 1_000_000.0
     active: bool = True
+    over_cri: bool = False
     pushes: list[list[ContainerUpdate]] = field(default_factory=list)
     failing: str = ""
     deaf: bool = False

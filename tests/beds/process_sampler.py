@@ -66,8 +66,10 @@ class Sampler:
     def watch(self, container: Container) -> Watched:
         """Look at this container from now on."""
         base = cgroups.CGROUP_ROOT if cgroups.unified() else cgroups.CGROUP_ROOT / "cpuset"
-        parent = container.pod.cgroup_parent.lstrip("/")
-        watched = Watched(base / parent / container.id / "cgroup.procs")
+        parent, name = container.pod.cgroup_parent.lstrip("/"), container.id
+        if parent.endswith(".slice"):
+            name = f"cri-containerd-{name}.scope"
+        watched = Watched(base / parent / name / "cgroup.procs")
         self._watched[container.id] = watched
         return watched
 

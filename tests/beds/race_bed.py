@@ -11,6 +11,7 @@ Works on two CPUs. Free of pytest; `tests.checks.race_figures` holds the arithme
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import threading
@@ -42,6 +43,8 @@ SETTLE_S: Final = 0.25
 """Sets that stay right for so long after the last start end a round."""
 LIMIT_S: Final = 1.5
 """A round whose sets do not get right ends so long after the last start."""
+MOMENT_MS: Final = 20
+"""From so long after an owner's first instruction on, no neighbour is on its CPUs."""
 
 OWNER_ANNOTATIONS: Final = {
     "numa.kubernetes.io/policy": "best-effort",
@@ -262,6 +265,55 @@ class RaceBed:
         assert part.container is not None
         seen = first_instruction(self._cri, part.container)
         part.first_cpus, part.began, part.read = seen.cpus, seen.at, seen.read
+
+
+def updated_beside_owners(containerd: Containerd, owners: int) -> tuple[int, list[float]]:
+    """Owners come and go while the memory of neighbours is updated all the time.
+
+    Returns how many updates there were, and of each look that saw a neighbour on an owner's CPU how
+    many ms that was after the owner's first instruction.
+    """
+    cri, stop = containerd.cri, threading.Event()
+    pods = [cri.run_pod(f"neighbour{n}", qos=QoS.BEST_EFFORT) for n in range(NEIGHBOURS)]
+    neighbours = [cri.run(pod, command=COMMAND) for pod in pods]
+
+    def updates() -> int:
+        with containerd.client() as client:
+            for number in itertools.count():
+                if stop.is_set():
+                    return number
+                more = Resources(memory=(64 + number % 64) << 20)
+                client.update(neighbours[number % NEIGHBOURS], more)
+        raise AssertionError
+
+    late: list[float] = []
+    with ThreadPoolExecutor(1) as pool:
+        stream = pool.submit(updates)
+        try:
+            for _ in range(owners):
+                owner = cri.run_pod("owner", annotations=OWNER_ANNOTATIONS)
+                with Sampler() as sampler:
+                    watched = [sampler.watch(one) for one in neighbours]
+                    made = cri.create(owner, resources=guaranteed(1), command=COMMAND)
+                    owned = granted(cri, made)
+                    cri.start(made)
+                    began = first_instruction(cri, made).at
+                    time.sleep(0.3)
+                    end = time.time()
+                assert all(one.track for one in watched), "no neighbour was seen"
+                late += [
+                    1000 * (seen.at - began)
+                    for one in watched
+                    for seen in one.track
+                    if began < seen.at < end and seen.cpus & owned
+                ]
+                cri.remove_pod(owner)
+        finally:
+            stop.set()
+        count = stream.result()
+    for pod in pods:
+        cri.remove_pod(pod)
+    return count, late
 
 
 class First(NamedTuple):

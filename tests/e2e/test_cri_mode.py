@@ -133,6 +133,31 @@ def test_neighbours_leave_exclusive_cpus_and_get_them_back(
     assert plugin.metric("nri_numa_internal_errors_total") == 0
 
 
+def test_updates_of_a_neighbour_bring_no_owned_cpu_back(
+    bed: Containerd, start: StartPlugin
+) -> None:
+    """The runtime remembers a set of before the owner, and writes it with each update of memory."""
+    plugin = start(over_cri(bed))
+    cri, owns = bed.cri, {f"{KEY}/cpus": "exclusive", f"{KEY}/numacpu": FIRST}
+    first = cri.run(cri.run_pod("first", annotations=owns), resources=guaranteed(1))
+    settled(cri, first, FIRST)
+    neighbour = cri.run(cri.run_pod("neighbour"), resources=guaranteed(0.5))
+    settled(cri, neighbour, LAST)
+    cri.remove_pod(first.pod)
+    settled(cri, neighbour, str(MACHINE))
+    owns[f"{KEY}/numacpu"] = LAST
+    cri.run(cri.run_pod("second", annotations=owns), resources=guaranteed(1))
+    settled(cri, neighbour, FIRST)
+    for mib in range(96, 102):  # more often than drift is put right before it is given up
+        cri.update(neighbour, guaranteed(0.5, mib * MIB))
+        settled(cri, neighbour, FIRST)
+    poll(
+        lambda: cri.info(neighbour)["runtimeSpec"]["linux"]["resources"]["cpu"]["cpus"] == FIRST,
+        "the runtime's record",
+    )
+    assert plugin.metric("nri_numa_drift_fights_total") == 0
+
+
 def test_a_resize_that_nobody_tells_of_is_decided_about(
     bed: Containerd, start: StartPlugin
 ) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from nri_numa.model.cpuset import CPUSet
+from tests.beds.containerd import Containerd
 from tests.beds.cri import (
     CRI,
     CRIError,
@@ -88,6 +89,26 @@ def test_grant_and_return(cri: CRI, plugin: PluginProcess) -> None:
     cri.stop_pod(pod)
     for container in (before, after):
         poll(lambda c=container: cri.cpus(c) == MACHINE, "CPUs given back")  # type: ignore[misc]  # bound per turn
+
+
+def test_nothing_brings_an_owned_cpu_back(
+    containerd: Containerd, cri: CRI, plugin: PluginProcess
+) -> None:
+    """Each way in which a neighbour's older set could return, beside updates (start race)."""
+    neighbour = cri.pod("neighbour")
+    shared = MACHINE - cri.cpus(cri.owner())
+    assert containerd.paused_and_executed(neighbour.id) == str(shared)
+    containerd.restart()
+    assert cri.cpus(neighbour) == shared
+    plugin.wait_ready()
+    assert cri.cpus(neighbour) == shared
+    plugin.kill()
+    cri.update(neighbour, Resources(memory=96 << 20))
+    plugin.start()
+    assert cri.cpus(neighbour) == shared
+    cri.stop(neighbour)
+    again = cri.run(neighbour.pod, attempt=1)
+    assert CPUSet.parse(cri.first_line(again).cpus) == cri.cpus(again) == shared
 
 
 def test_an_owner_that_exits_by_itself_has_its_cpus_again(cri: CRI, plugin: PluginProcess) -> None:

@@ -268,7 +268,7 @@ class KernelBed:
     """Cgroups of the kernel's version 1, and a runtime whose failed updates are ignored."""
 
     real: Path
-    active = True
+    active, over_cri = True, False
 
     def __post_init__(self) -> None:
         every = (self.real / "cpuset.cpus").read_text().strip()

@@ -47,7 +47,8 @@ from nri_numa.engine.decision import Machine
 from nri_numa.engine.request.annotations import Resolver
 from nri_numa.engine.request.demand import NOT_PREPARED, result_text, with_slots
 from nri_numa.errors import RuntimeUnavailable
-from nri_numa.model.machine import counted, numa_text
+from nri_numa.model.cpuset import NO_CPUS
+from nri_numa.model.machine import counted, cpus_text, numa_text
 from nri_numa.model.workload import (
     Container,
     ContainerAdjustment,
@@ -224,6 +225,18 @@ class ClaimBook:
                 "anew"
             )
         return claim
+
+    def health(self) -> tuple[str, Mapping[str, str]]:
+        """The pool, and by device which CPUs went offline that containers have of it by claims."""
+        topology = self._agent.machine.topology
+        lost = dict.fromkeys(topology.cpu_nodes, NO_CPUS)
+        for one in self._agent.state.allocations.values():
+            if one.slots and not one.ended and (gone := one.cpus - topology.online):
+                lost.update((i, lost.get(i, NO_CPUS) | gone) for i in one.numa_nodes)
+        return self._pool, {
+            device_name(i): f"{cpus_text(gone, 'is', 'are')} offline" if gone else ""
+            for i, gone in sorted(lost.items())
+        }
 
     # --- the runtime's containers -----------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import threading
 import time
 from collections import Counter
@@ -40,6 +41,8 @@ from nri_numa.dra.claims import (
     device_name,
     document_of,
     is_uid,
+    metadata_document,
+    metadata_path,
     results_named,
 )
 from nri_numa.engine.accounting import largest
@@ -47,7 +50,8 @@ from nri_numa.engine.decision import Machine
 from nri_numa.engine.request.annotations import Resolver
 from nri_numa.engine.request.demand import NOT_PREPARED, result_text, with_slots
 from nri_numa.errors import RuntimeUnavailable
-from nri_numa.model.machine import counted, numa_text
+from nri_numa.model.cpuset import NO_CPUS, CPUSet
+from nri_numa.model.machine import counted, cpus_text, numa_text
 from nri_numa.model.workload import (
     Container,
     ContainerAdjustment,
@@ -95,7 +99,7 @@ class ClaimBook:
     ) -> None:
         self._sleep = sleep
         self._driver, self._pool = driver, pool
-        self._records, self._cdi = records, cdi
+        self._records, self._cdi, self._about = records, cdi, f"{records}-metadata"
         self._asker, self._agent = asker, agent
         self._turn = threading.Lock()
         self.claims: Mapping[str, Claim] = {}
@@ -122,6 +126,8 @@ class ClaimBook:
                 continue
             found[uid] = claim
         self.claims = found
+        for uid in {*handover.names(self._about)} - found.keys():
+            shutil.rmtree(os.path.join(self._about, uid), ignore_errors=True)
         self._put_cdi_right(found)
         self._asker.clean()
         log.info("claims", remembered=len(found))
@@ -209,6 +215,7 @@ class ClaimBook:
             for path in (self._record(uid), self._cdi_file(uid)):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(path)
+            shutil.rmtree(os.path.join(self._about, uid), ignore_errors=True)
             rest = dict(self.claims)
             gone = rest.pop(uid, None)
             self.claims = rest
@@ -224,6 +231,18 @@ class ClaimBook:
                 "anew"
             )
         return claim
+
+    def health(self) -> tuple[str, Mapping[str, str]]:
+        """The pool, and by device which CPUs went offline that containers have of it by claims."""
+        topology = self._agent.machine.topology
+        lost = dict.fromkeys(topology.cpu_nodes, NO_CPUS)
+        for one in self._agent.state.allocations.values():
+            if one.slots and not one.ended and (gone := one.cpus - topology.online):
+                lost.update((i, lost.get(i, NO_CPUS) | gone) for i in one.numa_nodes)
+        return self._pool, {
+            device_name(i): f"{cpus_text(gone, 'is', 'are')} offline" if gone else ""
+            for i, gone in sorted(lost.items())
+        }
 
     # --- the runtime's containers -----------------------------------------------------------------
 
@@ -254,11 +273,35 @@ class ClaimBook:
         return with_parameters(self._agent.machine, pod, container, found), container
 
     def with_cpus(self, container: Container, to: ContainerAdjustment) -> ContainerAdjustment:
-        """Have a container of one claim find its CPUs where dra-driver-cpu puts them."""
-        uids = {uid for uid, _ in results_named(container.mentions.claims)}
+        """Have a container find its CPUs: in files, and those of one claim in a variable too."""
+        named = results_named(container.mentions.claims)
+        to = replace(to, mounts={**to.mounts, **self._metadata(named, CPUSet.parse(to.cpus))})
+        uids = {uid for uid, _ in named}
         if len(uids) != 1:
             return to  # of several claims nobody knows which CPUs are whose
         return replace(to, env={**to.env, f"{CPUS_VARIABLE}{uids.pop()}": to.cpus})
+
+    def _metadata(self, named: Sequence[tuple[str, int]], cpus: CPUSet) -> dict[str, str]:
+        """Files of device metadata, by their path in the container (KEP-5304)."""
+        numa_nodes, mounts = self._agent.machine.topology.numa_nodes, dict[str, str]()
+        for uid, number in named:
+            claim = self.claims[uid]
+            one = claim.results[number]
+            own = cpus & numa_nodes[one.numa_node].cpus
+            if len(own) != one.cpus:
+                own = NO_CPUS  # of several requests there: nobody knows which are whose
+            inside = metadata_path(self._driver, claim, one.request)
+            path = os.path.join(self._about, uid, f"{number}.json")
+            text = metadata_document(self._driver, self._pool, claim, one, own, int(time.time()))
+            try:
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+                handover.write(path, text)
+                os.chmod(path, 0o644)  # any user of the container may read it
+            except OSError as error:
+                log.warning("no device metadata", uid=uid, problem=str(error))
+            else:
+                mounts |= {inside: path} if inside else {}
+        return mounts
 
     # --- files ------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from nri_numa import __version__
 from nri_numa import config as configuration
 from nri_numa.agent.agent import Agent
+from nri_numa.agent.assigned_files import AssignedFiles
 from nri_numa.agent.beside_kubelet import BesideKubelet, KubeletSettings
 from nri_numa.agent.capacity import CapacityFactors, OutsideCapacity, StealWatch
 from nri_numa.agent.claims import claim_book, serve_kubelet
@@ -180,6 +181,9 @@ class Daemon:
         self._claims = claim_book(config, name, agent)
         if self._claims is not None:
             self._claims.load()
+        files = None
+        if config.assigned_files and self.store.trusted:
+            files = AssignedFiles(config.state_dir, agent, clock)
         publishes = config.publish.node_resource_topology
         self._pending_pods = PendingPods(agent, clock) if publishes else None
 
@@ -194,6 +198,7 @@ class Daemon:
             annotations=self.unmatched,
             devices=self._device_watch,
             claims=self._claims,
+            files=files,
             pending=self._pending_pods,
         )
         self._late: LateStarts | None = None

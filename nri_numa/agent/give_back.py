@@ -27,6 +27,7 @@ import msgspec
 from msgspec.structs import replace
 
 from nri_numa import config as configuration
+from nri_numa.agent.assigned_files import remove_all
 from nri_numa.agent.explanations import FILE
 from nri_numa.agent.interrupts import Interrupts
 from nri_numa.agent.links import locked_socket, over_cri
@@ -314,6 +315,7 @@ async def release(
         if dry_run:
             return Report(containers=planned, problems=tuple(problems))
         await asyncio.to_thread(Interrupts(config.state_dir).give_back)
+        remove_all(config.state_dir)
         done = await _read_back(reader, planned)
         report = Report(containers=done, problems=tuple(problems))
         if store is not None and report.ok:

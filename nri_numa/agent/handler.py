@@ -29,6 +29,7 @@ from nri_numa.observe.metrics import Metrics
 from nri_numa.runtime import LinkState, RequestRefused, RuntimeInfo
 
 if TYPE_CHECKING:
+    from nri_numa.agent.assigned_files import AssignedFiles
     from nri_numa.agent.claims import ClaimBook
     from nri_numa.agent.daemon import Daemon
     from nri_numa.devices.watch import DeviceWatch
@@ -55,6 +56,7 @@ class AgentHandler:
         annotations: follows the container names in annotations.
         devices: knows the devices of containers; None where they do not count.
         claims: knows the ResourceClaims of containers; None where there are none.
+        files: shows containers what they have; None where they are not asked for.
         pending: pods without a container yet; None where they are not published.
     """
 
@@ -68,6 +70,7 @@ class AgentHandler:
         annotations: UnmatchedAnnotations | None = None,
         devices: DeviceWatch | None = None,
         claims: ClaimBook | None = None,
+        files: AssignedFiles | None = None,
         pending: PendingPods | None = None,
     ) -> None:
         self.reject_on_error = reject_on_error
@@ -77,6 +80,7 @@ class AgentHandler:
         self._annotations = annotations
         self._devices = devices
         self._claims = claims
+        self._files = files
         self._pending = pending
         # Pods by sandbox id: in Stop and Remove requests the pod may carry only its id.
         self._pod_uids: dict[str, str] = {}
@@ -140,6 +144,8 @@ class AgentHandler:
             adjustment = answer.adjustment
             if self._claims is not None and answer.allocation.owned:
                 adjustment = self._claims.with_cpus(container, adjustment)
+            if self._files is not None:
+                adjustment = self._files.mounted(answer.allocation, adjustment)
             return adjustment, answer.updates
 
     def update_container(

@@ -95,6 +95,7 @@ def examine(config: AgentConfig, root: Path = Path("/")) -> Iterator[Finding]:
     yield from privileges()
     yield from cgroups(Path(config.cgroup_root), root)
     yield from runtime(config, root)
+    yield from pod_level_resources(root)
     yield from agents(config)
     yield from kubelet(config, topology)
     yield from state_directory(Path(config.state_dir))
@@ -423,6 +424,17 @@ def containerd_version(root: Path = Path("/")) -> tuple[int, ...] | None:
         found = re.search(r"\bv?([0-9]{1,4})\.([0-9]{1,4})\.[0-9]", said)
         return (int(found[1]), int(found[2])) if found else None
     return None
+
+
+def pod_level_resources(root: Path = Path("/")) -> Iterator[Finding]:
+    """What the runtime says of pods with resources of their own (``spec.resources``)."""
+    version = containerd_version(root)
+    if version is None:
+        return
+    text = f"containerd {version[0]}.{version[1]} says the pod's sum when its sandbox is made"
+    if version < (2, 3):
+        text += ", and nothing when it is resized (2.3 does): that sum goes on counting"
+    yield _ok("pod-level resources", text)
 
 
 def nri_section(document: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -759,6 +759,9 @@ class AgentConfig(Section, frozen=True):
     """Run containers with exclusive CPUs without CFS quota."""
     environment: bool = True
     """Put NUMA_CPUS and NUMA_MEMS into pinned containers."""
+    assigned_files: Annotated[bool, AT_START] = False
+    """Mount /run/numa into pinned containers, read-only: assigned.cpuset and assigned.memset say
+    what the container has at any time, also after a resize. Not over CRI."""
     reconcile: Reconcile = Reconcile()
     """Comparing the real cgroups with what was decided."""
     memory_locality: Annotated[MemoryLocality, AT_START] = MemoryLocality()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -34,6 +34,10 @@ SAID_ALREADY: Final = {
 
 CPUS_VARIABLE: Final = "DRA_CPUSET_"
 """How the variable begins that dra-driver-cpu sets to the CPUs of a claim; its UID follows."""
+POD_CLAIM: Final = "resource.kubernetes.io/pod-claim-name"
+"""Annotation of a claim that was made from a template: its name in the pod."""
+NUMA_NODE: Final = "resource.kubernetes.io/numaNode"
+"""KEP-6072; standard from Kubernetes 1.37, and an ordinary attribute before."""
 CPU: Final = "cpu"
 """Capacity of a device, below the driver's name: exclusive CPUs."""
 MEMORY: Final = "memory"
@@ -41,6 +45,7 @@ PAGES: Final = "hugepages"
 """How the names of capacities of huge pages begin, ``hugepages2Mi``: names have no dash there."""
 
 _UID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_NAME: Final = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
 _DEVICE: Final = re.compile(r"numa([0-9]{1,4})")
 
 
@@ -72,6 +77,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     """A claim that is allocated on this node.
 
     Attributes:
+        pod_claim: its name in the pod, where it was made from a template.
         pods: UIDs of the pods that it is reserved for.
         results: those of our driver.
         version: of its record.
@@ -83,6 +89,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     pods: frozenset[str]
     results: tuple[Result, ...]
+    pod_claim: str = ""
 
     @property
     def full_name(self) -> str:
@@ -103,8 +110,9 @@ def is_uid(text: str) -> bool:
 def pruned(document: Mapping[str, Any]) -> dict[str, Any]:
     """The parts of a claim object that `claim_from` reads."""
     metadata, status = document.get("metadata") or {}, document.get("status") or {}
+    made = {POD_CLAIM: (metadata.get("annotations") or {}).get(POD_CLAIM)}
     return {
-        "metadata": {key: metadata.get(key) for key in ("uid", "namespace", "name")},
+        "metadata": {**{key: metadata.get(key) for key in _NAMES}, "annotations": made},
         "status": {key: status.get(key) for key in ("allocation", "reservedFor")},
     }
 
@@ -145,6 +153,7 @@ def claim_from(document: object, *, driver: str, pool: str) -> Claim:
             if one.get("resource") == "pods"
         ),
         results=tuple(results),
+        pod_claim=str(_mapping(metadata.get("annotations") or {}, "").get(POD_CLAIM) or ""),
     )
 
 
@@ -298,6 +307,50 @@ def cdi_document(driver: str, claim: Claim) -> str:
         },
         separators=(",", ":"),
     )
+
+
+# --- Device metadata (KEP-5304): files by which containers find what they have of claims ---
+
+
+def metadata_path(driver: str, claim: Claim, request: str) -> str:
+    """Where a container finds the file of a request; empty where a name is none."""
+    kind, name = "resourceclaims", claim.name
+    if claim.pod_claim:
+        kind, name = "resourceclaimtemplates", claim.pod_claim
+    if not (_NAME.fullmatch(name) and _NAME.fullmatch(request)):
+        return ""
+    directory = f"/var/run/kubernetes.io/dra-device-attributes/{kind}/{name}/{request}"
+    return f"{directory}/{driver}-metadata.json"
+
+
+def metadata_document(
+    driver: str, pool: str, claim: Claim, one: Result, cpus: Iterable[int], generation: int
+) -> str:
+    """The file: the NUMA node, and each CPU under the name that dra-driver-cpu gives its number."""
+    numa = {NUMA_NODE: {"int": one.numa_node}}
+    devices: list[dict[str, Any]] = [{"name": device_name(one.numa_node), "attributes": numa}]
+    devices += (
+        {"name": f"cpu{cpu}", "attributes": {**numa, "dra.cpu/cpuID": {"int": cpu}}} for cpu in cpus
+    )
+    same = {
+        "kind": "DeviceMetadata",
+        "metadata": {
+            "name": claim.name,
+            "namespace": claim.namespace,
+            "uid": claim.uid,
+            "generation": generation,
+        },
+        **({"podClaimName": claim.pod_claim} if claim.pod_claim else {}),
+        "requests": [
+            {
+                "name": one.request,
+                "devices": [{"driver": driver, "pool": pool, **device} for device in devices],
+            }
+        ],
+    }
+    # Readers take the first version that they know.
+    versions = (f"metadata.resource.k8s.io/{version}" for version in ("v1beta1", "v1alpha1"))
+    return "".join(f"{json.dumps({'apiVersion': version, **same})}\n" for version in versions)
 
 
 def variable(uid: str, number: int) -> str:

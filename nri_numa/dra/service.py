@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Protocol
 
@@ -27,6 +29,12 @@ TYPE: Final = "DRAPlugin"
 VERSION: Final = "v1.DRAPlugin"
 """Kubernetes 1.34 and newer; what we need of it is there from 1.36."""
 _SERVICE: Final = "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin"
+HEALTH: Final = ("v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
+"""The same service, stable from Kubernetes 1.37 and alpha from 1.34 (KEP-4680)."""
+_LOOK: Final = 1.0
+_AGAIN: Final = 10.0
+"""Seconds between two looks at the health of devices, and after which it is said again: the kubelet
+takes a device without news for unknown after 30."""
 _REGISTRATION: Final = "pluginregistration.Registration"
 _WORKERS: Final = 16
 """Calls at the same time; some wait for containers that still end."""
@@ -53,6 +61,10 @@ class Book(Protocol):
         """Forget a claim; unknown ones are ordinary."""
         ...
 
+    def health(self) -> tuple[str, Mapping[str, str]]:
+        """The pool, and by name of each device what is wrong with it; empty for nothing."""
+        ...
+
 
 class KubeletPlugin:
     """Serves from `start` to `stop`; the kubelet finds it by the socket ``registry``.
@@ -71,6 +83,7 @@ class KubeletPlugin:
         self._driver, self._registry, self._endpoint = driver, registry, endpoint
         self._book, self._registered = book, registered
         self._servers: list[grpc.Server] = []
+        self._stopped = threading.Event()
 
     def start(self) -> None:
         """Listen: first where the kubelet calls, then where it finds us.
@@ -86,12 +99,22 @@ class KubeletPlugin:
             "GetInfo": _unary(self._info, registration.InfoRequest),
             "NotifyRegistrationStatus": _unary(self._status, registration.RegistrationStatus),
         }
-        self._serve(self._endpoint, _SERVICE, calls)
-        self._serve(self._registry, _REGISTRATION, asked)
+        health = {
+            "NodeWatchResources": grpc.unary_stream_rpc_method_handler(
+                self._watch,
+                request_deserializer=dra.NodeWatchResourcesRequest.FromString,
+                response_serializer=dra.NodeWatchResourcesResponse.SerializeToString,
+            )
+        }
+        self._stopped.clear()
+        self._serve(self._endpoint, {_SERVICE: calls, **dict.fromkeys(HEALTH, health)})
+        self._serve(self._registry, {_REGISTRATION: asked})
 
-    def _serve(self, path: str, service: str, handlers: dict[str, Any]) -> None:
+    def _serve(self, path: str, services: Mapping[str, dict[str, Any]]) -> None:
         server = grpc.server(ThreadPoolExecutor(_WORKERS, thread_name_prefix="dra"))
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+        server.add_generic_rpc_handlers(
+            tuple(grpc.method_handlers_generic_handler(*one) for one in services.items())
+        )
         try:
             os.makedirs(os.path.dirname(path), mode=0o750, exist_ok=True)
             with contextlib.suppress(FileNotFoundError):
@@ -105,6 +128,7 @@ class KubeletPlugin:
 
     def stop(self) -> None:
         """End every call and close; the kubelet sees the socket go."""
+        self._stopped.set()
         servers, self._servers = self._servers, []
         for server in reversed(servers):
             server.stop(None).wait()
@@ -116,7 +140,10 @@ class KubeletPlugin:
 
     def _info(self, request: Any, context: Any) -> Any:
         return registration.PluginInfo(
-            type=TYPE, name=self._driver, endpoint=self._endpoint, supported_versions=[VERSION]
+            type=TYPE,
+            name=self._driver,
+            endpoint=self._endpoint,
+            supported_versions=[VERSION, *HEALTH],
         )
 
     def _status(self, request: Any, context: Any) -> Any:
@@ -159,6 +186,24 @@ class KubeletPlugin:
                 entry.error = f"claim {claim.namespace}/{claim.name}: {error}"
                 log.warning("claim not forgotten", uid=claim.uid, problem=str(error))
         return answer
+
+    def _watch(self, request: Any, context: Any) -> Iterator[Any]:
+        """The health of all devices: at once, when it changes, and again before it is too old."""
+        said, at = None, 0.0
+        while context.is_active() and not self._stopped.is_set():
+            pool, devices = found = self._book.health()
+            if found != said or time.monotonic() - at >= _AGAIN:
+                said, at = found, time.monotonic()
+                answer = dra.NodeWatchResourcesResponse()
+                for name, problem in devices.items():
+                    answer.devices.add(
+                        device=dra.DeviceIdentifier(pool_name=pool, device_name=name),
+                        health=dra.UNHEALTHY if problem else dra.HEALTHY,
+                        last_updated_time=int(time.time()),
+                        message=problem[:1000],
+                    )
+                yield answer
+            self._stopped.wait(_LOOK)
 
 
 def _unary(method: Any, request: Any) -> Any:

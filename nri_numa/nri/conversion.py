@@ -266,6 +266,10 @@ def create_response(adjustment: ContainerAdjustment) -> pb.CreateContainerRespon
         response.adjust.annotations.update(adjustment.annotations)
     for key, value in adjustment.env.items():
         response.adjust.env.add(key=key, value=value)
+    for inside, outside in adjustment.mounts.items():
+        response.adjust.mounts.add(
+            destination=inside, type="bind", source=outside, options=["bind", "ro", "nosuid"]
+        )
     if (policy := adjustment.memory_policy) is not None:
         wanted = response.adjust.linux.memory_policy
         wanted.mode = _MPOL_MODES[policy.mode]

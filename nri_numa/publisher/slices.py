@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from nri_numa.dra.claims import CPU, MEMORY, PAGES, device_name
+from nri_numa.dra.claims import CPU, MEMORY, NUMA_NODE, PAGES, device_name
 from nri_numa.kube.requests import Request, Resource
 from nri_numa.publisher.outbox import AppliedObject, owner
 from nri_numa.publisher.topology import page_resource
@@ -21,8 +21,6 @@ from nri_numa.text import HUGEPAGES
 from nri_numa.web.responses import Slots, Zone, Zones
 
 API_VERSION: Final = "resource.k8s.io/v1"
-NUMA_NODE: Final = "resource.kubernetes.io/numaNode"
-"""KEP-6072; standard from Kubernetes 1.37, and an ordinary attribute before."""
 PCIE_ROOT: Final = "resource.kubernetes.io/pcieRoot"
 """Standard; a list of them needs DRAListTypeAttributes (KEP-5491, alpha)."""
 MOST_DEVICES: Final = 128

@@ -203,3 +203,31 @@ def test_a_failed_creation_gives_back(cri: CRI, plugin: PluginProcess) -> None:
     assert len(cri.cpus(fine)) == most
     cri.remove_pod(pod)
     cri.settles(shared, MACHINE)
+
+
+def test_files_say_what_containers_have_while_they_run(cri: CRI, start_plugin: StartPlugin) -> None:
+    """Before the first instruction, while others come and go, after a crash; then they go, too."""
+    plugin = start_plugin({"assignedFiles": True})
+    show = ("/bin/sh", "-c", "exec 2>&1; cat /run/numa/*; touch /run/numa/x; sleep 3600")
+    pod = cri.run_pod("shared", annotations={"numa.kubernetes.io/policy": "best-effort"})
+    shared = cri.run(pod, resources=guaranteed(0.5), command=show)
+    poll(lambda: len(cri.logs(shared)) >= 3, "what it sees")
+    assert cri.logs(shared)[:2] == [str(MACHINE), "0"]
+    assert "Read-only" in cri.logs(shared)[2]
+
+    def seen() -> CPUSet:
+        """As the container reads it now."""
+        inside = Path(f"/proc/{cri.pid(shared)}/root/run/numa/assigned.cpuset")
+        return CPUSet.parse(inside.read_text().strip())
+
+    owner = cri.owner()
+    left = MACHINE - cri.cpus(owner)
+    poll(lambda: seen() == left, "the file follows")
+    plugin.kill()
+    cri.remove_pod(owner.pod)
+    plugin.start()
+    poll(lambda: seen() == MACHINE, "the file after the restart")
+    directory = plugin.state_directory / "assigned"
+    assert sorted(one.name for one in directory.iterdir()) == [shared.id]
+    cri.remove_pod(pod)
+    poll(lambda: not list(directory.iterdir()), "no files without containers")

@@ -62,6 +62,12 @@ def events(client: Client, name: str, reason: str) -> list[str]:
     return [str(one["message"]) for one in items["items"]]
 
 
+def health(pod: JsonObject) -> list[str]:
+    """Of the devices of its first container."""
+    told = pod["status"]["containerStatuses"][0].get("allocatedResourcesStatus", [])
+    return [str(one.get("health")) for each in told for one in each.get("resources", [])]
+
+
 def call_it(client: Client, name: str | None) -> None:
     """Give the DeviceClass a name that containers can ask for as a resource, or take it away."""
     change = json.dumps({"spec": {"extendedResourceName": name}})
@@ -95,6 +101,8 @@ cpus=$(tr '\0' '\n' </proc/1/environ | sed -n 's/^DRA_CPUSET_[^=]*=//p')
 first=${cpus%%[-,]*}
 taskset -c "$first" grep Cpus_allowed_list /proc/self/status
 echo "cpus=$cpus"
+cd /var/run/kubernetes.io/dra-device-attributes/resourceclaimtemplates/*/*/
+echo cpu=$(tail -n 1 *-metadata.json | sed 's/.*cpuID": {"int": \([0-9]*\).*/\1/')
 exec sleep 1000000
 """
 
@@ -102,13 +110,16 @@ exec sleep 1000000
 def test_a_launcher_of_virtual_machines_finds_the_cpus_of_its_claim(
     client: Client, node: Node, publisher: Publisher
 ) -> None:
-    """By the variable that KubeVirt reads; a thread can be pinned to what it says."""
+    """By the variable and the file that KubeVirt reads; a thread can be pinned to what they say."""
     wait_slice(client, publisher)
     client.apply(template("dra-vm", 1))
     machine = claiming("dra-launcher", "dra-vm", 1)
     machine["spec"]["containers"][0]["command"] = ["/bin/sh", "-c", LAUNCHER]
     cpus = node.cpus(client.run(machine))
-    assert client.said("dra-launcher").split() == ["Cpus_allowed_list:", f"{cpus}", f"cpus={cpus}"]
+    assert client.said("dra-launcher").split() == [
+        "Cpus_allowed_list:", f"{cpus}", f"cpus={cpus}", f"cpu={cpus}",
+    ]  # fmt: skip
+    client.wait_pod("dra-launcher", lambda it: health(it) == ["Healthy"], "the health of its CPU")
 
 
 def test_a_pod_that_is_deleted_at_once_is_waited_for(

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nri_numa.engine.decision import Refused
-from nri_numa.machine.synthetic import synthetic
+from nri_numa.machine.synthetic import Numbering, synthetic
 from nri_numa.model.cpuset import CPUSet
+from nri_numa.model.machine import Topology
+from nri_numa.model.settings import CPUOrder, Settings
 from nri_numa.model.workload import Resources
 from tests.beds.world import GIB, World, container, pod, resources
 from tests.machines import pods
@@ -90,6 +92,26 @@ def test_a_pod_that_was_resized_before_the_runtime_knew_grows() -> None:
     node.place(of, container(of, "a", resources(2, 2)))
     assert node.update("p-a", resources(3, 3)) is None
     assert sums(node) == (3, 3000, 3 * GIB)
+
+
+def test_simulate_shows_the_pool_of_the_pod() -> None:
+    sidecar = pods.container("proxy", {}, restartPolicy="Always")
+    spec = {
+        "resources": {"limits": {"cpu": 4, "memory": "4Gi"}},
+        "initContainers": [pods.container("prepare", {}), sidecar],
+        "containers": [
+            pods.container("main", {"limits": {"cpu": 3, "memory": "1Gi"}}),
+            pods.container("log", {}),
+        ],
+    }
+    topology = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=8, threads=1, memory_gib=16)
+    result = pods.run(topology, pods.document("Pod", "p", spec, {**NARROW, "scope": "pod"}))
+    (event,) = result.events
+    found = {o.container: o.allocation for o in event.outcomes if o.allocation is not None}
+    own = {name: len(one.cpus) for name, one in found.items()}
+    assert own["main"] == 3
+    assert own["log"] == 1
+    assert found["main"].numa_nodes == found["log"].numa_nodes == found["proxy"].numa_nodes
 
 
 def test_simulate_says_the_same() -> None:
@@ -192,3 +214,64 @@ def test_a_pod_level_resize_changes_the_pool_for_all_who_share_it() -> None:
         own = {CPUSet.parse(node.has(f"p-{name}")[0]) for name in "ab"}
         assert [len(cpus) for cpus in own] == [left]
     assert len(CPUSet.parse(node.has("p-main")[0])) == 2
+
+
+FLAT = synthetic(sockets=1, numa_per_socket=1, cores_per_numa=8, threads=1, memory_gib=16)
+DUAL = synthetic(
+    sockets=2, numa_per_socket=1, cores_per_numa=3, memory_gib=16, numbering=Numbering.ALTERNATING
+)
+INIT_SIDECAR = {"i1": "2,6,8", "s2:1": "6", "i3": "2,8", "c1:1": "2", "c2": "8"}
+SHARED_SIDECAR = {"i1": "2,6,8", "s2": "2,8", "i3": "2,6,8", "c1:1": "6", "c2": "2,8"}
+
+
+@pytest.mark.parametrize(
+    ("topology", "total", "expected", "kubelets"),
+    [  # TestStaticPolicyRestorePodAllocation
+        (FLAT, 4, {"c1:2": "1-2", "c2:2": "3-4"}, {}),
+        (FLAT, 3, {"c1:2": "1-2", "c2": "3"}, {}),
+        (FLAT, 2, {"i1:2": "1-2", "c1:2": "1-2"}, {}),
+        (FLAT, 4, {"s1:2": "1-2", "c1:2": "3-4"}, {}),
+        (FLAT, 6, {"s1:2": "1-2", "s2:2": "3-4", "c1:2": "5-6"}, {}),
+        (FLAT, 3, {"s1": "3", "c1:2": "1-2"}, {}),
+        (FLAT, 4, {"s1:2": "1-2", "i1": "3-4", "c1:2": "3-4"}, {}),
+        (FLAT, 2, {"i1:2": "1-2", "i2:2": "1-2", "c1:2": "1-2"}, {}),
+        # TestStaticPolicyAllocatePod
+        (DUAL, 1, {"c1": "6"}, {}),
+        (DUAL, 3, {"c1:1": "6", "c2:1": "2", "c3": "8"}, {}),
+        (DUAL, 3, INIT_SIDECAR, {}),
+        (DUAL, 3, SHARED_SIDECAR, {}),
+        # It takes whole cores for the pod first.
+        (DUAL, 2, {"c1:1": "6"}, {"c1:1": "2"}),
+        (
+            DUAL,
+            2,
+            {"i1:1": "6", "i2:1": "6", "c1:1": "6", "c2:1": "2"},
+            {"i1:1": "2", "i2:1": "2", "c1:1": "2", "c2:1": "8"},
+        ),
+        # EmptyPodSharedPoolError
+        (DUAL, 2, {"c1:1": "6", "c2:1": "2", "c3": "0-1,3-5,7-11"}, {"": "refused"}),
+    ],
+)
+def test_vectors_of_the_kubelets_unit_tests(
+    topology: Topology, total: int, expected: dict[str, str], kubelets: dict[str, str]
+) -> None:
+    """``NAME:CPUS``, without a number one without resources; init containers end, sidecars stay."""
+    settings = Settings(
+        cpu_order=CPUOrder.KUBELET, kubelet_cpus=True, kubelet_ties=True, align_l3=False,
+        static_cpus=True, reserved_cpus=CPUSet.parse("0"),
+    )  # fmt: skip
+    node = World(topology, settings)
+    of = pod("p", {"policy": "restricted", "scope": "pod"}, total=resources(total, total))
+    node.agent.run_pod(of)
+    found, live = {}, []
+    for key in expected:
+        name, _, cpus = key.partition(":")
+        node.place(of, container(of, name, resources(int(cpus or total), 1)))
+        found[key] = node.has(f"p-{name}")[0]
+        if name.startswith("i"):
+            node.stop(f"p-{name}")
+        else:
+            live.append((key, f"p-{name}"))
+    found |= {key: node.has(container_id)[0] for key, container_id in live}
+    assert found == expected != kubelets
+    node.check()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,12 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.agent.claims import ClaimBook
-from nri_numa.dra.claims import BadClaim, variable
+from nri_numa.dra.claims import POD_CLAIM, BadClaim, variable
 from nri_numa.dra.handover import HandoverClient
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.settings import Settings
-from nri_numa.model.workload import Container, Mentions
+from nri_numa.model.workload import Container, ContainerAdjustment, Mentions
 from tests.beds.world import World, container, pod, resources
 from tests.unit.dra.test_claims import DRIVER, UID, claim, config, result
 
@@ -301,3 +302,33 @@ def test_a_variable_of_ones_own_gives_nothing(
     refused = bed.world.refuse(*bed.book.seen(of, made))
     assert refused.reason == "ClaimNotPrepared"
     assert words in refused.message
+
+
+def test_a_container_finds_its_cpus_in_device_metadata_and_pods_see_one_that_is_offline(
+    bed: Bed,
+) -> None:
+    bed.objects[UID]["metadata"]["annotations"] = {POD_CLAIM: "numa"}
+    bed.prepare()
+    of = pod("web")
+    made = replace(container(of, wants=resources(4, 0.1)), mentions=environment())
+    cpus, _ = bed.world.place(*bed.book.seen(of, made))
+    to = bed.book.with_cpus(made, ContainerAdjustment(cpus=cpus))
+    ((inside, path),) = to.mounts.items()
+    where = "/var/run/kubernetes.io/dra-device-attributes/resourceclaimtemplates/numa/cpus"
+    assert inside == f"{where}/{DRIVER}-metadata.json"
+    assert Path(path).stat().st_mode & 0o777 == 0o644
+    first, second = (json.loads(line) for line in Path(path).read_text().splitlines())
+    assert first["apiVersion"].endswith("/v1beta1")
+    assert second["apiVersion"].endswith("/v1alpha1")
+    (request,) = second["requests"]
+    numbers = [one["attributes"].get("dra.cpu/cpuID") for one in request["devices"]]
+    assert numbers == [None, *({"int": cpu} for cpu in CPUSet.parse(cpus))]
+    assert bed.boot().health() == ("n1", {"numa0": "", "numa1": ""})
+    lost = CPUSet.parse(cpus).first
+    machine = bed.world.agent.machine
+    online = machine.topology.online - CPUSet([lost])
+    bed.world.agent.machine = replace(machine, topology=replace(machine.topology, online=online))
+    assert bed.book.health()[1] == {"numa0": "", "numa1": f"CPU {lost} is offline"}
+    assert Path(path).exists()
+    bed.book.unprepare(UID)
+    assert not Path(path).exists()

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from nri_numa import config
 from nri_numa.agent import preflight
-from nri_numa.agent.preflight import Finding, Level
+from nri_numa.agent.preflight import Finding, Level, pod_level_resources
 from nri_numa.config import HTTP, AgentConfig, LinkKind, Runtime
 from nri_numa.machine.sysfs import discover
 from nri_numa.model.cpuset import CPUSet
@@ -412,3 +412,15 @@ def test_an_expired_certificate_is_a_failure(tmp_path: Path) -> None:
     files = {"tls_cert": str(tmp_path / "cert.pem"), "tls_key": str(tmp_path / "key.pem")}
     (found, *_) = http(address="127.0.0.1:1", **files)
     assert (found.level, "has expired" in found.message) == (Level.FAIL, True)
+
+
+@pytest.mark.parametrize(("version", "says"), [("v2.2.1", True), ("2.3.0", False), ("?", None)])
+def test_what_containerd_says_of_pod_level_resources(
+    tmp_path: Path, version: str, says: bool | None
+) -> None:
+    program = tmp_path / "usr/bin/containerd"
+    program.parent.mkdir(parents=True)
+    program.write_text(f"#!/bin/sh\necho containerd github.com/containerd/containerd {version} x\n")
+    program.chmod(0o755)
+    found = ["nothing when it is resized" in one.message for one in pod_level_resources(tmp_path)]
+    assert found == ([] if says is None else [says])

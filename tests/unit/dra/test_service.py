@@ -14,7 +14,7 @@ import pytest
 from nri_numa.dra.claims import BadClaim
 from nri_numa.dra.pb import dra_pb2 as dra
 from nri_numa.dra.pb import pluginregistration_pb2 as registration
-from nri_numa.dra.service import KubeletPlugin, Prepared
+from nri_numa.dra.service import HEALTH, KubeletPlugin, Prepared
 from nri_numa.errors import RuntimeUnavailable
 
 DRIVER = "dra.example.com"
@@ -28,6 +28,7 @@ class Book:
 
     unprepared: list[str] = field(default_factory=list)
     registered: int = 0
+    problem: str = ""
 
     def prepare(self, namespace: str, name: str, uid: str) -> list[Prepared]:
         if name == "bad":
@@ -38,6 +39,9 @@ class Book:
         if uid == "stuck":
             raise OSError("the disk is full")
         self.unprepared.append(uid)
+
+    def health(self) -> tuple[str, dict[str, str]]:
+        return "n1", {"numa0": "", "numa1": self.problem}
 
     def taken(self) -> None:
         self.registered += 1
@@ -98,7 +102,29 @@ def test_the_kubelet_finds_it(bed: Bed) -> None:
         registration.PluginInfo,
     )
     assert (info.type, info.name, info.endpoint) == ("DRAPlugin", DRIVER, str(bed.endpoint))
-    assert list(info.supported_versions) == ["v1.DRAPlugin"]
+    assert list(info.supported_versions) == ["v1.DRAPlugin", *HEALTH]
+
+
+@pytest.mark.parametrize("service", HEALTH)
+def test_the_health_of_devices_is_said_at_once_and_when_it_changes(bed: Bed, service: str) -> None:
+    with grpc.insecure_channel(f"unix:{bed.endpoint}") as channel:
+        stream = channel.unary_stream(
+            f"/{service}/NodeWatchResources",
+            request_serializer=dra.NodeWatchResourcesRequest.SerializeToString,
+            response_deserializer=dra.NodeWatchResourcesResponse.FromString,
+        )(dra.NodeWatchResourcesRequest(), timeout=60, wait_for_ready=True)
+        first = next(stream).devices
+        assert [(one.device.pool_name, one.device.device_name, one.health) for one in first] == [
+            ("n1", "numa0", dra.HEALTHY),
+            ("n1", "numa1", dra.HEALTHY),
+        ]
+        bed.book.problem = "CPU 3 is offline"
+        second = next(stream).devices[1]
+        assert (second.health, second.message) == (dra.UNHEALTHY, "CPU 3 is offline")
+        assert second.last_updated_time >= first[1].last_updated_time > 0
+        bed.plugin.stop()
+        with pytest.raises((grpc.RpcError, StopIteration)):
+            next(stream)
 
 
 @pytest.mark.parametrize("taken", [True, False])

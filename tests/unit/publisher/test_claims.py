@@ -55,7 +55,9 @@ async def test_a_claim_is_handed_over_without_what_nobody_reads(
     whole = claim()
     handed = found["claim"]
     assert isinstance(handed, dict)
-    assert handed["metadata"] == {"uid": UID, "namespace": "shop", "name": "four"}
+    made = {"resource.kubernetes.io/pod-claim-name": None}
+    who = {"uid": UID, "namespace": "shop", "name": "four"}
+    assert handed["metadata"] == {**who, "annotations": made}
     (one,) = handed["status"]["allocation"]["devices"]["results"]
     (meant,) = whole["status"]["allocation"]["devices"]["results"]
     assert one["consumedCapacity"] == meant["consumedCapacity"]

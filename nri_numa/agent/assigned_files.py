@@ -1,0 +1,109 @@
+"""What containers have, in files that follow it; a variable keeps what was at the start.
+
+The names are those of KEP-6369 (Pod Assigned Resource Exposure). A container gets a directory as a
+mount, not its files: a file is replaced as a whole, and a mount of it would stay with the old one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import replace
+
+from nri_numa.engine.state import Kind
+from nri_numa.model.workload import ContainerAdjustment
+from nri_numa.observe.logs import get_logger
+
+if TYPE_CHECKING:
+    from nri_numa.agent.agent import Agent
+    from nri_numa.agent.loop import Clock
+    from nri_numa.engine.state import Allocation
+
+log = get_logger("assigned")
+
+INSIDE: Final = "/run/numa"
+"""Where containers find their files."""
+NAMES: Final = ("assigned.cpuset", "assigned.memset")
+_ID: Final = re.compile(r"\w[\w.-]*")
+
+
+class AssignedFiles:
+    """The files of each container that was created with them, in the state directory."""
+
+    def __init__(self, state_dir: str, agent: Agent, clock: Clock) -> None:
+        self._root = directory_in(state_dir)
+        self._agent, self._clock = agent, clock
+        self._due = False
+        # By container id; what an earlier process wrote is not known.
+        names = os.listdir(self._root) if os.path.isdir(self._root) else []
+        self._written: dict[str, tuple[str, ...]] = dict.fromkeys(names, ())
+        agent.subscribe(self._changed)
+
+    def mounted(self, allocation: Allocation, to: ContainerAdjustment) -> ContainerAdjustment:
+        """The container with its files, where it is pinned."""
+        free = allocation.kind in (Kind.UNBOUND, Kind.FOREIGN) and not allocation.mems
+        if free or not _ID.fullmatch(allocation.container_id):
+            return to
+        path = os.path.join(self._root, allocation.container_id)
+        try:
+            os.makedirs(path, exist_ok=True)
+            os.chmod(path, 0o755)  # noqa: S103  # any user of the container may look
+            self._write(allocation)
+        except OSError as error:
+            log.warning("no files of what a container has", path=path, problem=str(error))
+            return to
+        return replace(to, mounts={INSIDE: path})
+
+    def _changed(self) -> None:
+        if not self._due:
+            self._due = True
+            self._clock.call_soon(self.refresh)
+
+    def refresh(self) -> None:
+        """Have all files say what is; those of containers that ended go."""
+        self._due = False
+        if not self._agent.synchronized:
+            return  # a container that the checkpoint does not know may run
+        allocations = self._agent.state.allocations
+        for container_id in tuple(self._written):
+            allocation = allocations.get(container_id)
+            try:
+                if allocation is not None and not allocation.ended:
+                    self._write(allocation)
+                    continue
+                shutil.rmtree(os.path.join(self._root, container_id))
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                log.warning("a container's files are not as they should", problem=str(error))
+                continue
+            del self._written[container_id]
+
+    def _write(self, allocation: Allocation) -> None:
+        cpus = self._agent.cpus_of(allocation) or str(allocation.pinned)
+        texts = cpus, str(allocation.mems)
+        if self._written.get(allocation.container_id) == texts:
+            return
+        for name, text in zip(NAMES, texts, strict=True):
+            path = os.path.join(self._root, allocation.container_id, name)
+            beside = f"{path}.new"
+            with open(beside, "w", encoding="ascii") as file:
+                file.write(f"{text}\n")
+            os.chmod(beside, 0o644)
+            os.replace(beside, path)
+        self._written[allocation.container_id] = texts
+
+
+def directory_in(state_dir: str) -> str:
+    """Where the files of all containers are."""
+    return os.path.join(state_dir, "assigned")
+
+
+def remove_all(state_dir: str) -> None:
+    """Take the files away; directories stay, which are mounted in containers that run."""
+    for folder, _, names in os.walk(directory_in(state_dir)):
+        for name in names:
+            os.unlink(os.path.join(folder, name))

@@ -145,6 +145,15 @@ class Rootfs:
 # --- what goes in -----------------------------------------------------------------------------
 
 
+def unpack(tar: Path | bytes, into: str | Path) -> None:
+    """Unpack what was made here, with its links and modes; Python 3.11.2 knows no filters yet."""
+    with tarfile.open(
+        fileobj=io.BytesIO(tar if isinstance(tar, bytes) else tar.read_bytes())
+    ) as archive:
+        archive.extraction_filter = getattr(tarfile, "fully_trusted_filter", None)
+        archive.extractall(into)  # noqa: S202
+
+
 def pins() -> dict[str, str]:
     """Versions by name that a node gets."""
     from packaging.requirements import Requirement

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tools import release
-from tools.build_image import unpack
+from tools import packages, release
+from tools.build_image import Rootfs, unpack
 from tools.interpreter import here
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -155,3 +155,34 @@ def test_the_bundle_runs_where_it_is_unpacked_and_packages_hold_it(
     for name in ("/etc/nri-numa/agent.yaml", "/usr/lib/systemd/system/nri-numa.service"):
         assert name[1:] in listed.stdout
         assert name in asked.stdout
+
+
+@pytest.mark.skipif(shutil.which("dpkg") is None, reason="dpkg is not on this machine")
+def test_only_an_upgrade_restarts_the_service_and_settings_are_kept(tmp_path: Path) -> None:
+    """The .deb with a program that does nothing, in a root of its own."""
+    bundle = Rootfs()
+    bundle.add("bin/nri-numa", b"#!/bin/sh\n", 0o755)
+    deb, root = tmp_path / "nri-numa.deb", tmp_path / "root"
+    deb.write_bytes(packages.deb(bundle, here()))
+    calls, programs, config = root / "calls", root / "programs", root / "etc/nri-numa/agent.yaml"
+    for folder in (programs, *(root / f"var/lib/dpkg/{name}" for name in ("info", "updates"))):
+        folder.mkdir(parents=True)
+    (root / "var/lib/dpkg/status").touch()
+    (programs / "systemctl").write_text(f'#!/bin/sh\necho "$@" >> {calls}\n')
+    (programs / "systemctl").chmod(0o755)
+
+    def restarts(*arguments: str | Path) -> list[str]:
+        calls.write_text("")
+        command = ["dpkg", f"--root={root}", "--force-not-root,script-chrootless", *arguments]
+        path = f"{programs}:/usr/sbin:/usr/bin:/sbin:/bin"
+        subprocess.run(command, env={"PATH": path}, check=True, stdout=subprocess.DEVNULL)
+        return [one for one in calls.read_text().splitlines() if "restart" in one]
+
+    assert restarts("--install", deb) == []
+    config.write_text("reservedCPUs: 0-1\n")
+    assert restarts("--install", deb) == ["try-restart nri-numa"]
+    assert restarts("--remove", "nri-numa") == []
+    assert config.read_text() == "reservedCPUs: 0-1\n"
+    assert not (root / "usr/lib/nri-numa").exists()
+    restarts("--purge", "nri-numa")
+    assert not config.exists()

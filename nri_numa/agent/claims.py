@@ -257,7 +257,7 @@ class ClaimBook:
         """Have a container of one claim find its CPUs where dra-driver-cpu puts them."""
         uids = {uid for uid, _ in results_named(container.mentions.claims)}
         if len(uids) != 1:
-            return to  # of several claims nobody knows which CPUs are whose
+            return to  # of several claims it is not known which CPUs are whose
         return replace(to, env={**to.env, f"{CPUS_VARIABLE}{uids.pop()}": to.cpus})
 
     # --- files ------------------------------------------------------------------------------------

@@ -33,9 +33,11 @@ _PROGRAM: Final = """#!/bin/sh
 here=$(dirname "$(readlink -f "$0")")/..
 exec "$here/bin/python3" -I -m nri_numa "$@"
 """
-_RELOAD: Final = "if [ -d /run/systemd/system ]; then systemctl daemon-reload || :; fi\n"
-_RESTART: Final = "systemctl try-restart nri-numa || :\n"
-_STOP: Final = "if [ -d /run/systemd/system ]; then systemctl disable --now nri-numa || :; fi\n"
+# Where systemd runs; dpkg names another root than / in the variable.
+_SYSTEMD: Final = 'if [ -d "$DPKG_ROOT/run/systemd/system" ]; then systemctl %s || :; fi\n'
+_RELOAD: Final = _SYSTEMD % "daemon-reload"
+_RESTART: Final = _SYSTEMD % "try-restart nri-numa"
+_STOP: Final = _SYSTEMD % "disable --now nri-numa"
 
 
 def bundle(programs: Rootfs, architecture: str) -> Rootfs:

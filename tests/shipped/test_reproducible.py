@@ -165,24 +165,25 @@ def test_only_an_upgrade_restarts_the_service_and_settings_are_kept(tmp_path: Pa
     deb, root = tmp_path / "nri-numa.deb", tmp_path / "root"
     deb.write_bytes(packages.deb(bundle, here()))
     calls, programs, config = root / "calls", root / "programs", root / "etc/nri-numa/agent.yaml"
-    for folder in (programs, *(root / f"var/lib/dpkg/{name}" for name in ("info", "updates"))):
-        folder.mkdir(parents=True)
+    for name in ("programs", "run/systemd/system", "var/lib/dpkg/info", "var/lib/dpkg/updates"):
+        (root / name).mkdir(parents=True)
     (root / "var/lib/dpkg/status").touch()
     (programs / "systemctl").write_text(f'#!/bin/sh\necho "$@" >> {calls}\n')
     (programs / "systemctl").chmod(0o755)
 
-    def restarts(*arguments: str | Path) -> list[str]:
+    def asked(*arguments: str | Path) -> list[str]:
+        """What systemctl was called with."""
         calls.write_text("")
         command = ["dpkg", f"--root={root}", "--force-not-root,script-chrootless", *arguments]
         path = f"{programs}:/usr/sbin:/usr/bin:/sbin:/bin"
         subprocess.run(command, env={"PATH": path}, check=True, stdout=subprocess.DEVNULL)
-        return [one for one in calls.read_text().splitlines() if "restart" in one]
+        return calls.read_text().splitlines()
 
-    assert restarts("--install", deb) == []
+    assert asked("--install", deb) == ["daemon-reload"]
     config.write_text("reservedCPUs: 0-1\n")
-    assert restarts("--install", deb) == ["try-restart nri-numa"]
-    assert restarts("--remove", "nri-numa") == []
+    assert asked("--install", deb)[-2:] == ["daemon-reload", "try-restart nri-numa"]
+    assert asked("--remove", "nri-numa") == ["disable --now nri-numa", "daemon-reload"]
     assert config.read_text() == "reservedCPUs: 0-1\n"
     assert not (root / "usr/lib/nri-numa").exists()
-    restarts("--purge", "nri-numa")
+    asked("--purge", "nri-numa")
     assert not config.exists()

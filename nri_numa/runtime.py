@@ -268,7 +268,7 @@ def backoff_delays(
         delay = min(delay * 2, ceiling)
 
 
-# --- what the kubelet tells every runtime, whichever way it arrives ---------------------------
+# --- what the kubelet gives every runtime, whichever way it arrives ---------------------------
 
 NOTHING_GIVEN: Final = Resources()
 

@@ -20,7 +20,6 @@ from tools.build_image import REPOSITORY
 
 PLACES: Final = (
     "pyproject.toml",
-    "Containerfile",
     "*.md",
     "docs/*.md",
     "config/**/*",

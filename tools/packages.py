@@ -8,18 +8,16 @@ and completion for bash. Neither starts the service, and an upgrade restarts one
 from __future__ import annotations
 
 import gzip
-import io
 import os
 import shutil
 import subprocess
-import tarfile
 import tempfile
 from pathlib import Path
 from typing import Final
 
 from tools import interpreter
 from tools.addresses import addresses
-from tools.build_image import EPOCH, REPOSITORY, SITE, Rootfs, version
+from tools.build_image import EPOCH, REPOSITORY, SITE, Rootfs, unpack, version
 
 _HOME: Final = "usr/lib/nri-numa"
 _SUMMARY: Final = "NUMA placement for Kubernetes nodes, an NRI plugin"
@@ -35,9 +33,11 @@ _PROGRAM: Final = """#!/bin/sh
 here=$(dirname "$(readlink -f "$0")")/..
 exec "$here/bin/python3" -I -m nri_numa "$@"
 """
-_RELOAD: Final = "if [ -d /run/systemd/system ]; then systemctl daemon-reload || :; fi\n"
-_RESTART: Final = "systemctl try-restart nri-numa || :\n"
-_STOP: Final = "if [ -d /run/systemd/system ]; then systemctl disable --now nri-numa || :; fi\n"
+# Where systemd runs; dpkg names another root than / in the variable.
+_SYSTEMD: Final = 'if [ -d "$DPKG_ROOT/run/systemd/system" ]; then systemctl %s || :; fi\n'
+_RELOAD: Final = _SYSTEMD % "daemon-reload"
+_RESTART: Final = _SYSTEMD % "try-restart nri-numa"
+_STOP: Final = _SYSTEMD % "disable --now nri-numa"
 
 
 def bundle(programs: Rootfs, architecture: str) -> Rootfs:
@@ -127,9 +127,7 @@ def rpm(made: Rootfs, architecture: str) -> bytes:
     machine = interpreter.ARCHITECTURES[architecture]
     with tempfile.TemporaryDirectory() as scratch:
         tree = Path(scratch, "tree")
-        with tarfile.open(fileobj=io.BytesIO(files.tar())) as packed:
-            packed.extraction_filter = getattr(tarfile, "fully_trusted_filter", None)  # 3.11.4 on
-            packed.extractall(tree)  # noqa: S202 - made above
+        unpack(files.tar(), tree)
         Path(scratch, "nri-numa.spec").write_text(
             f"""Name: nri-numa
 Version: {version()}

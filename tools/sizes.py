@@ -6,15 +6,14 @@ the image's is in its root file system, without a runtime (root).
 
 from __future__ import annotations
 
-import io
 import os
 import subprocess
 import sys
-import tarfile
 import tempfile
 import time
 from pathlib import Path
 
+from tools.build_image import assemble, programs, unpack
 from tools.docs_regions import table
 from tools.interpreter import here
 
@@ -41,19 +40,11 @@ def main() -> int:
     starts = [("wheel, in this environment", _best(str(Path(sys.executable).parent / "nri-numa")))]
     with tempfile.TemporaryDirectory() as scratch:
         (packed,) = folder.glob(f"*-linux-{here()}.tar.gz")
-        with tarfile.open(packed) as archive:
-            archive.extraction_filter = getattr(tarfile, "fully_trusted_filter", None)  # 3.11.4 on
-            archive.extractall(scratch)  # noqa: S202 - made here
+        unpack(packed, scratch)
         (program,) = Path(scratch).glob("*/bin/nri-numa")
         starts.append(("bundle", _best(str(program))))
         if os.geteuid() == 0:
-            from tools.build_image import assemble, programs
-
-            with tarfile.open(fileobj=io.BytesIO(assemble(programs(here())).tar())) as layer:
-                layer.extraction_filter = getattr(
-                    tarfile, "fully_trusted_filter", None
-                )  # 3.11.4 on
-                layer.extractall(f"{scratch}/image")  # noqa: S202
+            unpack(assemble(programs(here())).tar(), f"{scratch}/image")
             inside = _best("chroot", f"{scratch}/image", "/usr/local/bin/nri-numa")
             starts.append(("image", inside))
     sys.stdout.write("\n".join(table(("what", "start"), starts)) + "\n")

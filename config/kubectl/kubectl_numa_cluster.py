@@ -2,7 +2,7 @@
 
 It stands beside ``kubectl-numa`` and needs nothing but Python 3.9. What is read are the
 NodeResourceTopology objects that ``nri-numa publish`` writes, Nodes for the annotation ``drained``,
-and Pending pods for those that a node refused. Objects may come from somebody else and may have
+and Pending pods for those that a node refused. Objects may come from other programs and may have
 been edited: what cannot be read makes its node an unknown one, with the reason.
 """
 
@@ -218,7 +218,7 @@ def _zone(zone: Object, prefix: str, drained: set[int]) -> Object:
         return min(quantity(one[key]), quantity(one["allocatable"]))
 
     there = amount("cpu", "allocatable")
-    # Whoever says nothing of exclusive CPUs has the whole ones of what is available.
+    # A node without exclusive CPUs in it has the whole ones of what is available.
     free = attributes.get(f"{prefix}/free-exclusive-cpus", str(amount("cpu", "available")))
     factor = float(attributes.get(f"{prefix}/capacity-factor", "1"))
     if not (free.isdigit() and len(free) < 10 and 0 <= factor <= 1):

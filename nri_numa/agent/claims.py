@@ -278,7 +278,7 @@ class ClaimBook:
         to = replace(to, mounts={**to.mounts, **self._metadata(named, CPUSet.parse(to.cpus))})
         uids = {uid for uid, _ in named}
         if len(uids) != 1:
-            return to  # of several claims nobody knows which CPUs are whose
+            return to  # of several claims it is not known which CPUs are whose
         return replace(to, env={**to.env, f"{CPUS_VARIABLE}{uids.pop()}": to.cpus})
 
     def _metadata(self, named: Sequence[tuple[str, int]], cpus: CPUSet) -> dict[str, str]:

@@ -145,7 +145,7 @@ class Interrupts:
                 now = _read(self._path(number))
                 before, ours = kept.get(number, (now, now))
                 if now != ours:
-                    before = now  # somebody else decided meanwhile
+                    before = now  # another program decided meanwhile
                 left = CPUSet.parse(before) - exclusive
                 target = str(left if left & online or not exclusive else online - exclusive)
             except (OSError, ListFormatError):

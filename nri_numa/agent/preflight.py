@@ -493,7 +493,7 @@ def http(config: AgentConfig) -> Iterator[Finding]:
             yield from _validity(section.tls_cert)
     host, port = address
     answer = _who_listens(host, port, tls=bool(section.tls_cert))
-    if answer == "nobody":
+    if answer == "none":
         yield _ok("http", f"{section.address} is free")
     elif answer == "nri-numa":
         yield _ok("http", f"{section.address} is served by a running nri-numa")
@@ -514,7 +514,7 @@ def _validity(cert: str) -> Iterator[Finding]:
 
 
 def _who_listens(host: str, port: int, *, tls: bool) -> str:
-    """``nobody``, ``nri-numa`` or ``somebody``."""
+    """``none``, ``nri-numa`` or ``other``."""
     import http.client
     import ssl
 
@@ -522,7 +522,7 @@ def _who_listens(host: str, port: int, *, tls: bool) -> str:
     try:
         socket.create_connection((target, port), timeout=_TIMEOUT).close()
     except OSError:
-        return "nobody"
+        return "none"
     connection: http.client.HTTPConnection
     if tls:
         # Only the name in the answer matters here, so that a private authority is no hindrance.
@@ -534,10 +534,10 @@ def _who_listens(host: str, port: int, *, tls: bool) -> str:
         connection.request("GET", "/healthz")
         server = connection.getresponse().getheader("Server", "")
     except (OSError, http.client.HTTPException):
-        return "somebody"
+        return "other"
     finally:
         connection.close()
-    return "nri-numa" if server.startswith("nri-numa") else "somebody"
+    return "nri-numa" if server.startswith("nri-numa") else "other"
 
 
 def balancing(root: Path = Path("/")) -> Iterator[Finding]:

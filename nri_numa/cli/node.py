@@ -251,7 +251,7 @@ def release(
     """Give every container back what it would have without nri-numa.
 
     That is all CPUs and all memory nodes of the machine, and the CPU limit that was lifted for
-    containers with exclusive CPUs. Containers that somebody else pinned are left alone.
+    containers with exclusive CPUs. Containers that other programs pinned are left alone.
 
     Stop the agent first: a running one is named, whatever its state directory, and nothing is
     done. Running it again does no harm. Exit code 1 when an agent runs or a container could not be

@@ -75,7 +75,7 @@ NRI_CONFIG_DIR: Final = "/etc/nri/conf.d"
 )
 @log_settings
 def run(config_path: str | None, nri_config_dir: str) -> None:
-    """Run the plugin until it is told to stop.
+    """Run the plugin until it is stopped.
 
     It dials the runtime's NRI socket, for ever when need be, and decides about every container
     before it starts. Launched by the runtime itself (as NN-nri-numa in its plugin directory) it
@@ -178,7 +178,7 @@ def start(given: str | None, flags: dict[str, object], directory: str = NRI_CONF
 )
 @log_settings
 def publish(config_path: str | None) -> None:
-    """Write what Kubernetes users look at to the API server, until it is told to stop.
+    """Write what Kubernetes users look at to the API server, until it is stopped.
 
     It needs no rights on the node but to connect to the agent's unix socket (http.socket), and runs
     as another user than root. It writes Events on pods, annotations and labels of the Node, and,
@@ -212,7 +212,7 @@ def publish(config_path: str | None) -> None:
 )
 @log_settings
 def controller(config_path: str | None) -> None:
-    """Tell Nodes how much of each NUMA node's CPUs is there, until it is told to stop.
+    """Write on Nodes how much of each NUMA node's CPUs is there, until it is stopped.
 
     One for the cluster, or several of which one works (a Lease). It takes capacity factors by PUT,
     from a file and from a query of Prometheus, and writes the annotation offline-capacity of Nodes;
@@ -228,7 +228,7 @@ def controller(config_path: str | None) -> None:
 @setting("scheduler.address", "--address", metavar="HOST:PORT", help="Where kube-scheduler asks.")
 @log_settings
 def scheduler(config_path: str | None) -> None:
-    """Answer a stock kube-scheduler as an extender, until it is told to stop.
+    """Answer a stock kube-scheduler as an extender, until it is stopped.
 
     Nodes are judged by what they publish as NodeResourceTopology, by the rules that place
     containers on the node. The chosen NUMA nodes are held, and written with the binding.
@@ -261,7 +261,7 @@ def scheduler(config_path: str | None) -> None:
 def device_plugin(
     config_path: str | None, api: str | None, token_file: str | None, ca_file: str | None
 ) -> None:
-    """Let the stock scheduler count exclusive CPUs, until told to stop.
+    """Let the stock scheduler count exclusive CPUs, until it is stopped.
 
     Runs beside the agent, as root for the kubelet's directory, and needs no right of Kubernetes:
     it asks the agent how many exclusive CPUs there are, and offers as many slots to the kubelet.

@@ -46,7 +46,7 @@ def report(
     """Pack what a bug report needs into one archive: look into it before you send it.
 
     It holds check, configuration (no file that it names, no passwords), versions, the captured
-    machine, and of a running agent its status, decisions with explanations, and log. Whoever has
+    machine, and of a running agent its status, decisions with explanations, and log. Anyone with
     it replays it: simulate pods.json --machine machine.tar.gz --config config.json
     """
     from nri_numa import config as configuration

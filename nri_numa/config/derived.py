@@ -32,7 +32,7 @@ def node_name(config: AgentConfig, kubelets: Callable[[str], str] = lambda root:
 
     ``nodeName`` wins; in a pod the downward API sets it by the environment
     (``NRI_NUMA_NODE_NAME`` from ``spec.nodeName``). Else it is what the kubelet of a directory was
-    told to call it (``kubelets``), else the host name in lower case, as the kubelet registers a
+    set to call it (``kubelets``), else the host name in lower case, as the kubelet registers a
     node by default.
     """
     return config.node_name or kubelets(config.kubelet_root) or socket.gethostname().lower()

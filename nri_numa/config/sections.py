@@ -215,7 +215,7 @@ class HTTP(Section, frozen=True):
     """Listen wider than loopback without a token. Everybody who reaches the address can then read
     which pods run here and where."""
     allow_plaintext_token: bool = False
-    """Take the token on an address wider than loopback without TLS. Whoever sees the traffic has
+    """Take the token on an address wider than loopback without TLS. Anyone who sees the traffic has
     the token then; for networks that encrypt by themselves."""
 
 
@@ -502,7 +502,7 @@ class Scheduling(Section, frozen=True):
     """Certificate authority, in PEM, of those who may ask. Metrics and probes need no
     certificate."""
     allow_anonymous: bool = False
-    """Let everybody ask who reaches an address that is not loopback: whoever does can send any
+    """Answer every client that reaches an address that is not loopback: it can send any
     waiting pod to any node."""
     lease: str = ""
     """Name of the Lease by which one of several replicas leads, in the namespace of the
@@ -563,7 +563,7 @@ class Reconcile(Section, frozen=True):
 
     interval: Duration = "30s"
     """Time between two rounds: seconds, or a text such as 30s or 5m. 0 is off. A container whose
-    cpuset somebody writes is looked at within a second."""
+    cpuset another program writes is looked at within a second."""
     max_repairs: Annotated[int, Meta(ge=1)] = 3
     """Repairs of one container within ten minutes after which the fight is reported instead of
     fought."""

@@ -439,7 +439,7 @@ class Stolen(_Emptying):
     """NUMA nodes whose CPUs the host keeps taking away.
 
     What counts is the factor that the node's own agent measured and put in force
-    (``measuredCapacity.mode: act``), which the publisher tells for each zone. What is said from
+    (``measuredCapacity.mode: act``), which the publisher writes for each zone. What is said from
     outside (`nri_numa.controller.capacity`) moves no pod here either.
 
     A NUMA node that is low for a while (`Rules.after`) is *poor* until it is well again, which is

@@ -1,7 +1,7 @@
 """The NUMA nodes of all nodes, as the controller's page shows them.
 
 Whether a pod fits is judged as the scheduler judges it. Pods on their way to a node are not counted
-here: the page tells what the nodes publish.
+here: the page shows what the nodes publish.
 """
 
 from __future__ import annotations

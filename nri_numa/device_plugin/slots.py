@@ -70,7 +70,7 @@ class SlotList:
         return "" if self._counted is None else self._counted.annotation
 
     def allocated(self, ids: Iterable[str], now: float) -> None:
-        """Ids that the kubelet has allocated, as far as it tells when we start."""
+        """Ids that the kubelet has allocated, as far as it says when we start."""
         self._under_way.update(dict.fromkeys(ids, now))
         self._known.update({id: node_of(id) for id in self._under_way})
 

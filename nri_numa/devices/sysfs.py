@@ -1,4 +1,4 @@
-"""Where a device is, as sysfs tells: by its number, its PCI address, or its name on a bus.
+"""Where a device is, as sysfs says: by its number, its PCI address, or its name on a bus.
 
 A device's directory is followed upwards to the first that names a NUMA node: a partition lies below
 its disk, a queue below its card, a card below the port that knows. -1 is *unknown*, so one goes on.
@@ -74,7 +74,7 @@ class SysfsDevices:
         return self._behind(os.path.join(self._sys, "bus", "pci", "devices", address))
 
     def by_bus(self, bus: str, name: str) -> tuple[Found, ...]:
-        """A device by its name on a bus, as the kernel tells of a network interface's parent."""
+        """A device by its name on a bus, as the kernel says of a network interface's parent."""
         if not _BUS_NAME.fullmatch(bus) or not _BUS_NAME.fullmatch(name):
             return ()
         return self._behind(os.path.join(self._sys, "bus", bus, "devices", name))

@@ -61,7 +61,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         numa_node: whose device it is.
         cpus: exclusive CPUs.
         capacity: everything it takes, by name of the capacity, as whole numbers.
-        share: id of this share of the device; empty where the API server tells none.
+        share: id of this share of the device; empty where the API server gives none.
         parameters: annotation keys and their values.
     """
 

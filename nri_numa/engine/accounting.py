@@ -8,11 +8,11 @@ Two bounds hold for the CPUs of a NUMA node, and the lower one counts:
 * the accounting of what was promised,
   ``total × oversale × capacity factor − Σ requests bound to it``;
 * what runs there: containers without CPUs of their own run on the shared pool, so they cannot be
-  promised more than ``pool × oversale``. CPUs that somebody owns, siblings kept idle for an
-  owner, and what the kubelet granted serve nobody else, however much is oversold.
+  promised more than ``pool × oversale``. CPUs that are owned, siblings kept idle for an
+  owner, and what the kubelet granted serve no others, however much is oversold.
 
 CPUs are withheld from the shared pool when they are owned, or kept idle beside owned ones; listed
-CPUs (``numacpu`` without ``cpus: exclusive``) stay in the pool, and nobody can own them unless the
+CPUs (``numacpu`` without ``cpus: exclusive``) stay in the pool, and cannot be owned unless the
 list is soft. Quotas and the floor of the pool are looked at when something new is granted: who
 holds more than a quota that was lowered keeps it.
 """
@@ -119,7 +119,7 @@ def take_within(
 
 
 def loads_of(state: NodeState) -> dict[int, Load]:
-    """CPU to the load of the exclusive container that owns it, where it told one."""
+    """CPU to the load of the exclusive container that owns it, where it has one."""
     return {
         cpu: a.load
         for a in state.allocations.values()
@@ -349,14 +349,14 @@ def _over_quota(case: Case, who: str, withheld: CPUSet, idle: CPUSet) -> Refusal
 
 
 def list_refused(case: Case, who: str, cpus: CPUSet) -> Refusal | None:
-    """Why a container may not list these CPUs, which nobody could own any more.
+    """Why a container may not list these CPUs, which could not be owned any more.
 
     A list that the request pays for is within every quota; soft ones are never refused.
     """
     machine, state, pod = case.machine, case.state, case.pod
     if cpus <= state.listed_cpus or case.demand.cpu_paid_milli >= 1000 * len(cpus):
         return None
-    # Alone, reserved CPUs withhold nothing: nobody can own them anyway.
+    # Alone, reserved CPUs withhold nothing: they cannot be owned anyway.
     reserved = machine.settings.reserved_cpus
     every = [state.allocations[i] for i in state.listed]
     entry = _entry(machine, pod)

@@ -120,7 +120,7 @@ def admit(
     others = state
     if isinstance(side, Ours):
         requested, held = side.requested, side.cpus or held
-        # Nobody else may have what the kubelet granted it; it may itself.
+        # No other container may have what the kubelet granted it; it may.
         others = replace(
             state, kubelet=state.kubelet.without(pod.uid, container.name, container.id)
         )
@@ -233,7 +233,7 @@ def admit(
 
 
 def pod_pool_updates(members: Iterable[Allocation], cpus: CPUSet) -> tuple[ContainerUpdate, ...]:
-    """What containers are told that share their pod's CPUs, when these change."""
+    """Updates of containers that share their pod's CPUs, when these change."""
     return tuple(ContainerUpdate(a.container_id, str(cpus), ignore_failure=True) for a in members)
 
 
@@ -479,7 +479,7 @@ def pool_updates(
         ids = sorted(members)
         if skip in members:
             ids.remove(skip)
-        # A container that exits meanwhile must not fail somebody else's creation.
+        # A container that exits meanwhile must not fail another one's creation.
         # All fields but the id are the same: made in one go, in half the time.
         same = ContainerUpdate("", str(cpus), ignore_failure=True)[1:]
         found += map(_update, zip(ids, *map(repeat, same), strict=False))
@@ -626,7 +626,7 @@ def new_allocation(case: Case, placed: Placed, now: float) -> Allocation:
 
 
 def _pinned(case: Case) -> CPUSet:
-    """What somebody else pinned it to, or is about to: a grant can come before the cpuset."""
+    """What another program pinned it to, or is about to: a grant can come before the cpuset."""
     container = case.container
     grants = case.state.kubelet
     return pinned_to(container.resources.cpus) or grants.cpus_of(

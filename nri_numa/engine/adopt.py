@@ -2,13 +2,13 @@
 
 Every container that is seen while it is created gets the annotation ``assigned``, also one that
 nothing asks to pin: the runtime keeps it for as long as the container lives, so it tells ours from
-somebody else's when the checkpoint is lost. A runtime may be set up to copy annotations of pods to
+others when the checkpoint is lost. A runtime may be set up to copy annotations of pods to
 their containers, and other plugins write annotations too, so the text alone proves nothing. It ends
 with a signature over the container's id and the text before it (HMAC-SHA-256, RFC 2104, cut to 128
-bits). Nobody else has the key, and the signature of one container is worth nothing on another.
+bits). No other program has the key, and the signature of one container is worth nothing on another.
 
 One with our signature is ours: what it says was decided, and the runtime says what has changed
-since. Without it (the key was lost with the state directory, or somebody forged it) it is believed
+since. Without it (the key was lost with the state directory, or it was forged) it is believed
 only as far as the pod could have been given the same today: the pod must ask for it, the runtime
 must have it, and reserved CPUs are never owned.
 """
@@ -113,11 +113,11 @@ def adopt(machine: Machine, text: str, pod: PodSandbox, container: Container) ->
         return read
     allocation, same = read
     if outside := _outside(machine, pod, container, allocation):
-        # Given back by `release`, or widened by somebody else.
+        # Given back by `release`, or widened by another program.
         return f"is out of date: the runtime has {outside} for it, which it did not ask for"
     signed = is_signed(text, container.id, machine.key)
     if not signed:
-        # Its cpuset is the one in question, so nobody else's.
+        # Its cpuset is the one in question, so no other program's.
         bare = replace(container, resources=replace(container.resources, cpus=""))
         requested = with_slots(machine.settings, pod, bare, machine.resolve(pod, container))
         requested = with_static_cpus(machine.settings, pod, bare, requested)
@@ -175,7 +175,7 @@ def _read(
         if mems and resources.mems:
             mems = NUMASet.parse(resources.mems)
         numa_nodes = NUMASet.parse(document["numa"])
-        # Before it was told, only isolation kept siblings idle.
+        # Before it was recorded, only isolation kept siblings idle.
         told = document.get("smt", SMT.ISOLATE if document.get("idle") else SMT.ANY)
         smt = SMT(told)
         policy = Policy(document["policy"])

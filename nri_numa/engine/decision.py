@@ -469,7 +469,7 @@ class Resized(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Met(msgspec.Struct, frozen=True, kw_only=True):
-    """The state with a container whose creation nobody told us.
+    """The state with a container whose creation was not reported.
 
     Attributes:
         decision: about it; a refused one stays unpinned.
@@ -528,7 +528,7 @@ class Placed(Allocation, frozen=True, kw_only=True):
 
 
 NO_DEMAND: Final = Demand()
-"""Of a container whose needs nobody looked at, since it is not pinned or they make no sense."""
+"""Of a container whose needs were not looked at, since it is not pinned or they make no sense."""
 
 
 class Case(msgspec.Struct, frozen=True, dict=True):
@@ -589,7 +589,7 @@ class Case(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def smt(self) -> SMT:
-        """What to do about siblings; with the kubelet's order nothing, unless somebody asks."""
+        """What to do about siblings; with the kubelet's order nothing, unless asked for."""
         requested = self.requested
         if requested.smt is SMT.SPREAD and "smt" not in requested.given:
             kubelet = self.machine.settings.cpu_order is CPUOrder.KUBELET
@@ -603,7 +603,7 @@ class Case(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def on_failure(self) -> OnFailure:
-        """The degrade ladder's step, also where nobody named one."""
+        """The degrade ladder's step, also where none was named."""
         requested = self.requested
         if requested.on_failure is not None:
             return requested.on_failure
@@ -616,7 +616,7 @@ class Case(msgspec.Struct, frozen=True, dict=True):
 def by_kubelet(machine: Machine, requested: Requested) -> bool:
     """Whether CPUs are the kubelet's business: none but whole ones of one's own are looked at.
 
-    A container that asks to share the CPUs of its NUMA nodes is heard all the same.
+    A container that asks to share the CPUs of its NUMA nodes gets that all the same.
     """
     shares = requested.cpus is CPUMode.SHARED and "cpus" in requested.given
     return machine.settings.kubelet_cpus and not shares

@@ -1,7 +1,7 @@
 """What others did to CPUs of this machine: pins and grants that are not ours, and who holds what.
 
 A cpuset does not say who wrote it nor why. One that holds the whole shared pool keeps a container
-off nothing but what others own, so it pins nobody: such a container is unbound like one without a
+off nothing but what others own, so it pins nothing: such a container is unbound like one without a
 cpuset, and follows the pool. Any narrower one is a pin; its container is *foreign*, left alone,
 and reserves nothing (docs/adr/0018-foreign-containers.md).
 
@@ -41,7 +41,7 @@ from nri_numa.model.workload import (
 
 
 def pinned_to(text: str) -> CPUSet:
-    """CPUs of a cpuset that somebody else wrote; empty when nobody can read it."""
+    """CPUs of a cpuset that another program wrote; empty when it cannot be read."""
     try:
         return CPUSet.parse(text)
     except ListFormatError:
@@ -59,7 +59,7 @@ def same_set(text: str, wanted: CPUSet | NUMASet) -> bool:
 
 
 def covers(text: str, pool: CPUSet, shared: Collection[CPUSet] = ()) -> bool:
-    """Whether a cpuset pins nobody.
+    """Whether a cpuset pins nothing.
 
     Such is an empty one, one that holds the whole shared pool, and one that the kubelet's static
     policy gives, or gave a moment ago, to everybody who shares (``shared``).
@@ -73,7 +73,7 @@ def covers(text: str, pool: CPUSet, shared: Collection[CPUSet] = ()) -> bool:
 def judged(
     allocation: Allocation, text: str, pool: CPUSet, shared: Collection[CPUSet] = ()
 ) -> Allocation:
-    """A foreign or unbound container whose cpuset somebody else changed.
+    """A foreign or unbound container whose cpuset another program changed.
 
     The same object when nothing is different.
     """
@@ -100,7 +100,7 @@ def judged(
 
 
 def overlapping(state: NodeState) -> Mapping[str, CPUSet]:
-    """By id, the CPUs that foreign containers may run on although they belong to somebody.
+    """By id, the CPUs that foreign containers may run on although others own them.
 
     Costs a look at every container, so nothing that a request waits for may call it.
     """
@@ -115,7 +115,7 @@ def overlapping(state: NodeState) -> Mapping[str, CPUSet]:
 
 
 def pinned_elsewhere(state: NodeState, topology: Topology) -> CPUSet:
-    """The CPUs that cpusets of somebody else say something about.
+    """The CPUs that cpusets of other programs say something about.
 
     Under the kubelet's static policy every container has one, and most have its shared pool: a set
     of more than half of what containers may use is no pin to particular CPUs, and counts as none.

@@ -1,7 +1,7 @@
-"""A live container's resources change: in-place resize, or somebody else's cpuset.
+"""A live container's resources change: in-place resize, or another program's cpuset.
 
 A resize never moves anything. A changed ``cpuset.mems`` makes the kernel copy the pages of a
-running process (cgroup v2) or leaves them behind (v1), and nobody who resizes a pod asked for
+running process (cgroup v2) or leaves them behind (v1), and a resize of a pod does not ask for
 either. So a container keeps its memory nodes for life, CPUs of its own stay its own as long as it
 has that many, and what it gets in addition comes from the NUMA nodes it is on. What cannot grow
 there is the business of ``on-failure``, whose default for strict policies refuses the resize;
@@ -380,7 +380,7 @@ def resize(
 def with_size(
     machine: Machine, state: NodeState, allocation: Allocation
 ) -> tuple[NodeState, tuple[ContainerUpdate, ...]]:
-    """The state once a container has its new size, and what others are told that share its CPUs."""
+    """The state once a container has its new size, and updates of others that share its CPUs."""
     had = state.allocations[allocation.container_id]
     mates = state.mates(had) if had.kind is Kind.EXCLUSIVE and allocation.owned else ()
     after = state.without(had.container_id)
@@ -462,7 +462,7 @@ def _given_up(
     after = state.without(container.id).with_allocation(theirs)
     mems = ""
     if allocation.mems and not update.mems:
-        mems = str(machine.topology.memory_nodes)  # nobody else takes our pin back
+        mems = str(machine.topology.memory_nodes)  # no other program takes our pin back
     return Resized(
         state=after,
         change=StateChange((container.id,), (pod.uid,)),
@@ -490,7 +490,7 @@ def _with_what_it_holds(
 def _set_by_others(
     machine: Machine, state: NodeState, allocation: Allocation, update: Resources, trace: Trace
 ) -> Resized:
-    """Somebody else's cpuset on a container that nothing of ours binds.
+    """Another program's cpuset on a container that nothing of ours binds.
 
     It makes the container foreign, or unbound again when it holds the whole shared pool. It never
     takes an unbound container onto owned CPUs.
@@ -562,7 +562,7 @@ def resized(
         replace(
             after,
             since=allocation.since,
-            mempolicy=allocation.mempolicy,  # that of its processes, which nobody changes
+            mempolicy=allocation.mempolicy,  # that of its processes, which does not change
             smt=allocation.smt if allocation.owned and placed.owned else after.smt,
         ),
         replace(trace, alignment=placed.alignment, steps=placed.steps),
@@ -598,7 +598,7 @@ def _own_update(
     pool = after.pool(machine.topology, machine.settings)
     wanted = effective_cpus(allocation, pool, machine.topology, after.withheld_bits)
     if not wanted and allocation.kind is Kind.UNBOUND and update.cpus:
-        wanted = pool  # its memory is bound by us, so nobody else's pin makes it foreign
+        wanted = pool  # its memory is bound by us, so no other pin makes it foreign
     changed = allocation.cpus != before.cpus or allocation.kind is not before.kind
     cpus = ""
     if wanted and (changed or (update.cpus and not same_set(update.cpus, wanted))):

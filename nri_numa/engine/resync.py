@@ -59,7 +59,7 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True):
     """One container whose cgroup is not as meant.
 
     Attributes:
-        quota: `NO_QUOTA` where somebody gave back a quota that was lifted; None leaves it.
+        quota: `NO_QUOTA` where another program gave back a quota that was lifted; None leaves it.
         meant_cpus, meant_mems: what it should be able to use; empty where it is so.
         obstacle: which cgroup above or below keeps it from what is meant; empty when none does.
         rank: 0 when it runs on CPUs that belong to another container, 1 when it owns CPUs itself,
@@ -86,7 +86,7 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def order(self) -> tuple[int, str]:
-        """Sort key: whoever disturbs an owner first, then owners, then by id."""
+        """Sort key: what disturbs an owner first, then owners, then by id."""
         return self.rank, self.container_id
 
     def kept_from(self, cpus: str, mems: str) -> Correction:
@@ -122,7 +122,7 @@ def plan_corrections(
 ) -> tuple[Correction, ...]:
     """Compare real cgroups with what was meant.
 
-    Foreign containers are nobody's business here. An unbound container is left alone while the
+    Foreign containers are left alone here. An unbound container is left alone while the
     shared pool is the whole machine, unless we may have narrowed it ourselves before: the update
     that widens it again can get lost like any other. Containers without a cgroup are not observed,
     and ids that the state does not know are passed over: both come and go meanwhile.
@@ -196,7 +196,7 @@ def _differing(
 
 
 def _quota(allocation: Allocation, real: Observed) -> tuple[int | None, str]:
-    """A quota to lift again: whoever owns CPUs is not throttled on them."""
+    """A quota to lift again: an owner of CPUs is not throttled on them."""
     if allocation.quota is None or real.quota is None or real.quota <= 0:
         return None, ""
     return NO_QUOTA, f"the CFS quota is {real.quota} µs, meant none"
@@ -219,7 +219,7 @@ def resync(
     Known containers first, owners of CPUs before others, then those that carry our ``assigned``
     annotation (the checkpoint was lost), then strangers, which are decided like new ones, in order
     of namespace, pod, container and id. A stranger that is refused keeps running unpinned: a
-    running container cannot be refused any more. Somebody else's pins are judged by the cpuset that
+    running container cannot be refused any more. Other programs' pins are judged by the cpuset that
     the runtime has now. A stranger for which no time is left stays as it is, for `take_in`.
     ``in_time`` is called before each stranger; once it says no, the others are left undecided.
     """
@@ -340,7 +340,7 @@ def _ended(
 
 
 def without_answer(outcome: Resynced, unsure: Collection[str]) -> Resynced:
-    """Tell containers that our answer never reached from those that somebody changed.
+    """Tell containers that our answer never reached from those that another program changed.
 
     ``unsure`` were decided and not seen to start before the link was lost; those of them that the
     runtime had elsewhere are gap containers.
@@ -402,7 +402,7 @@ def _as_it_runs(
     if not held <= ownable(machine, state):
         held = NO_CPUS
     if covers(container.resources.cpus, pool, state.kubelet.shared):
-        # Nobody else's pin: we narrowed it before the checkpoint was lost, and it holds what
+        # No other program's pin: we narrowed it before the checkpoint was lost, and it holds what
         # everybody shares.
         container = replace(container, resources=replace(container.resources, cpus=""))
     return container, held
@@ -468,7 +468,7 @@ def _keep(
     for _, _, container_id, allocation in candidates:
         wants = allocation.cpus.bits | allocation.idle.bits
         if allocation.soft or not (wants or allocation.owned):
-            kept.append(allocation)  # whoever shares is in nobody's way
+            kept.append(allocation)  # a shared container is in no other's way
             continue
         own = allocation.exclusive_list
         if own in lists:
@@ -505,7 +505,7 @@ def _keep(
 def _judged(
     prior: NodeState, allocation: Allocation, container: Container, pool: CPUSet
 ) -> Allocation:
-    """Somebody else's pin by the cpuset of now; a container with a grant stays the kubelet's."""
+    """Another program's pin by the cpuset of now; a container with a grant stays the kubelet's."""
     grants = prior.kubelet
     if grants.cpus_of(allocation.pod_uid, allocation.container, allocation.container_id):
         pinned = pinned_to(container.resources.cpus)
@@ -565,7 +565,7 @@ def difference(
     resources = container.resources
     wanted = effective_cpus(allocation, pool, machine.topology, state.withheld_bits)
     if not wanted and allocation.kind is Kind.UNBOUND and resources.cpus:
-        # It was narrowed while others owned CPUs; nobody does any more.
+        # It was narrowed while others owned CPUs; none does any more.
         wanted = pool
     cpus = str(wanted) if wanted and not same_set(resources.cpus, wanted) else ""
     mems = (

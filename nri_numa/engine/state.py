@@ -4,7 +4,7 @@ Pools, all subsets of the CPUs that may be given to containers (`Topology.allowe
 
 - *owned*: CPUs that belong to one container alone, or to those of one pod that have its list;
 - *idle*: thread siblings kept idle for an owner (``smt: isolate``);
-- *the kubelet's*: CPUs that its static CPU Manager granted exclusively; nobody else gets them;
+- *the kubelet's*: CPUs that its static CPU Manager granted exclusively; no others get them;
 - *shared pool*: everything else; with strict reservation, without the reserved CPUs too, and
   without the kernel's isolated CPUs (`isolated`). Containers without CPUs of their own run here.
   It is never empty.
@@ -53,7 +53,7 @@ class Kind(StrEnum):
     UNBOUND = "unbound"
     """The whole shared pool."""
     FOREIGN = "foreign"
-    """Pinned by somebody else (the kubelet's static policy): left alone."""
+    """Pinned by another program (the kubelet's static policy): left alone."""
 
 
 COMPUTED: Final = (Kind.EXCLUSIVE, Kind.SHARED)
@@ -104,7 +104,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
         soft: ``cpus`` are a list that gives way: it runs on those of them that no container owns.
         numa_nodes: the NUMA nodes a shared container's CPUs come from; for others where they lie.
         preferred: False when a wider set than ideal had to be taken.
-        pinned: CPUs that somebody else pinned a foreign container to, as far as we know.
+        pinned: CPUs that another program pinned a foreign container to, as far as we know.
         quota: the CFS quota that was asked for, kept while it is lifted; None when not lifted.
         fixed: a policy placed it, and something else ties it to its NUMA nodes: devices, say.
         ended: Unix time in seconds at which its container ended, or at which it was planned for
@@ -227,8 +227,8 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         listed: CPUs of explicit lists that are neither owned nor soft, by container id.
-        listed_cpus: their union; never given exclusively to somebody else.
-        foreign: sets of CPUs that somebody else pinned containers to, as bits, and how many
+        listed_cpus: their union; never given exclusively to another container.
+        foreign: sets of CPUs that other programs pinned containers to, as bits, and how many
             containers to each.
         kubelet: what the kubelet granted; not of our making, and never saved.
     """
@@ -268,7 +268,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def withheld(self) -> CPUSet:
-        """CPUs that nobody else may be given: owned, kept idle, or the kubelet's."""
+        """CPUs that no other container may be given: owned, kept idle, or the kubelet's."""
         return CPUSet.from_bits(self.withheld_bits)
 
     @property

@@ -254,7 +254,7 @@ def _with_sum(
     if its.numacpu is not None or pod.qos is not QoSClass.GUARANTEED:
         return state
     if any(its.sources.get(key, "").endswith(f".{first.name}") for key in ("policy", "cpus")):
-        return state  # nobody knows what the others ask for
+        return state  # what the others ask for is not known
     if its.scope is Scope.CONTAINER and by_kubelet(machine, its):
         return state  # nor how much of it is fractions, which do not count
     state = let_go(machine, state, _sums(state, pod)).state

@@ -35,12 +35,12 @@ Signature = tuple[int, int, int, int]
 
 
 def signature(found: os.stat_result) -> Signature:
-    """What tells a file from another one of its name, and from itself when it was written."""
+    """What changes when a file is written, or another one takes its name."""
     return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def read(path: str) -> tuple[bytes, Signature]:
-    """The whole file, and what tells it from another one.
+    """The whole file, and what distinguishes it from another one.
 
     Raises:
         OSError: it cannot be read, is no regular file, or is longer than `MAX_BYTES`.

@@ -76,7 +76,7 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         exclusive: owned CPUs, siblings that are kept idle for their owners included.
-        listed: CPUs in shared lists (``numacpu``) that nobody can own.
+        listed: CPUs in shared lists (``numacpu``) that cannot be owned.
     """
 
     exclusive: CPUAmount = EVERYTHING
@@ -97,7 +97,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         quota: for everybody together. Lists that a CPU request pays for are counted and never
             refused.
-        idle: siblings kept idle, for everybody together: nobody pays for them.
+        idle: siblings kept idle, for all together: no container pays for them.
         pool: CPUs that stay in the shared pool of the machine, at least 1; None for what
             `nri_numa.engine.decision.Machine.floor` works out.
     """
@@ -180,7 +180,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         static_cpus: without a policy too, give Guaranteed containers with a whole number of CPUs
             CPUs of their own.
         prefer_closest: compare equally wide masks by average distance first.
-        kubelet_ties: equally good masks are told apart by their integer value only, as the kubelet
+        kubelet_ties: equally good masks are ordered by their integer value only, as the kubelet
             does, instead of by ``strategy``.
         kubelet_memory: keep the kubelet's memory rules: groups of NUMA nodes never overlap, only
             Guaranteed pods are accounted, and a request that fits nowhere counts as *no wish*.

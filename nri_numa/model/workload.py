@@ -77,7 +77,7 @@ SINCE: Final = {
 """Kernels that have what not every kernel has, set_mempolicy(2)."""
 
 EVERY_MEMORY_POLICY: Final = MemoryPolicies()
-"""Nobody said that any of them is missing."""
+"""Nothing says that any of them is missing."""
 
 
 class QoSClass(StrEnum):
@@ -193,7 +193,7 @@ LOW = Load(())
 
 
 MOST_DEVICES: Final = 64
-"""Devices of one container that are looked at. Whoever has more has the machine's, not some."""
+"""Devices of one container that are looked at; one with more has the machine's, not some."""
 
 MOST_CHARACTERS: Final = 4096
 """Of one variable or annotation; 64 UUIDs are 2600."""
@@ -296,8 +296,8 @@ class PodSandbox(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         uid: the Kubernetes pod UID (falls back to the sandbox id when the runtime tells none).
-        resources: the sum over the pod's containers as the kubelet told the runtime; nothing given
-            when the runtime does not tell.
+        resources: the sum over the pod's containers as the kubelet gave it to the runtime; nothing
+            when the runtime does not say.
         network_namespace: its path, where it was read; empty for a pod on the host's network.
     """
 
@@ -328,7 +328,7 @@ class Container(msgspec.Struct, frozen=True, kw_only=True):
         pod_devices: those of all containers of its pod, where more is known than its own; they
             count where the pod is placed as a whole.
         device_notes: sentences about what it was said to have and gives no hint.
-        starting: created, and its program did not run when we were told.
+        starting: created, and its program did not run when we were called.
     """
 
     id: str
@@ -406,7 +406,7 @@ class Requested(msgspec.Struct, frozen=True, kw_only=True):
         numacpu, numamem: explicit kernel lists as they were written, checked for form only; None
             when not asked for.
         pods_list: ``numacpu`` is given for its whole pod, not for this container.
-        cpus: None when nobody said: then a Guaranteed whole-number container that has a policy
+        cpus: None when not asked for: then a Guaranteed whole-number container that has a policy
             is exclusive and everything else is shared, as in the kubelet's static policy.
         sources: key to where its value came from (``annotation numa.kubernetes.io/policy``,
             ``rule 2``, ``default``), for explanations.
@@ -464,7 +464,7 @@ SHARED_SETS = 8
 class KubeletOverride(StrEnum):
     """Who may take a container away from the kubelet's static managers.
 
-    ``never``: nobody. ``annotated``: its pod, by the annotation ``numacpu`` or ``numamem``.
+    ``never``: no pod. ``annotated``: its pod, by the annotation ``numacpu`` or ``numamem``.
     """
 
     NEVER = "never"
@@ -533,7 +533,7 @@ NO_GRANTS = KubeletGrants()
 class Pods:
     """The pods that the runtime reports, by sandbox id.
 
-    A container that is known is compared with what is remembered of it, and of its pod nobody asks
+    A container that is known is compared with what is remembered of it, and of its pod nothing asks
     more than the UID. So a pod is made at the first question, and only once.
     """
 

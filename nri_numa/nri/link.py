@@ -597,7 +597,7 @@ class NRILink(RuntimeLink):
         if done:
             return task.result()
         # Left waiting: that it is answered, sooner or later, is how a runtime that takes long is
-        # told from one that hangs.
+        # distinguished from one that hangs.
         overdue, self._unanswered = True, task
         return (
             "the runtime did not synchronise the second registration within "

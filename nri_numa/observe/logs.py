@@ -182,7 +182,7 @@ _bound: ContextVar[Mapping[str, object]] = ContextVar(
 )
 
 
-# Ids tell lines of one request from others', also across restarts; nobody relies on them.
+# Ids distinguish lines of one request from others', also across restarts; nothing relies on them.
 _operations = itertools.count(int.from_bytes(os.urandom(4)))
 
 
@@ -442,7 +442,7 @@ def _is_null(stream: TextIO) -> bool:
 
 
 def _is_journal(stream: TextIO) -> bool:
-    """Say whether ``stream`` is the journal's, as JOURNAL_STREAM tells (systemd.exec(5))."""
+    """Say whether ``stream`` is the journal's, as JOURNAL_STREAM says (systemd.exec(5))."""
     wanted = os.environ.get("JOURNAL_STREAM")
     if not wanted:
         return False

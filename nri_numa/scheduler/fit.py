@@ -102,7 +102,8 @@ class Short(Struct, frozen=True, gc=False):
         if not self.unit:
             return self.need
         amount = amount_text(most, self.unit).removesuffix("s").removesuffix(" CPU")
-        return f"{self.need}; {'most there is' if self.never else 'most free'}: {amount}"
+        use = " for exclusive use" if self.unit == "cpus" else ""
+        return f"{self.need}; {'most there is' if self.never else f'most free{use}'}: {amount}"
 
 
 Verdict = Fits | Short

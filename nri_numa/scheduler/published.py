@@ -24,7 +24,7 @@ NODE: Final = "Node"
 _PREFIX: Final = "node-"
 _READY: Final = "ready"
 _LOCAL, _REMOTE = 10, 20
-"""The kernel's distances where firmware tells none (drivers/acpi/numa)."""
+"""The kernel's distances where firmware gives none (drivers/acpi/numa)."""
 _MOST: Final = 1 << 62
 _ITEMS: Final = 4096
 """Zones, costs, resources or attributes in one list; ten times what the largest machine has."""

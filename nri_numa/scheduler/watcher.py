@@ -232,7 +232,7 @@ class PodWatcher(Watched):
     def listed(self, keys: frozenset[str]) -> None:
         """These are all that are on their way.
 
-        Another one that is held started, was deleted, or its binding is being written. Time tells
+        Another one that is held started, was deleted, or its binding is being written. Time shows
         them apart.
         """
         now = self._clock()

@@ -1,4 +1,4 @@
-"""The answers of the API, field by field. Names here are a promise to whoever reads them.
+"""The answers of the API, field by field. Names here are a promise to their readers.
 
 Keys are camelCase as in ``nri-numa topology -o json``; id sets are texts in the kernel's list
 format, sizes are bytes, times are seconds since the epoch, CPU amounts are thousandths of a CPU.

@@ -123,7 +123,7 @@ class Certificate:
 
 
 def seconds_left(cert: str, now: float) -> float | None:
-    """Seconds until the first certificate of a PEM file expires; None when that cannot be told."""
+    """Seconds until the first certificate of a PEM file expires; None when that is not known."""
     import ssl
 
     try:
@@ -135,7 +135,7 @@ def seconds_left(cert: str, now: float) -> float | None:
 
 
 def host_is_expected(header: bytes, configured: str) -> bool:
-    """Guard a loopback listener against names that somebody else's DNS points at it.
+    """Guard a loopback listener against names that another's DNS points at it.
 
     A web page can make a browser send requests to 127.0.0.1 under the page's own name (DNS
     rebinding); such a request carries that name in its Host header. Addresses and ``localhost``

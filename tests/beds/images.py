@@ -1,13 +1,20 @@
-"""A container image made on the spot: busybox and nothing else, so that no registry is needed."""
+"""Container images made on the spot, so that none is pulled: busybox, and the agent's own."""
 
 from __future__ import annotations
 
 import hashlib
 import io
 import json
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
+from nri_numa import __version__
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+AGENT_IMAGE = f"localhost/nri-numa:{__version__}"
+"""What `build_agent_image` writes, by the name that manifests and chart have."""
 # "localhost/" keeps a runtime from adding the name of a registry to the reference.
 IMAGE = "localhost/nri-numa/busybox:test"
 
@@ -47,6 +54,13 @@ def _layer(busybox: Path) -> bytes:
         _add(archive, "etc/passwd", b"root:x:0:0:root:/:/bin/sh\n")
         _add(archive, "etc/group", b"root:x:0:\n")
     return buffer.getvalue()
+
+
+def build_agent_image(archive: Path) -> Path:
+    """Write the image of nri-numa, for this machine alone."""
+    command = [sys.executable, "-m", "tools.build_image", "-o", str(archive)]
+    subprocess.run(command, cwd=REPOSITORY, check=True)
+    return archive
 
 
 def build_image(busybox: Path, target: Path, *, name: str = IMAGE) -> Path:

@@ -52,7 +52,9 @@ def test_machines_are_shown_asked_and_kept_up_with(page: Page, bed: ClusterPage)
     page.wait("document.querySelectorAll('.fit').length === 4")
     assert page.run(NAMES) == "worker-2 worker-1 worker-3 worker-4", "the best first"
     assert page.run("document.querySelectorAll('.node.chosen').length") == 2
-    assert "needs 12 exclusive CPUs on one NUMA node; most free: 1" in page.run(WORDS)
+    assert "needs 12 exclusive CPUs on one NUMA node; most free for exclusive use: 1" in page.run(
+        WORDS
+    )
     assert "cpus=12" in page.run("location.hash")
     page.click("#only")
     page.wait(f"{NAMES} === 'worker-2 worker-1'")

@@ -9,8 +9,6 @@ from __future__ import annotations
 import json
 import shutil
 import stat
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -20,27 +18,22 @@ from typing import Any
 import pytest
 import yaml
 
-from nri_numa import __version__
 from nri_numa.cri.pb import cri_pb2
 from nri_numa.model.cpuset import CPUSet
 from tests.beds.cgroups import unified
 from tests.beds.containerd import Containerd
 from tests.beds.cri import CRI, CRIError, Pod, allowed, asks, poll
+from tests.beds.images import AGENT_IMAGE as IMAGE
+from tests.beds.images import build_agent_image
 from tests.beds.plugin_process import REPOSITORY, free_port
 from tests.machines.cpus import MACHINE
 
 pytestmark = pytest.mark.e2e
 
-IMAGE = f"localhost/nri-numa:{__version__}"
-
 
 @pytest.fixture(scope="module")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    archive = tmp_path_factory.mktemp("image") / "image.tar"
-    subprocess.run(
-        [sys.executable, "-m", "tools.build_image", "-o", str(archive)], cwd=REPOSITORY, check=True
-    )
-    return archive
+    return build_agent_image(tmp_path_factory.mktemp("image") / "image.tar")
 
 
 class Kubelet:

@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 
 from tests.beds.embedded_node import CRIError, Node, until
 from tests.beds.plugin_process import plugin_environment
+from tools.build_image import unpack
 
 
 def nri_numa(*arguments: object) -> str:
@@ -24,9 +24,7 @@ def nri_numa(*arguments: object) -> str:
 
 
 def unpacked(archive: Path, into: Path) -> dict[str, Any]:
-    with tarfile.open(archive) as files:
-        files.extraction_filter = getattr(tarfile, "data_filter", None)  # 3.11.4 on
-        files.extractall(into)
+    unpack(archive, into)
     return {path.stem: json.loads(path.read_text()) for path in into.glob("*.json")}
 
 

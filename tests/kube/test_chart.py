@@ -7,17 +7,22 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
 from tests.beds.cri import poll
+from tests.beds.images import AGENT_IMAGE, build_agent_image
 from tests.beds.kube.bed import KubeBed
-from tests.beds.kube.client import Client, JsonObject, is_ready
+from tests.beds.kube.client import Client, JsonObject, KubeError, is_ready
 from tests.beds.kube.manifests import PREFIX, asks, container, pod
 from tests.beds.kube.release import Release
 from tests.beds.kube.service import MANIFESTS
+from tests.beds.plugin_process import free_port
+from tests.kube.test_publish import wait_event
 from tests.shipped.test_install_manifests import helm
 
 pytestmark = pytest.mark.kube
@@ -225,3 +230,77 @@ def test_from_helm_install_to_a_pod_on_its_numa_node(bed: KubeBed, client: Clien
         # Rights that are missing are complained of, and nothing else of them shows.
         for one in (publisher, extender, scheduler):
             assert "forbidden" not in one.log().lower(), one.log()[-3000:]
+
+
+# --- what goes wrong silently -------------------------------------------------------------------
+
+
+def test_of_two_installations_on_a_node_one_places(
+    bed: KubeBed, client: Client, tmp_path: Path
+) -> None:
+    """The second DaemonSet is not ready and says why; containers start and are pinned."""
+    node = bed.node
+    if AGENT_IMAGE not in node.containerd.cri.images():
+        node.containerd.import_image(build_agent_image(tmp_path / "image.tar"))
+
+    def release(name: str) -> Release:
+        (bed.directory / name).mkdir()
+        paths = {"nri": str(node.containerd.nri_socket.parent), "state": str(bed.directory / name)}
+        config = {"http": {"address": f"127.0.0.1:{free_port()}"}}
+        image = {"pullPolicy": "Never"}
+        return Release(bed, name, {"image": image, "hostPaths": paths, "config": config}, pods=1)
+
+    def ready(name: str) -> bool:
+        return [is_ready(one) for one in client.pods(namespace=name)] == [True]
+
+    def complains() -> str | None:
+        with contextlib.suppress(KubeError):
+            said = client.kubectl("logs", "--namespace=numa-b", "daemonset/numa-b")
+            return said if "another agent works on this runtime" in said else None
+        return None
+
+    with contextlib.ExitStack() as stack:
+        stack.callback(node.plugin.start)
+        node.plugin.terminate()
+        first = stack.enter_context(release("numa-a"))
+        poll(lambda: ready("numa-a"), "the first agent")
+        stack.enter_context(release("numa-b"))
+        assert "state=active" not in poll(complains, "the second agent's complaint")
+        client.run(pod("twice-plain"))
+        pinned = pod("twice", container(cpus="1"), annotations=asks(policy="single-numa-node"))
+        assert len(node.cpus(client.run(pinned))) == 1
+        assert ready("numa-a")
+        assert not ready("numa-b")
+        first.close()
+        poll(lambda: ready("numa-b"), "the second agent alone")
+
+
+def test_a_pod_that_starts_while_nri_is_off_is_explained_and_pinned_later(
+    bed: KubeBed, client: Client
+) -> None:
+    node = bed.node
+    with Release(bed, "numa-off", {"publish": {"enabled": True}}) as release:
+        token = release.token("numa-off-publish", node="bed")
+        publisher = release.service("publish", token, http={"socket": str(node.api_socket)})
+        node.containerd.nri = False
+        try:
+            node.containerd.restart()
+            node.plugin.wait_ready(ready=False)
+            document = pod(
+                "nri-off", container(cpus="1"), annotations=asks(policy="single-numa-node")
+            )
+            found = client.run(document)
+            everything = node.cpus(found)
+            assert len(everything) > 1
+            status, text = node.plugin.get("/v1/explain/default/nri-off")
+            assert status == 404
+            assert re.search("there is no link to the runtime since 20.* not pinned before", text)
+        finally:
+            node.containerd.nri = True
+            node.containerd.restart()
+            node.plugin.wait_ready()
+        with publisher:
+            event = wait_event(client, publisher, "nri-off", "PlacedAfterStart")
+        assert "started while the agent could not place it" in event["note"]
+        assert len(node.cpus(found)) == 1
+        assert "nri-off" in node.plugin.get("/v1/assignments")[1]

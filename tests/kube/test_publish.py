@@ -20,6 +20,7 @@ from tests.beds.kube.client import Client, JsonObject, KubeError
 from tests.beds.kube.manifests import EXCLUSIVE, PREFIX, asks, container, pod, template, workload
 from tests.beds.kube.namespaces import ADDRESS
 from tests.beds.kube.publisher import MANIFESTS, Publisher, install, token
+from tests.beds.kube.service import Service
 from tests.machines.cpus import NO_CPU
 
 pytestmark = pytest.mark.kube
@@ -57,7 +58,7 @@ def events(client: Client, name: str, reason: str) -> list[JsonObject]:
     ]
 
 
-def wait_event(client: Client, publisher: Publisher, name: str, reason: str) -> JsonObject:
+def wait_event(client: Client, publisher: Service, name: str, reason: str) -> JsonObject:
     def ask() -> JsonObject | None:
         publisher.check()
         found = events(client, name, reason)

@@ -148,7 +148,7 @@ def test_a_pod_goes_to_the_only_node_with_room_on_one_numa_node(
 
 def test_a_refused_pod_says_why_and_is_woken(there: Client, extender: Extender) -> None:
     there.apply(wanting("extender-waits", 12, annotations=SINGLE))
-    why = "needs 12 exclusive CPUs on one NUMA node; most free: 4"
+    why = "needs 12 exclusive CPUs on one NUMA node; most free for exclusive use: 4"
     there.wait_pod("extender-waits", lambda it: why in unscheduled(it), "refused")
     # A change of the object wakes nobody; our touch of the Node does.
     publish(there, NODES[0], 12, 4)
@@ -179,7 +179,7 @@ def test_a_restarted_extender_remembers_its_promises(there: Client, extender: Ex
     extender.process.start()
     extender.wait_ready()
     there.apply(wanting("extender-after", 3, annotations=SINGLE))
-    why = "needs 3 exclusive CPUs on one NUMA node; most free: 1"
+    why = "needs 3 exclusive CPUs on one NUMA node; most free for exclusive use: 1"
     found = there.wait_pod("extender-after", lambda it: why in unscheduled(it), "refused")
     assert not bound(found)
 
@@ -204,7 +204,7 @@ def test_who_started_before_the_extender_did_is_not_overlooked(there: Client, be
     patient = {"lease": "", "settle": "10m"}
     with Extender(bed, config=patient, port=19898, scheduler_port=10273, name=mine):
         there.apply(wanting("unseen-next", 3, scheduler=mine, annotations=SINGLE))
-        why = "needs 3 exclusive CPUs on one NUMA node; most free: 1"
+        why = "needs 3 exclusive CPUs on one NUMA node; most free for exclusive use: 1"
         found = there.wait_pod("unseen-next", lambda it: why in unscheduled(it), "refused")
         assert not bound(found)
 

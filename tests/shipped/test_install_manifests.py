@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
 import re
 import shutil
 import subprocess
-import tarfile
 import tempfile
 import tomllib
 from functools import cache
@@ -26,7 +24,7 @@ from nri_numa.agent.preflight import nri_section
 from nri_numa.errors import ConfigError
 from tests.beds.kube import build
 from tests.beds.testbed import TestbedUnavailable
-from tools import build_image, chart_files, helm_schema
+from tools import chart_files, helm_schema
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BASE = REPOSITORY / "config/kubernetes/base"
@@ -172,28 +170,6 @@ def test_one_version_everywhere() -> None:
         assert yaml.safe_load(text)["images"] == [
             {"name": "localhost/nri-numa", "newTag": __version__}
         ]
-    assert f"localhost/nri-numa:{__version__} " in (REPOSITORY / "Containerfile").read_text()
-
-
-def test_the_containerfile_says_what_the_archive_says() -> None:
-    """Both ways to an image end in the same one."""
-    data = build_image.archive({"amd64": b""}, f"localhost/nri-numa:{__version__}")
-    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
-        read = {m.name: archive.extractfile(m) for m in archive.getmembers() if m.isfile()}
-        documents = {name: file.read() for name, file in read.items() if file is not None}
-    (docker,) = json.loads(documents["manifest.json"])
-    ours = json.loads(documents[docker["Config"]])["config"]
-
-    text = (REPOSITORY / "Containerfile").read_text().replace("\\\n", " ")
-    said = dict(line.split(maxsplit=1) for line in text.splitlines() if re.match("[A-Z]", line))
-    assert said.pop("FROM") == "scratch"
-    assert said.pop("ADD") == "rootfs.tar /"
-    assert said.pop("ENV").split() == ours.pop("Env")
-    assert dict(one.split("=") for one in said.pop("LABEL").split()) == ours.pop("Labels")
-    assert json.loads(said.pop("ENTRYPOINT")) == ours.pop("Entrypoint")
-    assert json.loads(said.pop("CMD")) == ours.pop("Cmd")
-    assert (said.pop("USER"), said.pop("WORKDIR")) == (ours.pop("User"), ours.pop("WorkingDir"))
-    assert (said, ours) == ({}, {})
 
 
 def test_kustomize_builds_the_base() -> None:

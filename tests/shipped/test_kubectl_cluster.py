@@ -278,8 +278,9 @@ def test_a_pod_that_no_node_takes_has_the_schedulers_reasons(
     run: Run, world: dict[str, Any]
 ) -> None:
     message = (
-        "0/40 nodes are available: 31 needs 12 exclusive CPUs on one NUMA node; most free: 8, "
-        "9 Insufficient cpu. preemption: 0/40 nodes are available: 40 No preemption victims."
+        "0/40 nodes are available: 31 needs 12 exclusive CPUs on one NUMA node; "
+        "most free for exclusive use: 8, 9 Insufficient cpu. "
+        "preemption: 0/40 nodes are available: 40 No preemption victims."
     )
     condition = {"type": "PodScheduled", "status": "False", "message": message}
     world["pod"]["big"] = pod("big", conditions=[condition], asks={"policy": "single-numa-node"})
@@ -288,7 +289,7 @@ def test_a_pod_that_no_node_takes_has_the_schedulers_reasons(
     assert done.stdout.splitlines() == [
         "shop/big asks for policy=single-numa-node.",
         "It has no node. The scheduler numa-scheduler says:",
-        "  31 nodes: needs 12 exclusive CPUs on one NUMA node; most free: 8",
+        "  31 nodes: needs 12 exclusive CPUs on one NUMA node; most free for exclusive use: 8",
         "  9 nodes: Insufficient cpu",
     ]
     world["pod"]["big"] = pod("big")

@@ -77,7 +77,7 @@ async function ask() {
     state.busy = false;
     const now = wanted();
     const every = EVERY + (state.found?.total.nodes ?? 0);
-    // Without delay where somebody asked something else meanwhile; not before there is a token, nor again
+    // Without delay where something else was asked meanwhile; not before there is a token, nor again
     // what cannot be asked.
     if ($("login").hidden && state.wrong !== `${now}`) state.timer = setTimeout(ask, `${now}` === asked ? every : 0);
   }
@@ -165,7 +165,7 @@ function draw() {
   $("answer").className = problem ? "problem" : "quiet";
   setText($("answer"), problem ? `No node would take it: ${problem}` : asked
     ? `It fits on ${fitting.toLocaleString("en")} of ${plural(total.nodes, "node")}, by what they publish; pods on their way are not counted.` : "");
-  setText($("summary"), plural(matching, "node") + (matching > nodes.length ? `, below ${state.node ? "one of them" : `the first ${nodes.length}`}` : ""));
+  setText($("summary"), plural(matching, "node") + (matching > nodes.length ? `, below ${state.node ? "one of them" : `the first ${nodes.length}`}` : "") + "; CPU: free for exclusive use");
   $("more").hidden = Boolean(state.node) || nodes.length >= Math.min(matching, MOST);
   $("all").hidden = !state.node;
   drawGrid();
@@ -233,13 +233,13 @@ function machine(node) {
   const places = new Set(idsOf(node.numaNodes));
   const fit = node.fits === null ? null
     : el("span", { class: `fit${node.fits ? "" : " not"}` }, node.fits ? "fits" : "does not fit");
-  return el("li", { class: `socket${node.fits === false ? " no" : ""}`, "data-node": node.name },
+  return el("li", { class: `socket${node.fits === false ? " no" : ""}${node.zones.length > 8 ? " whole" : ""}`, "data-node": node.name },
     el("h3", {}, node.page ? el("a", { href: node.page, title: `The page of ${node.name}` }, el("bdi", {}, node.name)) : el("bdi", {}, node.name), fit),
     node.zones.length > 0 && el("div", { class: "nodes" }, node.zones.map((zone) => numaNode(zone, places.has(zone.id)))),
     node.problem && el("p", { class: "why quiet" }, `${node.problem}.`),
     !node.problem && !node.agentReady && el("p", { class: "why problem" }, "Its agent does not place containers now."),
     node.fits === false && !node.problem && el("p", { class: "why quiet" }, `${node.reason}.`),
-    node.fragmentation > 0 && el("p", { class: "why quiet" }, `largest ${node.largestExclusiveRequest} CPUs, ${percent(node.fragmentation)} fragmented`));
+    node.fragmentation > 0 && el("p", { class: "why quiet" }, `largest ${plural(node.largestExclusiveRequest, "CPU")}, ${percent(node.fragmentation)} fragmented`));
 }
 
 function numaNode(zone, chosen) {

@@ -115,7 +115,7 @@ class Order:
     Without ranks it is the mask's integer value, as in the kubelet: of two masks the one without
     the highest NUMA node in which they differ. With ranks it is the sorted tuple of the ranks of
     its NUMA nodes: of two masks the one with the best-ranked NUMA node in which they differ.
-    NUMA nodes of equal rank, and those without one, are told apart by their number.
+    NUMA nodes of equal rank, and those without one, are ordered by their number.
     """
 
     __slots__ = ("_place", "by_value", "nodes")

@@ -49,7 +49,7 @@ from nri_numa.model.workload import Policy
 from nri_numa.text import human_bytes
 
 SAMPLES = 4
-"""Hints and losing candidates that are told."""
+"""Hints and losing candidates that are listed."""
 
 # NUMA nodes spelled out in a sentence before it is cut.
 _SPELLED_OUT = 8
@@ -313,7 +313,7 @@ def lacking(summary: ResourceSummary, demand: HintDemand) -> str:
 def runners_up(problem: Problem, affinity: NUMASet | None, preferred: bool) -> list[Candidate]:
     """The best masks that lost, best first, and what separated each from the winner.
 
-    On machines too large to look at all masks only preferred results are told.
+    On machines too large to look at all masks only preferred results are listed.
     """
     if problem.policy is Policy.NONE:
         return []
@@ -541,7 +541,7 @@ class Alignment(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             ``one_width`` for the neediest one.
         exact: False when a search on a large machine stopped early and this is the best it found.
         problem: the inputs. What explains the outcome is worked out from them when asked for, so
-            a decision costs nothing for explanations that nobody reads.
+            a decision costs nothing for explanations that are not read.
     """
 
     admitted: bool

@@ -3,7 +3,7 @@
 `take_cpus` is the only door. The order of levels, for one request:
 
 1. CPUs inside the NUMA affinity before CPUs outside (never outside when ``strict``);
-2. CPUs that nobody else pinned containers to before those of cores where somebody did;
+2. CPUs that no other program pinned containers to before those of cores where one did;
 3. the kernel's isolated CPUs, as the settings say;
 4. thread siblings, preferred CPUs, CPUs whose timer tick may stop, core kinds;
 5. among equally good ones one of `nri_numa.engine.cpus.orders`.
@@ -53,7 +53,7 @@ class TakeRequest(msgspec.Struct, frozen=True, kw_only=True):
         held: CPUs that the container owns already; all of them stay, unless they went offline.
         affinity: take from these NUMA nodes first; None is anywhere.
         load: of this container, for ``pair``; None counts as high.
-        last: CPUs to take when there are no others: somebody else pinned containers to them.
+        last: CPUs to take when there are no others: another program pinned containers to them.
         listed: CPUs of lists that give way: others are taken where they are as good.
     """
 
@@ -76,7 +76,7 @@ class ChosenCPUs(msgspec.Struct, frozen=True, kw_only=True):
     """CPUs were found.
 
     Attributes:
-        idle: siblings of them that nobody may use (``isolate``).
+        idle: siblings of them that no container may use (``isolate``).
     """
 
     cpus: CPUSet
@@ -458,7 +458,7 @@ class _Take:
         return region & inside, region & ~inside
 
     def _foreign_last(self) -> tuple[int, ...]:
-        """Cores that nobody else uses, then CPUs that nobody else uses, then all."""
+        """Cores that no others use, then CPUs that no others use, then all."""
         if not self.last:
             return (self.ix.all,)
         ix = self.ix
@@ -525,7 +525,7 @@ class _Take:
 
         Order of cores, for ``spread`` and ``pair``: fewest threads of this container; a preferred
         CPU; then by who has the other threads (``spread``: fewest taken by others; ``pair``: only
-        opposite loads, nobody, only never busy ones, unknown ones, same hours); then the preferred
+        opposite loads, none, only never busy ones, unknown ones, same hours); then the preferred
         timer tick; then the preferred core kind. ``isolate`` takes only cores that are wholly free,
         preferred CPUs, ticks and kinds first.
         """
@@ -559,15 +559,15 @@ class _Take:
         unknown = ix.touched(others & ~known.same & ~known.opposite & ~known.idle)
         quiet = ix.firsts & ~same & ~unknown
         opposite = quiet & ix.touched(others & known.opposite)
-        nobody = ix.firsts & ~ix.touched(others)
-        return (opposite, nobody, quiet & ~opposite & ~nobody, unknown & ~same, same)
+        none = ix.firsts & ~ix.touched(others)
+        return (opposite, none, quiet & ~opposite & ~none, unknown & ~same, same)
 
     def _narrowest_first(self, region: int) -> Iterator[int]:
         """A region, split where half-used cores would spare it another NUMA node.
 
         ChosenCPUs kind by kind, the last wholly free cores would be collected from all over the
         machine. So the fewest NUMA nodes that have one thread on as many cores as are needed come
-        first, whoever is on the other threads; for ``pair``, cores that are busy at the same hours
+        first, whatever is on the other threads; for ``pair``, cores that are busy at the same hours
         do not count.
         """
         ix, zone = self.ix, self.free & region & self.good_isolation & ~self.last

@@ -185,7 +185,7 @@ def _numa_unit(i: int, bits: int, sockets: Sequence[Unit], l3_groups: Sequence[U
             here.append(Unit(group.id, group.bits & rest))
             rest &= ~group.bits
     for socket in sockets:
-        # No cache is told: what lies in one socket is nearer than neighbouring numbers.
+        # No cache is known: what lies in one socket is nearer than neighbouring numbers.
         if socket.bits & rest:
             here.append(Unit(NOWHERE, socket.bits & rest))
             rest &= ~socket.bits

@@ -67,7 +67,7 @@ class Basis(NamedTuple):
 class Grounds(NamedTuple):
     """Why one container has what it has: whose, the basis, and the alignment to look at again.
 
-    What each resource could have had is worked out of the alignment only when somebody asks: on
+    What each resource could have had is worked out of the alignment only on request: on
     eight NUMA nodes that takes milliseconds (`grounds` takes microseconds).
     """
 

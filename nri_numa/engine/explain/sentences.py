@@ -1,4 +1,4 @@
-"""The explanation of a decision in sentences for people who never heard of hints.
+"""The explanation of a decision in sentences for people who do not know hints.
 
 Names and annotation values come from pods and are not trusted: whatever could move a cursor, end a
 line or reorder text is written as its escape.
@@ -28,7 +28,7 @@ Section = tuple[str, list[str]]
 
 _NARROWEST = "An empty machine would not have given it a narrower place."
 _RULE = "The rule: "
-_MANY = 8  # NUMA nodes that are told one by one
+_MANY = 8  # NUMA nodes that are listed one by one
 _LONG = 120  # characters of a value from outside
 
 _WHERE = {
@@ -283,7 +283,7 @@ def _choice(document: Document) -> Iterator[str]:
 
 
 def _alignment(document: Document, alignment: Mapping[str, Any]) -> Iterator[str]:
-    reason = alignment["reason"].partition(" (NUMA node")[0]  # the numbers are told below
+    reason = alignment["reason"].partition(" (NUMA node")[0]  # the numbers follow below
     if not alignment["admitted"]:
         yield _sentence(f"Policy {alignment['policy']} finds no place: {reason}")
         return
@@ -302,7 +302,7 @@ def _alignment(document: Document, alignment: Mapping[str, Any]) -> Iterator[str
 
 def _steps(document: Document) -> Iterator[str]:
     for step in document["steps"]:
-        if document["alignment"] is None or not step.startswith("policy "):  # told already
+        if document["alignment"] is None or not step.startswith("policy "):  # said already
             yield _sentence(_without_who(document, step))
 
 
@@ -471,7 +471,7 @@ def displaced_text(cpus: str) -> str:
     return f"displaced, own {are} {cpus} offline: on the shared pool until one is back"
 
 
-_OWNERS = 3  # that are told by name
+_OWNERS = 3  # that are named
 
 
 def actual_text(text: str, since: str, owners: Sequence[str], *, given_up: bool) -> str:

@@ -216,7 +216,7 @@ def beside_its_pod(case: Case, table: ResourceTable, record: PodRecord) -> Refus
         and demand.exclusive_cpus
         and not _ideal(case, table, affinity)
     ):
-        # Its first container had a fraction, so nobody knew of these CPUs then.
+        # Its first container had a fraction, so these CPUs were not known then.
         wrong = "more NUMA nodes than its CPUs need on an empty machine"
     elif policy is Policy.RESTRICTED and case.by_kubelet and demand.exclusive_cpus:
         # They may come from all of its sockets, and would have had to fit there beforehand.

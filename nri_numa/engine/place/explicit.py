@@ -95,7 +95,7 @@ def place_explicit(case: Case) -> Placed | Refusal:
 
 
 def doubtful(machine: Machine, mems: NUMASet) -> tuple[str, ...]:
-    """Warn of memory that is far from all CPUs and that nobody let in: a GPU's, or a slow tier."""
+    """Warn of memory that is far from all CPUs and was not let in: a GPU's, or a slow tier."""
     topology, outside = machine.topology, mems & machine.tiers.outside
     found: list[str] = []
     for i in outside:

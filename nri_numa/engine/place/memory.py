@@ -211,7 +211,7 @@ def pages_name(size: int) -> str:
 
 
 def memory_table(machine: Machine, state: NodeState, sizes: Iterable[int]) -> MemoryTable:
-    """The kubelet's memory state: Guaranteed containers with memory nodes, and nobody else."""
+    """The kubelet's memory state: Guaranteed containers with memory nodes, and no others."""
     names = {size: pages_name(size) for size in sizes}
     capacity: dict[str, Amounts] = {"memory": machine.usable_memory}
     for size, name in names.items():

@@ -12,7 +12,7 @@ CPUs although the pod has a policy, and may opt out of it with ``bind: none``).
 Whether CPUs and NUMA nodes exist, are online and free is not asked here but in
 `nri_numa.engine.admit`, which knows the machine.
 
-Whoever may create pods decides how long annotations are: Kubernetes lets those of one pod be 256
+Users who may create pods decide how long annotations are: Kubernetes lets those of one pod be 256
 KiB long together, in any number of pieces, and every container of the pod reads them, on the way of
 a request that the runtime waits two seconds for. So what no machine and no pod can need is refused
 before it is looked at. The operator's permissions say who may ask for what; NRI shows of a pod its
@@ -82,7 +82,7 @@ def _matches(entry: Permission | Rule, pod: PodSandbox) -> bool:
 def barred(permission: Permission, key: str, value: str) -> str | None:
     """What was expected where a key or its value is not permitted; None where it is.
 
-    A value that cannot be read is left to whoever checks its form.
+    A value that cannot be read is left to the check of its form.
     """
     if ANY_KEY not in permission.keys and key not in permission.keys:
         keys = ", ".join(permission.keys)
@@ -555,7 +555,7 @@ class Resolver:
         if found is not None:
             return found
         requested = resolve(settings, pod, container, self._list_limit)
-        # What is wrong names the pod; what is long comes from somebody who plays with us.
+        # What is wrong names the pod; what is long comes from a user who probes for limits.
         if isinstance(requested, Requested) and sum(len(value) for _, value in own) <= _SHORT:
             if len(self._known) >= _REMEMBERED:
                 self._known.clear()
@@ -645,7 +645,7 @@ def _split(name: str, marker: str, *, guess: bool) -> tuple[str, str | None] | N
         key, dot, target = tail.partition(".")
         return key, target if dot else None
     key = name[: start - 1]
-    # A domain below our prefix may well be somebody else's: only what is, or nearly is, one of
+    # A domain below our prefix may well be another program's: only what is, or nearly is, one of
     # our keys is taken for ours.
     if name[start - 1] != "." or not (
         key in OWN_KEYS or key in _CHECKS or (guess and _nearest(key))
@@ -702,7 +702,7 @@ def _requested(
 
 
 MOST_ADDRESSEES: Final = 16
-"""Names of one pod that are looked after; nobody has so many by accident."""
+"""Names of one pod that are looked after; more are no accident."""
 _LONGEST_NAME: Final = 63  # of a container's name: a DNS label
 
 

@@ -160,7 +160,7 @@ def demand(
             if requested.cpus is not CPUMode.EXCLUSIVE or "cpus" in requested.given:
                 return _unknown(pod, container)
             exclusive = 0
-        # How much more than 256 CPUs a request pays for is not told, and slots were counted.
+        # How much more than 256 CPUs a request pays for is not given, and slots were counted.
         counted = saturated and requested.slots is not None
         if 1000 * exclusive > paid and not requested.unpaid_cpus and not counted:
             if "cpus" in requested.given and not (
@@ -391,7 +391,7 @@ def _memory(
 
 
 def hugepages(resources: Resources, notes: list[str]) -> dict[int, int]:
-    """Bytes by page size, without the zeros that the kubelet sends for sizes nobody asked for."""
+    """Bytes by page size, without the zeros that the kubelet sends for other sizes."""
     wanted: dict[int, int] = {}
     for size, limit in sorted(resources.hugepages.items()):  # by page size
         if limit == 0:
@@ -541,7 +541,7 @@ def with_slots(
             value=value,
             source=source,
         )
-    # Where nothing else is asked for, nobody has looked it up.
+    # Where nothing else is asked for, it was not looked up.
     permission = permission_of(settings.permissions, pod)
     resources = container.resources
     limit, request = limit_milli(resources, []), request_milli(resources, [])

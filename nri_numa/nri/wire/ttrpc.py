@@ -169,7 +169,7 @@ _EMPTY: Final = b""
 
 
 class MessageType(enum.IntEnum):
-    """The type byte; data messages are known only to be told apart."""
+    """The type byte; data messages are known only to be recognised."""
 
     REQUEST = 1
     RESPONSE = 2

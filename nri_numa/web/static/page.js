@@ -268,7 +268,7 @@ function meant(info) {
   const owners = info.owners.map(nameOf);
   switch (info.state) {
     case "offline": return "offline";
-    case "exclusive": return owners.length ? `exclusive to ${owners.join("; ")}` : "pinned by somebody else";
+    case "exclusive": return owners.length ? `exclusive to ${owners.join("; ")}` : "pinned by another program";
     case "idle": return `kept idle for ${owners.join("; ") || "the other thread of its core"}`;
     case "kubelet": return `exclusive by the kubelet's static policy${owners.length ? ` to ${owners.join("; ")}` : ""}`;
     case "listed": return `named in the list of ${owners.join("; ")}${info.pool ? "; shared pool" : ""}`;
@@ -348,7 +348,7 @@ async function refreshNow() {
 
 let wake = () => {};
 
-/** Wait, or until somebody calls wake(). */
+/** Wait, or until wake() is called. */
 function pause(ms) {
   return new Promise((done) => {
     const timer = setTimeout(done, ms);
@@ -363,7 +363,7 @@ async function run() {
       await follow((told) => {
         wait = 500;
         heard(told.version);
-        if (!document.hidden) refresh(); // else when somebody looks
+        if (!document.hidden) refresh(); // else when the page is looked at
       });
     } catch (error) {
       if (error instanceof Unauthorized) {
@@ -860,7 +860,7 @@ function near(node) {
 
 const STEP = 100; // rows that are added when the last one comes into sight
 const first = (list) => (list ? parseInt(list, 10) : -1);
-/** The CPUs that a container has, by us or by somebody else; empty where nobody pins it. */
+/** The CPUs that a container has, by us or by another program; empty where it is not pinned. */
 const cpusOf = (c) => c.cpus || c.pinned || "";
 /** Whether a container can run on a CPU of the pool, as far as is known. */
 const runsOn = (c, cpu) => (c.actual ? parseList(c.actual.cpus) : cpusOf(c) ? parseList(cpusOf(c)) : [cpu]).includes(cpu);
@@ -1255,7 +1255,7 @@ function aboutContainer(what) {
     !c && el("p", { class: "problem" }, "It is gone; this is what was last known."),
     a?.actual && el("p", { class: "problem", id: "differs" }, `! Not as meant: ${a.actual.text} since `,
       el("span", { "data-since": a.actual.since }, age(a.actual.since)), foreign(disturbs(a.actual))),
-    a && facts([["CPUs", a.cpus ? `${a.cpus} (${parseList(a.cpus).length})` : a.pinned ? `${a.pinned} (pinned by ${a.kind === "kubelet" ? "the kubelet" : "somebody else"})` : "any"], ["Memory nodes", a.mems || "any"],
+    a && facts([["CPUs", a.cpus ? `${a.cpus} (${parseList(a.cpus).length})` : a.pinned ? `${a.pinned} (pinned by ${a.kind === "kubelet" ? "the kubelet" : "another program"})` : "any"], ["Memory nodes", a.mems || "any"],
       ["Memory policy", a.mempolicy], ["NUMA nodes", a.numaNodes],
       ["Kept idle for it", a.idle], ["Kind", a.kind], ["Policy", a.policy], ["QoS class", a.qos],
       ["Threads", a.kind === "exclusive" ? a.smt : ""],
@@ -1276,7 +1276,7 @@ const waitsOf = (w) => [
   w.waitingTasks === null ? null : `${plural(w.waitingTasks, "task")} on average`,
   w.problem && `not known here: ${w.problem}`].filter(Boolean).join("; ");
 
-/** What a container uses is measured when somebody asks: that takes the agent half a second. */
+/** What a container uses is measured on request: that takes the agent half a second. */
 function usedBy(c) {
   const found = detail.used.get(c.id);
   const again = el("button", { type: "button", id: "measure", disabled: found === "waiting", onclick: () => measure(c) }, found ? "Measure again" : "Measure now");

@@ -1,8 +1,8 @@
 """The Helm chart installed in a bed, as an operator installs it; its processes run beside it.
 
 Nothing here can pull the images. So all objects are those of the chart, its namespace has a quota
-of no pods, and each process runs as it would there: with the token of the chart's service account
-and the configuration of the chart's ConfigMap.
+of no pods unless the node has the image, and each process runs as it would there: with the token of
+the chart's service account and the configuration of the chart's ConfigMap.
 """
 
 from __future__ import annotations
@@ -29,10 +29,13 @@ class Release(Bed):
 
     Args:
         values: as in a values file.
+        pods: how many may run; the node has the image then.
     """
 
-    def __init__(self, bed: KubeBed, name: str, values: Mapping[str, Any]) -> None:
-        self._bed, self.name, self._values = bed, name, values
+    def __init__(
+        self, bed: KubeBed, name: str, values: Mapping[str, Any], *, pods: int = 0
+    ) -> None:
+        self._bed, self.name, self._values, self._pods = bed, name, values, pods
         self._helm = [*bed.control.namespaces.enter(mounts=False), program("helm")]
 
     def helm(self, *arguments: str) -> str:
@@ -55,15 +58,15 @@ class Release(Bed):
         return done.stdout
 
     def start(self) -> None:
-        """Make the namespace, in which no pod runs, and install."""
+        """Make the namespace, with its quota of pods, and install."""
         metadata = {"name": self.name}
         self._bed.client.apply(
             {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata},
             {
                 "apiVersion": "v1",
                 "kind": "ResourceQuota",
-                "metadata": {"name": "no-pods", "namespace": self.name},
-                "spec": {"hard": {"pods": "0"}},
+                "metadata": {"name": "pods", "namespace": self.name},
+                "spec": {"hard": {"pods": str(self._pods)}},
             },
         )
         self.said = self.helm("install", self.name, str(CHART), "--create-namespace", "-f-")

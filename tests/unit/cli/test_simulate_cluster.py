@@ -82,7 +82,10 @@ def test_where_it_fits_and_why_not_elsewhere() -> None:
     lines = done.stdout.splitlines()
     assert "default/new fits on 1 node; it would go to a" in lines
     assert "  a: main on NUMA node 1, score 6" in lines or "  a: main on NUMA node 1" in done.stdout
-    assert "  refused by b: needs 12 exclusive CPUs on one NUMA node; most free: 9" in lines
+    assert (
+        "  refused by b: needs 12 exclusive CPUs on one NUMA node; most free for exclusive use: 9"
+        in lines
+    )
     assert "most there is: 8, and waiting does not help" in done.stdout
     assert "refused by e: no NodeResourceTopology says" in done.stdout
     assert "Cordoned, not asked: d." in lines

@@ -102,7 +102,9 @@ def test_who_fits_comes_first_and_says_where(bed: ClusterPage) -> None:
     assert names(found) == ["b", "a", "c", "d"], "b keeps more of its NUMA node"
     assert [one["fits"] for one in found["nodes"]] == [True, True, False, False]
     assert found["nodes"][1]["numaNodes"] == "1"
-    assert found["nodes"][2]["reason"] == ("needs 12 exclusive CPUs on one NUMA node; most free: 4")
+    assert found["nodes"][2]["reason"] == (
+        "needs 12 exclusive CPUs on one NUMA node; most free for exclusive use: 4"
+    )
     assert names(document(bed, "cpus=12&only=true")) == ["b", "a"]
     assert names(document(bed, "cpus=8&policy=best-effort&only=true")) == ["b", "a", "c"]
     assert document(bed, "cpus=20")["fitting"] == 0

@@ -24,7 +24,10 @@ from nri_numa.scheduler.pod_reader import PodReader
 from tests.unit.controller.evictions import EvictingCluster
 
 PREFIX = "numa.kubernetes.io"
-SAID = "InsufficientCPUs: pod shop/{0}, container main: needs 4 exclusive CPUs; most free: 2"
+SAID = (
+    "InsufficientCPUs: pod shop/{0}, container main: needs 4 exclusive CPUs; "
+    "most free for exclusive use: 2"
+)
 
 
 def zones(node: str, *free: int) -> dict[str, Any]:
@@ -169,7 +172,7 @@ def test_who_is_refused_for_a_while_goes_where_there_is_room() -> None:
     assert event.body["reason"] == "NUMAPodMoved"
     assert event.body["note"] == (
         "evicted: node full has refused it for 60 s, and free has room; "
-        "InsufficientCPUs: needs 4 exclusive CPUs; most free: 2"
+        "InsufficientCPUs: needs 4 exclusive CPUs; most free for exclusive use: 2"
     )
     assert cluster.output.waiting() == 0
 

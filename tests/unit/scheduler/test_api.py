@@ -134,7 +134,7 @@ async def test_what_is_held_is_looked_at_again_when_a_pod_is_bound(
     assert await made.binder.bind(binding("a")) == ""
     assert await made.binder.bind(binding("b")) == ""
     why = await made.binder.bind(binding("c"))
-    assert why == "needs 3 exclusive CPUs on one NUMA node; most free: 1"
+    assert why == "needs 3 exclusive CPUs on one NUMA node; most free for exclusive use: 1"
     assert len(made.nodes.holds) == 2
     assert len(server.asked) == 2
 
@@ -147,7 +147,7 @@ async def test_a_pod_on_two_numa_nodes_takes_from_both(
         made.reader.request(single(cpus, name=name))
     assert await made.binder.bind(binding("wide")) == ""
     why = await made.binder.bind(binding("more"))
-    assert why == "needs 3 exclusive CPUs on one NUMA node; most free: 2"
+    assert why == "needs 3 exclusive CPUs on one NUMA node; most free for exclusive use: 2"
     assert await made.binder.bind(binding("rest")) == ""
     placed = [asked.body["metadata"]["annotations"][f"{PREFIX}/placed"] for asked in server.asked]
     assert placed == ['{"main":"0-1"}', '{"main":"1"}'], "the first NUMA node is full"
@@ -236,7 +236,7 @@ async def test_who_started_before_anybody_watched_is_not_overlooked(
     for name in ("a", "b"):
         made.reader.request(single(3, name=name))
         why = await made.binder.bind(binding(name))
-        assert why == "needs 3 exclusive CPUs on one NUMA node; most free: 1"
+        assert why == "needs 3 exclusive CPUs on one NUMA node; most free for exclusive use: 1"
     assert list(made.nodes.holds) == ["uid-early"]
     # The agent counts it, and then it is gone.
     made.node_watcher.put(topology(1, charged=[("uid-early", "main")]))

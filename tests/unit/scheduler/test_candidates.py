@@ -114,7 +114,7 @@ def test_several_containers_find_no_more_than_the_whole_node_has() -> None:
         nodes.put("n1", table(4, 4, attributes={f"{PREFIX}/free-exclusive-cpus": most}))
         found = candidates.filter(two, ["n1"])
         assert found.fits == fits
-    assert found.failed == {"n1": "needs 8 exclusive CPUs; most free: 7"}
+    assert found.failed == {"n1": "needs 8 exclusive CPUs; most free for exclusive use: 7"}
 
 
 def test_a_node_that_changes_is_judged_by_what_it_has_now(

@@ -46,7 +46,8 @@ def test_restricted_goes_by_what_is_neediest() -> None:
 @pytest.mark.parametrize(
     ("document", "room", "expected"),
     [
-        (single(12), table(8, 4), "needs 12 exclusive CPUs on one NUMA node; most free: 8"),
+        (single(12), table(8, 4),
+         "needs 12 exclusive CPUs on one NUMA node; most free for exclusive use: 8"),
         (single(20), table(8, 4), "needs 20 exclusive CPUs on one NUMA node; most there is: 16"),
         (single(2, memory="20Gi"), table(8, 4, memory=(10, 12)),
          "needs 20 GiB of memory on one NUMA node; most free: 12 GiB"),
@@ -54,16 +55,18 @@ def test_restricted_goes_by_what_is_neediest() -> None:
          "needs 6 exclusive CPUs and 20 GiB of memory on one NUMA node; each is free, but not "
          "together"),
         (single(20, policy="restricted", bind="cpu"), table(8, 8),
-         "needs 20 exclusive CPUs; most free: 16"),
+         "needs 20 exclusive CPUs; most free for exclusive use: 16"),
         (single(4, policy="restricted"), table(3, 3),
-         "needs 4 exclusive CPUs on one NUMA node; most free: 3"),
+         "needs 4 exclusive CPUs on one NUMA node; most free for exclusive use: 3"),
         (pod(container(cpu="2500m", memory="1Gi"), policy="single-numa-node"), table(2, 1),
          "needs 2.5 CPUs on one NUMA node; most free: 2"),
         (single(3, smt="full-core"), table(8, zone={f"{PREFIX}/threads-per-core": "2"}),
          "needs 3 exclusive CPUs in whole cores of 2 threads"),
         (single(5, smt="isolate"), table(8, zone={f"{PREFIX}/threads-per-core": "2"}),
-         "needs 5 exclusive CPUs with idle siblings (10 CPUs) on one NUMA node; most free: 8"),
-        (single(20, policy="best-effort"), table(8, 4), "needs 20 exclusive CPUs; most free: 12"),
+         "needs 5 exclusive CPUs with idle siblings (10 CPUs) on one NUMA node; "
+         "most free for exclusive use: 8"),
+        (single(20, policy="best-effort"), table(8, 4),
+         "needs 20 exclusive CPUs; most free for exclusive use: 12"),
     ],
 )  # fmt: skip
 def test_reasons(document: dict[str, Any], room: NodeRoom, expected: str) -> None:
@@ -87,7 +90,7 @@ def test_containers_take_from_each_other_and_init_containers_give_back() -> None
     both = pod(container("a", "3", "1Gi"), container("b", "3", "1Gi"),
                policy="single-numa-node", cpus="exclusive")  # fmt: skip
     assert places(fit(table(4, 4), request(both), SPREAD)) == {"a": "0", "b": "1"}
-    assert text(fit(table(4, 2), request(both), SPREAD)).endswith("most free: 2")
+    assert text(fit(table(4, 2), request(both), SPREAD)).endswith("most free for exclusive use: 2")
     first = pod(container("a", "3", "1Gi"), init=[container("first", "4", "1Gi")],
                 policy="single-numa-node", cpus="exclusive")  # fmt: skip
     found = fit(table(4, 0), request(first), SPREAD)
@@ -111,7 +114,7 @@ def test_the_kubelets_policy_counts_where_it_has_one() -> None:
     assert plain.charge is None
     strict = {"topologyManagerPolicy": "single-numa-node"}
     found = fit(table(4, 4, attributes=strict), document, SPREAD)
-    assert text(found) == "needs 6 exclusive CPUs on one NUMA node; most free: 4"
+    assert text(found) == "needs 6 exclusive CPUs on one NUMA node; most free for exclusive use: 4"
     fits = fit(table(4, 6, attributes=strict), document, SPREAD)
     assert isinstance(fits, Fits)
     assert fits.places == ()  # the kubelet chooses

@@ -68,7 +68,9 @@ async def test_a_scheduler_is_answered(ask: Ask) -> None:
     status, found = await ask("/filter", question(single(6), "a", "b", "nobody"))
     assert status == 200
     assert found["NodeNames"] == ["b"]
-    assert found["FailedNodes"] == {"a": "needs 6 exclusive CPUs on one NUMA node; most free: 4"}
+    assert found["FailedNodes"] == {
+        "a": "needs 6 exclusive CPUs on one NUMA node; most free for exclusive use: 4"
+    }
     assert list(found["FailedAndUnresolvableNodes"]) == ["nobody"]
     status, scores = await ask("/prioritize", question(single(2), "a", "b"))
     assert [one["Host"] for one in scores] == ["a", "b"]

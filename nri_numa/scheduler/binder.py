@@ -102,7 +102,7 @@ class Binder:
             if earlier is not None and code != 404:
                 self._nodes.hold(earlier)
         elif problem:
-            problem = await self._after_doubt(binding, problem, earlier)
+            problem = await self._after_doubt(binding, problem, earlier, sure=code == 409)
         if not problem:
             pod, placed = f"{binding.namespace}/{binding.name}", annotations.get(self._annotation)
             log.debug("has its node", pod=pod, node=binding.node, placed=placed or "")
@@ -164,8 +164,14 @@ class Binder:
             return _TIMEOUT, 0
         return "", 0
 
-    async def _after_doubt(self, binding: Binding, problem: str, earlier: Hold | None) -> str:
-        """After a binding that may have been written or not: read the pod."""
+    async def _after_doubt(
+        self, binding: Binding, problem: str, earlier: Hold | None, *, sure: bool
+    ) -> str:
+        """After a binding that may have been written or not: read the pod.
+
+        Without an answer it may still be written, after the pod was read: it stays held, and its
+        next attempt comes to the same node.
+        """
         try:
             async with asyncio.timeout(self._timeout):
                 pod = await self._api.ask("GET", _path(binding))
@@ -178,6 +184,8 @@ class Binder:
         node, same = text_of(pod, "spec", "nodeName"), uid_of(pod) == binding.uid
         if same and node == binding.node:
             return ""
+        if same and not node and not sure:
+            return problem
         self._nodes.release(binding.uid)
         if same and earlier is not None and earlier.node == node:
             self._nodes.hold(earlier)  # it is where it was sent before

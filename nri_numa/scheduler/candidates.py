@@ -93,6 +93,8 @@ class CandidateIndex:
             return Filtered(fits=list(names))
         if request.wrong:
             return Filtered(hopeless=dict.fromkeys(names, request.wrong))
+        if again := self._again(request, names):
+            return Filtered(fits=[again])
         result = Filtered()
         grades: list[int] = []
         groups: dict[tuple[object, ...], list[tuple[str, Short]]] = {}
@@ -116,6 +118,20 @@ class CandidateIndex:
                 dict.fromkeys([name for name, _ in members], text)
             )
         return result
+
+    def _again(self, request: PodRequest, names: Sequence[str]) -> str:
+        """The node that holds room for this pod, if that is still enough; else empty.
+
+        The API server did not say whether its binding was written. Its own room is in its way
+        everywhere else, and must stay: the binding may still come.
+        """
+        held = self._nodes.holds.get(request.uid)
+        if held is None or held.node not in names:
+            return ""
+        self._nodes.release(request.uid)
+        found = self.verdict(request, held.node)
+        self._nodes.hold(held)
+        return held.node if isinstance(found, Fits) else ""
 
     def elsewhere(self, request: PodRequest, names: Sequence[str]) -> Steps[str]:
         """A node with room that is none of these, in steps; empty where there is none."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,20 +14,24 @@ from typing import Any
 
 import pytest
 
+from nri_numa.model.charged import CHARGED, marks
 from tests.beds.cri import poll
 from tests.beds.kube.bed import KubeBed
+from tests.beds.kube.caller import Caller
 from tests.beds.kube.client import Client, JsonObject, unscheduled
 from tests.beds.kube.controller import Controller
 from tests.beds.kube.controller import install as install_controller
 from tests.beds.kube.extender import ACCOUNT, SCHEDULER, Extender, install, make_certificate
 from tests.beds.kube.manifests import PREFIX, asks, container, pod
 from tests.beds.kube.service import MANIFESTS, NAMESPACE
+from tests.beds.processes import wait_for
 from tests.kube.conftest import Numa
 from tests.kube.test_publish import Thief
 
 pytestmark = pytest.mark.kube
 
 NRT = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies"
+LEASE = "/apis/coordination.k8s.io/v1/namespaces/nri-numa/leases/numa-scheduler"
 NODES = ("numa-fake-a", "numa-fake-b")
 CRD = MANIFESTS / "publish-topology/crd.yaml"
 PLACED = f"{PREFIX}/placed"
@@ -51,19 +57,22 @@ def zones(*free: int, of: int = 16) -> list[JsonObject]:
     ]
 
 
-def publish(client: Client, node: str, *free: int) -> None:
+def publish(client: Client, node: str, *free: int, charged: str = "") -> None:
     """Write a node's object, or change it."""
     body = {
         "apiVersion": "topology.node.k8s.io/v1alpha2",
         "kind": "NodeResourceTopology",
         "metadata": {"name": node},
-        "attributes": [{"name": "topologyManagerPolicy", "value": "none"}],
+        "attributes": [
+            {"name": "topologyManagerPolicy", "value": "none"},
+            {"name": f"{PREFIX}/{CHARGED}", "value": charged},
+        ],
         "zones": zones(*free),
     }
     if client.get(f"{NRT}/{node}") is None:
         client.ask("POST", NRT, body)
     else:
-        client.ask("PATCH", f"{NRT}/{node}", {"zones": body["zones"]})
+        client.ask("PATCH", f"{NRT}/{node}", {key: body[key] for key in ("zones", "attributes")})
 
 
 def wanting(name: str, cpus: int, *, scheduler: str = SCHEDULER, **keys: Any) -> JsonObject:
@@ -307,8 +316,7 @@ def test_a_leader_that_dies_in_the_middle_of_a_bind(
     The pod has one node and its annotation, and the other replica holds the NUMA node for it.
     """
     certificate = make_certificate(tmp_path)
-    lease = "/apis/coordination.k8s.io/v1/namespaces/nri-numa/leases/numa-scheduler"
-    there.request("DELETE", lease)
+    there.request("DELETE", LEASE)
     config = {"lease": "numa-scheduler"}
     there.apply(wanting("extender-dies", 3, scheduler="nobody", annotations=SINGLE))
     document = there.pod("extender-dies")
@@ -361,56 +369,186 @@ def test_a_leader_that_dies_in_the_middle_of_a_bind(
         assert found["spec"]["nodeName"] == NODES[0]
         assert placed(found) == placed(written)
         poll(lambda: "nri_numa_scheduler_held_pods 1.0" in other.get("/metrics"), "what is held")
-    there.request("DELETE", lease)
+    there.request("DELETE", LEASE)
 
 
-def test_two_schedulers_race_over_two_replicas(there: Client, bed: KubeBed) -> None:
-    """Both try for every pod, each with an extender of its own; then the one that leads goes.
+# --- a burst in trouble -------------------------------------------------------------------------
 
-    No NUMA node gets more than it has, over the change of the leader too.
-    """
-    lease = "/apis/coordination.k8s.io/v1/namespaces/nri-numa/leases/numa-scheduler"
-    there.request("DELETE", lease)
-    race = "race-scheduler"
+BURST = tuple(f"numa-burst-{n}" for n in range(6))
+FULL, EACH, PODS = 8, 4, 24
+"""Exclusive CPUs of a NUMA node and of a pod; so many pods fill all twelve to the last CPU, and
+then nothing may be held that is not used."""
+REFUSING: list[JsonObject] = [
+    {
+        "apiVersion": "flowcontrol.apiserver.k8s.io/v1", "kind": "PriorityLevelConfiguration",
+        "metadata": {"name": "numa-burst"},
+        "spec": {"type": "Limited", "limited": {
+            "nominalConcurrencyShares": 0, "borrowingLimitPercent": 0,
+            "limitResponse": {"type": "Reject"}}},
+    },
+    {
+        "apiVersion": "flowcontrol.apiserver.k8s.io/v1", "kind": "FlowSchema",
+        "metadata": {"name": "numa-burst"},
+        "spec": {
+            "priorityLevelConfiguration": {"name": "numa-burst"}, "matchingPrecedence": 100,
+            "rules": [{
+                "subjects": [{"kind": "ServiceAccount", "serviceAccount": {
+                    "namespace": NAMESPACE, "name": ACCOUNT}}],
+                "resourceRules": [{
+                    "verbs": ["*"], "apiGroups": ["*"], "resources": ["*"], "namespaces": ["*"],
+                    "clusterScope": True}],
+            }],
+        },
+    },
+]  # fmt: skip
+"""The extender has no seat: one request at a time, and 429 for others."""
 
-    def replica(port: int, scheduler_port: int, *, standby: bool) -> Extender:
-        return Extender(
-            bed, config={"lease": "numa-scheduler"}, port=port, scheduler_port=scheduler_port,
-            name=race, standby=standby,
-        )  # fmt: skip
 
-    def pods(names: list[str], right: Any, what: str) -> list[JsonObject]:
-        def ask() -> list[JsonObject] | None:
-            for one in (first.scheduler, second.process, second.scheduler):
-                one.check()
-            found = [it for name in names if (it := there.pod(name)) is not None]
-            return found if len(found) == len(names) and right(found) else None
+class Burst:
+    """Pods that come at once, and whose bindings wait at a frozen API server when it goes wrong."""
 
-        return poll(ask, what)
+    def __init__(self, bed: KubeBed, first: Extender) -> None:
+        self.client, self.server = bed.client, bed.control.daemons["kube-apiserver"]
+        self.enter, self.first = bed.control.namespaces.enter(), first
 
-    with (
-        replica(19898, 10273, standby=False) as first,
-        replica(19899, 10274, standby=True) as second,
-    ):
-        poll(lambda: "another replica leads" in second.get("/readyz"), "the second replica")
-        wait_room(first, 4, *NODES)
-        wide = [f"race-wide-{n}" for n in range(6)]
-        there.apply(*(wanting(name, 3, scheduler=race, annotations=SINGLE) for name in wide))
-        pods(wide, lambda found: sum(map(bound, found)) == 4, "four with a node")
-        first.process.end()
-        second.wait_ready()
-        narrow = [f"race-narrow-{n}" for n in range(2)]
-        there.apply(*(wanting(name, 1, scheduler=race, annotations=SINGLE) for name in narrow))
-        late = pods(narrow, lambda found: all(map(bound, found)), "both with a node")
-        early = [it for name in wide if bound(it := there.pod(name) or {"spec": {}})]
-    there.request("DELETE", lease)
-    assert len(early) == 4
-    held: dict[tuple[str, str], int] = {}
-    for it, cpus in [*((it, 3) for it in early), *((it, 1) for it in late)]:
-        place = (it["spec"]["nodeName"], placed(it)["main"])
-        held[place] = held.get(place, 0) + cpus
-    assert len(held) == 4
-    assert max(held.values()) <= 4
+    def begin(self, trouble: str) -> None:
+        """First a pod for each node: the extender read who runs there before others come."""
+        self.client.apply(*(self.document(n, BURST[n]) for n in range(len(BURST))))
+        poll(lambda: sum(self.promised().values()) == EACH * len(BURST), "a pod on each node")
+        os.kill(self.first.scheduler.pid, signal.SIGSTOP)
+        self.client.apply(*(self.document(n) for n in range(len(BURST), PODS)))
+        if trouble == "429":
+            self.client.apply(*REFUSING)
+            seats = 'nominal_limit_seats{priority_level="numa-burst"}'
+            poll(lambda: seats in str(self.client.request("GET", "/metrics")[1]), "no seats")
+        if trouble != "charged":
+            os.kill(self.server.pid, signal.SIGSTOP)
+        os.kill(self.first.scheduler.pid, signal.SIGCONT)
+
+    def document(self, number: int, node: str = "") -> JsonObject:
+        found = wanting(f"burst-{number}", EACH, scheduler="burst", annotations=SINGLE)
+        found["metadata"]["labels"] = {"app": "burst"}
+        chosen = {"kubernetes.io/hostname": node} if node else {"numa-burst": "yes"}
+        found["spec"]["nodeSelector"] = chosen
+        return found
+
+    def promised(self) -> Counter[tuple[str, str]]:
+        """CPUs by node and NUMA node, which never are more than there are."""
+        found: Counter[tuple[str, str]] = Counter()
+        for it in self.client.pods("app=burst"):
+            if bound(it):
+                found[it["spec"]["nodeName"], placed(it)["main"]] += EACH
+        assert max(found.values(), default=0) <= FULL, found
+        return found
+
+    def failed(self) -> int:
+        return len(self.first.process.records("bind failed"))
+
+    def slow(self) -> None:
+        """Bindings are not answered in time, and then written all the same."""
+        poll(lambda: self.failed() >= PODS - len(BURST), "the end of bindTimeout")
+        os.kill(self.server.pid, signal.SIGCONT)
+
+    def refused(self) -> None:
+        """All bindings come at the same time, for one seat."""
+        poll(lambda: self.filtered() >= PODS, "all bindings under way")
+        os.kill(self.server.pid, signal.SIGCONT)
+        poll(self.failed, "429")
+
+    def compacted(self) -> None:
+        """The API server begins anew and etcd knows no history: 410 for every watch and page."""
+        poll(lambda: self.filtered() >= PODS, "all bindings under way")
+        self.server.end(signal.SIGKILL)
+        etcd = Caller(self.enter, "http://127.0.0.1:2379")
+        revision = json.loads(etcd.ask("POST", "/v3/kv/range", {"key": "AA=="})[1])["header"]
+        status, said = etcd.ask("POST", "/v3/kv/compaction", {"revision": revision["revision"]})
+        assert status == 200, said
+        self.server.start()
+        wait_for([self.server], self.answers, "the API server")
+
+    def leaderless(self) -> None:
+        """The one that leads dies with its scheduler, and nobody knows what it has written."""
+        poll(lambda: self.filtered() >= PODS, "all bindings under way")
+        for one in (self.first.process, self.first.scheduler):
+            one.end(signal.SIGKILL)
+        os.kill(self.server.pid, signal.SIGCONT)
+
+    def charged(self) -> None:
+        """Agents start what is bound; their objects say so before or after its status does."""
+        path, seen = "/api/v1/namespaces/default/pods", Counter[str]()
+
+        def start() -> bool:
+            found = self.client.pods("app=burst")
+            for number, it in enumerate(found):
+                node = it["spec"].get("nodeName", "")
+                if not node or it["status"]["phase"] == "Running":
+                    continue
+                running = {"status": {"phase": "Running"}}
+                if number % 2:
+                    self.client.ask("PATCH", f"{path}/{it['metadata']['name']}/status", running)
+                there = [p for p in found if p["spec"].get("nodeName") == node]
+                free = [FULL - EACH * sum(placed(p)["main"] == i for p in there) for i in "01"]
+                names = marks((p["metadata"]["uid"], "main") for p in there)
+                publish(self.client, node, *free, charged=names)
+                self.client.ask("PATCH", f"{path}/{it['metadata']['name']}/status", running)
+                seen[node] += 1
+            self.promised()
+            return sum(seen.values()) == PODS
+
+        poll(start, "all pods running")
+        poll(lambda: "nri_numa_scheduler_held_pods 0.0" in self.first.get("/metrics"), "handover")
+
+    def filtered(self) -> float:
+        text = self.first.get("/metrics")
+        name = 'nri_numa_scheduler_calls_total{result="answered",verb="filter"} '
+        return sum(float(one.split()[-1]) for one in text.splitlines() if one.startswith(name))
+
+    def answers(self) -> bool:
+        with contextlib.suppress(OSError):
+            return self.client.request("GET", "/readyz")[0] == 200
+        return False
+
+
+@pytest.mark.parametrize("trouble", ["slow", "429", "410", "failover", "charged"])
+def test_a_burst_in_trouble(trouble: str, fleet: Client, bed: KubeBed) -> None:
+    """Nothing is promised twice, every pod has its node in the end, and the log stays short."""
+    for name in BURST:
+        fleet.add_node(name, labels={"numa-burst": "yes"})
+        publish(fleet, name, FULL, FULL)
+    lease = "numa-scheduler" if trouble == "failover" else ""
+    with contextlib.ExitStack() as stack:
+        stack.callback(lambda: [fleet.request("DELETE", f"{path}/{name}") for name in BURST
+                                for path in ("/api/v1/nodes", NRT)])  # fmt: skip
+        stack.callback(fleet.delete_pods)
+        fleet.request("DELETE", LEASE)
+        replicas = [
+            stack.enter_context(
+                Extender(
+                    bed, config={"lease": lease}, port=19898 + n, scheduler_port=10273 + n,
+                    name="burst", standby=n > 0, level="info",
+                )
+            )
+            for n in range(2 if lease else 1)
+        ]  # fmt: skip
+        last, burst = replicas[-1], Burst(bed, replicas[0])
+        stack.callback(lambda: print(last.log()[-6000:]))  # shown where the test failed
+        stack.callback(fleet.kubectl, "delete", "--ignore-not-found", "--filename=-",
+                       documents=REFUSING)  # fmt: skip
+        stack.callback(lambda: os.kill(burst.server.pid, signal.SIGCONT))
+        burst.begin(trouble)
+        happens, said = {
+            "slow": (burst.slow, "did not answer in time"),
+            "429": (burst.refused, "Too many requests"),
+            "410": (burst.compacted, "listing again"),
+            "failover": (burst.leaderless, ""),
+            "charged": (burst.charged, ""),
+        }[trouble]
+        happens()
+        poll(lambda: sum(burst.promised().values()) == EACH * PODS, "a node for every pod")
+        last.wait_ready()
+        records = last.process.records()
+        assert len(records) < 10 * PODS, Counter(one["msg"] for one in records)
+        assert said in last.log()
 
 
 # --- who only looks -----------------------------------------------------------------------------

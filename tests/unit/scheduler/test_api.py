@@ -187,6 +187,24 @@ async def test_after_a_conflict_the_pod_is_read(
     assert bool(made.nodes.holds) == held
 
 
+async def test_a_pod_whose_binding_is_in_doubt_comes_back_to_its_node(
+    made: Extender, server: FakeAPIServer
+) -> None:
+    """It may still be written: its room is kept, and is not in the way of the pod itself."""
+
+    def late(asked: Asked) -> Said:
+        return Said(200, single(3)) if asked.method == "GET" else status(504, "late")
+
+    server.answer = late
+    made.node_watcher.put(topology(4, 4, name="n2"))
+    question = json.dumps({"Pod": single(3), "NodeNames": ["n1", "n2"]}).encode()
+    for _ in range(2):
+        assert "504" in await made.binder.bind(binding())
+        assert json.loads(await made.filter(question))["NodeNames"] == ["n1"]
+    made.node_watcher.put(topology(1, 1))
+    assert json.loads(await made.filter(question))["NodeNames"] == ["n2"]
+
+
 @pytest.mark.parametrize(("code", "held"), [(409, "n1"), (403, "n1"), (404, "")])
 async def test_a_pod_that_has_its_node_keeps_what_is_held_there(
     made: Extender, server: FakeAPIServer, code: int, held: str

@@ -17,7 +17,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.beds.cri import CRI, guaranteed, poll
+from tests.beds import race_bed
+from tests.beds.cri import CRI, Resources, guaranteed, poll
 from tests.beds.images import FIRST_LINE_COMMAND, IMAGE, build_image
 from tests.beds.plugin_process import REPOSITORY
 from tests.beds.vm_system import VENV
@@ -27,6 +28,8 @@ from tests.vm.guest import Guest
 from tests.vm.plugin import UnitPlugin, systemctl
 from tests.vm.registry import case
 from tests.vm.scopes import systemd_agrees
+
+_OWNERS = 3
 
 
 def _everyday(machine: Machine) -> bool:
@@ -118,6 +121,42 @@ def created_at_once(guest: Guest) -> None:
             guest.settles(each.result(), cpus=guest.online - own)
         systemd_agrees(guest)
         guest.reset()
+
+
+@case(applies=_everyday, system=True, limit_s=800)  # a dozen pods
+def updated_beside_owners(guest: Guest) -> None:
+    """Updates of neighbours' memory bring no owner's CPU back, while owners come and go."""
+    count, late = race_bed.updated_beside_owners(guest.containerd, _OWNERS)
+    guest.notes.append(f"{count} updates; ms after an owner's first instruction: {late}")
+    assert count > _OWNERS
+    assert [ms for ms in late if ms > race_bed.MOMENT_MS] == []
+    assert guest.plugin.metric("nri_numa_late_repairs_total") == 0
+    assert guest.plugin.metric("nri_numa_drift_fights_total") == 0
+
+
+@case(applies=_everyday, system=True, limit_s=800)  # two restarts
+def nothing_brings_an_owned_cpu_back(guest: Guest) -> None:
+    """Reloads, a pause, an exec, restarts, an update without the plugin: a neighbour stays away."""
+    neighbour = guest.pod("neighbour")
+    own = guest.pinned(guest.pod("owner", {"cpus": "exclusive"}, cpus=2)).cpus
+    guest.settles(neighbour, cpus=guest.online - own)
+    systemd_agrees(guest)  # what systemd has by now is what it would write
+    for way in ("daemon-reload", "daemon-reexec"):
+        systemctl(way)
+        guest.now(neighbour, cpus=guest.online - own)
+    assert guest.containerd.paused_and_executed(neighbour.id) == format_list(guest.online - own)
+    guest.now(neighbour, cpus=guest.online - own)
+    guest.plugin.kill()  # systemd, which starts it again, takes a second for that
+    guest.containerd.cri.update(neighbour, Resources(memory=96 << 20))
+    guest.now(neighbour, cpus=guest.online - own)
+    guest.plugin.wait_ready(timeout_s=150)
+    guest.containerd.restart()
+    guest.plugin.wait_ready(timeout_s=150)
+    guest.containerd.cri.stop(neighbour)
+    again = guest.containerd.cri.run(
+        neighbour.pod, resources=guaranteed(1), command=FIRST_LINE_COMMAND, attempt=1
+    )
+    guest.pinned(again, cpus=guest.online - own)
 
 
 @case(applies=_everyday, system=True)

@@ -184,8 +184,7 @@ class Publisher:
         if publish.pod_annotation:
             self._pods = PodOutput(node, prefix)
             if self._topology is not None:
-                changed = self._bound_changed.set
-                self._bound = BoundPods(self._api, node, changed, clock)
+                self._bound = BoundPods(self._api, node, self._bound_changed.set, clock)
         if publish.capacity:
             self._capacity = CapacityOutput(node, config.device_plugin.resource_name)
         if publish.numatopology:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
@@ -16,6 +15,7 @@ from msgspec.structs import replace
 from nri_numa.engine.state import Kind
 from nri_numa.model.workload import ContainerAdjustment
 from nri_numa.observe.logs import get_logger
+from nri_numa.store.files import remove_directory
 
 if TYPE_CHECKING:
     from nri_numa.agent.agent import Agent
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 log = get_logger("assigned")
 
+DIRECTORY: Final = "assigned"
 INSIDE: Final = "/run/numa"
 """Where containers find their files."""
 NAMES: Final = ("assigned.cpuset", "assigned.memset")
@@ -34,7 +35,7 @@ class AssignedFiles:
     """The files of each container that was created with them, in the state directory."""
 
     def __init__(self, state_dir: str, agent: Agent, clock: Clock) -> None:
-        self._root = directory_in(state_dir)
+        self._root = os.path.join(state_dir, DIRECTORY)
         self._agent, self._clock = agent, clock
         self._due = False
         # By container id; what an earlier process wrote is not known.
@@ -74,7 +75,7 @@ class AssignedFiles:
                 if allocation is not None and not allocation.ended:
                     self._write(allocation)
                     continue
-                shutil.rmtree(os.path.join(self._root, container_id))
+                remove_directory(os.path.join(self._root, container_id))
             except FileNotFoundError:
                 pass
             except OSError as error:
@@ -83,8 +84,7 @@ class AssignedFiles:
             del self._written[container_id]
 
     def _write(self, allocation: Allocation) -> None:
-        cpus = self._agent.cpus_of(allocation) or str(allocation.pinned)
-        texts = cpus, str(allocation.mems)
+        texts = self._agent.cpus_of(allocation) or str(allocation.pinned), str(allocation.mems)
         if self._written.get(allocation.container_id) == texts:
             return
         for name, text in zip(NAMES, texts, strict=True):
@@ -97,13 +97,8 @@ class AssignedFiles:
         self._written[allocation.container_id] = texts
 
 
-def directory_in(state_dir: str) -> str:
-    """Where the files of all containers are."""
-    return os.path.join(state_dir, "assigned")
-
-
 def remove_all(state_dir: str) -> None:
     """Take the files away; directories stay, which are mounted in containers that run."""
-    for folder, _, names in os.walk(directory_in(state_dir)):
+    for folder, _, names in os.walk(os.path.join(state_dir, DIRECTORY)):
         for name in names:
             os.unlink(os.path.join(folder, name))

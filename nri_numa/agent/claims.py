@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import threading
 import time
 from collections import Counter
@@ -61,6 +60,7 @@ from nri_numa.model.workload import (
     Resources,
 )
 from nri_numa.observe.logs import get_logger
+from nri_numa.store.files import remove_directory
 
 if TYPE_CHECKING:
     from nri_numa.agent.agent import Agent
@@ -127,7 +127,8 @@ class ClaimBook:
             found[uid] = claim
         self.claims = found
         for uid in {*handover.names(self._about)} - found.keys():
-            shutil.rmtree(os.path.join(self._about, uid), ignore_errors=True)
+            with contextlib.suppress(OSError):
+                remove_directory(os.path.join(self._about, uid))
         self._put_cdi_right(found)
         self._asker.clean()
         log.info("claims", remembered=len(found))
@@ -215,7 +216,8 @@ class ClaimBook:
             for path in (self._record(uid), self._cdi_file(uid)):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(path)
-            shutil.rmtree(os.path.join(self._about, uid), ignore_errors=True)
+            with contextlib.suppress(OSError):
+                remove_directory(os.path.join(self._about, uid))
             rest = dict(self.claims)
             gone = rest.pop(uid, None)
             self.claims = rest

@@ -181,9 +181,8 @@ class Daemon:
         self._claims = claim_book(config, name, agent)
         if self._claims is not None:
             self._claims.load()
-        files = None
-        if config.assigned_files and self.store.trusted:
-            files = AssignedFiles(config.state_dir, agent, clock)
+        shown = config.assigned_files and self.store.trusted
+        files = AssignedFiles(config.state_dir, agent, clock) if shown else None
         publishes = config.publish.node_resource_topology
         self._pending_pods = PendingPods(agent, clock) if publishes else None
 

@@ -307,7 +307,8 @@ class Publish(Section, frozen=True):
     """Labels of the Node, below the annotation prefix, with the machine's shape."""
     pod_annotation: bool = False
     """Annotation assigned on each pod with pinned containers: what they have. Needs the rights to
-    list and patch pods."""
+    list, watch and patch pods; with them a NodeResourceTopology names Guaranteed pods from their
+    binding on."""
     capacity: bool = False
     """Exclusive CPUs in the status of the Node, as devicePlugin.resourceName, for the scheduler to
     count by; instead of nri-numa device-plugin. Needs the right to patch nodes/status."""

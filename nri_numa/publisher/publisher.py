@@ -11,15 +11,17 @@ import contextlib
 import os
 import random
 import time
-from collections.abc import Callable, Iterator
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+from msgspec.structs import replace
 
 from nri_numa import __version__, service
 from nri_numa.config import AgentConfig, parse_duration, split_address
 from nri_numa.dra.handover import HandoverServer, write
 from nri_numa.errors import ConfigError
-from nri_numa.kube.api import KubeAPI
-from nri_numa.kube.requests import Outcome, Request, Result
+from nri_numa.kube.api import KubeAPI, Watch, Watched, name_of, text_of, uid_of
+from nri_numa.kube.requests import Outcome, Request, Resource, Result
 from nri_numa.observe.logs import get_logger
 from nri_numa.publisher import numatopology, slices, wanted
 from nri_numa.publisher.claims import ClaimServer
@@ -33,9 +35,17 @@ from nri_numa.publisher.outputs import (
     PodOutput,
 )
 from nri_numa.publisher.source import AgentSource, AgentUnavailable, Changed
-from nri_numa.publisher.topology import UNLISTED, TopologyOutput
+from nri_numa.publisher.topology import GUARANTEED, UNLISTED, TopologyOutput
 from nri_numa.publisher.writer import Writer, WriterMetrics
-from nri_numa.web.responses import Assignments, Notices, NUMAInfo, Slots, TopologyDocument, Zones
+from nri_numa.web.responses import (
+    Assignments,
+    Notices,
+    NUMAInfo,
+    Slots,
+    TopologyDocument,
+    ZonePod,
+    Zones,
+)
 from nri_numa.web.server import Site
 
 log = get_logger("publish")
@@ -53,6 +63,9 @@ SILENT: Final = 4
 """Attempts in vain, some ten seconds, after which the agent is gone; a restart is quicker."""
 AGAIN: Final = 60.0
 """Seconds after an outage within which it is looked at whether the Node is another one."""
+BOUND: Final = 60.0
+"""Seconds for which a pod is named that has its node and no sandbox: one that never starts must not
+keep the node's numbers from the scheduler for ever."""
 SKEW: Final = 60.0
 """Seconds that our clock may differ from the API server's before it is said."""
 
@@ -80,6 +93,45 @@ class PublishMetrics(WriterMetrics):
         self.clock_skew = self.gauge(
             "clock_skew_seconds", "How far this node's clock is ahead of the API server's."
         )
+
+
+class BoundPods(Watched):
+    """Guaranteed pods that have this node, from their binding on; the agent knows their sandboxes.
+
+    A scheduler that drops what it set aside for pods when the object names them has to find those
+    named that nothing is charged for yet.
+    """
+
+    def __init__(
+        self, api: KubeAPI, node: str, changed: Callable[[], object], clock: Callable[[], float]
+    ) -> None:
+        fields = f"spec.nodeName={node},status.phase=Pending"
+        self.watch = Watch(api, Resource.PODS.path(), self, fields=fields, key=uid_of)
+        self._changed, self._clock = changed, clock
+        self._pods: dict[str, tuple[float, ZonePod]] = {}
+
+    def put(self, document: Mapping[str, Any]) -> None:
+        """A pod is there, and none of its containers runs."""
+        uid, qos = uid_of(document), text_of(document, "status", "qosClass")
+        if qos == GUARANTEED and uid not in self._pods:
+            namespace = text_of(document, "metadata", "namespace")
+            pod = ZonePod(namespace=namespace, name=name_of(document), qos=qos)
+            self._pods[uid] = self._clock(), pod
+            self._changed()
+            asyncio.get_running_loop().call_later(BOUND, self._changed)
+
+    def removed(self, key: str) -> None:
+        """It runs, or will not."""
+        if self._pods.pop(key, None) is not None:
+            self._changed()
+
+    def named_in(self, found: Zones) -> Zones:
+        """The agent's document with these pods too, but for those that do not come to start."""
+        since = self._clock() - BOUND
+        known = {(one.namespace, one.name) for one in found.pods}
+        more = {(pod.namespace, pod.name): pod for at, pod in self._pods.values() if at > since}
+        late = tuple(pod for who, pod in sorted(more.items()) if who not in known)
+        return replace(found, pods=(*found.pods, *late))
 
 
 class Publisher:
@@ -112,7 +164,8 @@ class Publisher:
         self._api = KubeAPI(publish.credentials, "nri-numa-publish", wall=wall, skewed=self._skewed)
         # What is written, the most important first.
         self._topology = self._node = self._pods = self._capacity = self._numatopology = None
-        self._slices = self._claims = self._events = self._handover = None
+        self._slices = self._claims = self._events = self._handover = self._bound = None
+        self._bound_changed = asyncio.Event()
         if publish.node_resource_topology:
             force = publish.node_resource_topology_force
             validity = parse_duration(publish.node_resource_topology_validity)
@@ -130,6 +183,8 @@ class Publisher:
             )
         if publish.pod_annotation:
             self._pods = PodOutput(node, prefix)
+            if self._topology is not None:
+                self._bound = BoundPods(self._api, node, self._bound_changed.set, clock)
         if publish.capacity:
             self._capacity = CapacityOutput(node, config.device_plugin.resource_name)
         if publish.numatopology:
@@ -196,6 +251,8 @@ class Publisher:
         tasks = [self._follow(), self._writer.run(), self._resync()]
         if self._topology is not None:
             tasks.append(self._count_again())
+        if self._bound is not None:
+            tasks += self._bound.watch.run(), self._follow_bound()
         if self._claims is not None:
             tasks.append(self._claims.run())
         try:
@@ -280,7 +337,7 @@ class Publisher:
         async with self._zones_turn:  # an older answer must not come after a newer one
             found = await self._source.read(Zones)
             self._counted = found.devices_problem is not None
-            self._topology.want(found)
+            self._topology.want(found if self._bound is None else self._bound.named_in(found))
         self._wake.set()
         if not self._unlisted_said and any(zone.id == UNLISTED for zone in found.zones):
             self._unlisted_said = True
@@ -375,6 +432,13 @@ class Publisher:
             with contextlib.suppress(AgentUnavailable):  # `_follow` finds that out
                 await self._read_zones()
             self._wake.set()
+
+    async def _follow_bound(self) -> None:
+        while True:
+            await self._bound_changed.wait()
+            self._bound_changed.clear()
+            with contextlib.suppress(AgentUnavailable):
+                await self._read_zones()
 
     async def _count_again(self) -> None:
         while True:

@@ -111,6 +111,13 @@ def replace_file(path: str, data: bytes, *, sync: bool = False, mode: int | None
     return fd
 
 
+def remove_directory(path: str) -> None:
+    """Remove a directory that holds nothing but files; `OSError` where that cannot be."""
+    for name in os.listdir(path):
+        os.unlink(os.path.join(path, name))
+    os.rmdir(path)
+
+
 # --- The key that signs what is written on containers ---
 
 KEY: Final = "key"

@@ -105,7 +105,7 @@ def test_the_roles_are_minimal_and_documented() -> None:
             {"apiGroups": ["events.k8s.io"], "resources": ["events"], "verbs": ["create", "patch"]},
         ],
         "nri-numa-publish-pods": [
-            {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "patch"]}
+            {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch", "patch"]}
         ],
         "nri-numa-publish-capacity": [
             {"apiGroups": [""], "resources": ["nodes/status"], "verbs": ["patch"]}

@@ -33,6 +33,8 @@ class Cluster:
         self.pods: dict[str, dict[str, Any]] = {}
         self.topology: dict[str, Any] = {}
         self.topologies: list[dict[str, Any]] = []
+        self.bound: list[dict[str, Any]] = []
+        self.asked_bound: list[str] = []
         self.defined = True
         self.down = False
         self.invalid = False
@@ -53,6 +55,10 @@ class Cluster:
                 self.topologies.append(asked.body)
             found = self.topology or None
             return Said(200, found) if found else status(404, 'noderesourcetopologies "n1" gone')
+        if path == "/api/v1/pods":
+            self.asked_bound.append(asked.path)
+            listed = {"metadata": {"resourceVersion": "7"}, "items": self.bound}
+            return status(410, "too old") if "watch=true" in asked.path else Said(200, listed)
         if "/pods/" in path:
             self.pods[path] = asked.body["metadata"]["annotations"]
             return Said(200, {"metadata": {"name": "p"}})
@@ -288,6 +294,30 @@ async def test_the_topology_follows_the_agent(world: World) -> None:
     world.view.changed()
     await until(lambda: agent(world) == "not-ready")
     assert 'requests_total{output="topology",result="done",verb="patch"}' in world.text()
+
+
+@pytest.mark.parametrize(
+    "world", [{"node_resource_topology": True, "pod_annotation": True}], indirect=True
+)
+async def test_guaranteed_pods_are_named_from_their_binding_on(world: World) -> None:
+    """What the plugin set aside for them stays as long as the names differ from what it counts."""
+
+    def named() -> object:
+        found = {a["name"]: a["value"] for a in world.cluster.topology.get("attributes", ())}
+        return found.get("nodeTopologyPodsFingerprint")
+
+    await until(lambda: named() and len(world.cluster.asked_bound) > 1)
+    before = named()
+
+    def pod(name: str, qos: str) -> dict[str, Any]:
+        metadata = {"namespace": "default", "name": name, "uid": f"uid-{name}"}
+        return {"metadata": metadata, "status": {"phase": "Pending", "qosClass": qos}}
+
+    world.cluster.bound = [pod("plain", "Burstable"), pod("coming", "Guaranteed")]
+    await until(lambda: named() != before)
+    assert any("nodeName%3Dn1,status.phase%3DPending" in one for one in world.cluster.asked_bound)
+    world.cluster.bound = []  # it runs, or was refused
+    await until(lambda: named() == before)
 
 
 @pytest.mark.parametrize("world", [{"node_resource_topology": True}], indirect=True)

@@ -16,11 +16,12 @@ from nri_numa.observe import logs
 # pytest-xdist tells its workers how wide the terminal is; what is tested here has none.
 os.environ.pop("COLUMNS", None)
 
-settings.register_profile("dev", max_examples=50, deadline=None)
-settings.register_profile("ci", max_examples=200, deadline=None, print_blob=True)
+# How long examples take to make says how busy the machine is.
 settings.register_profile(
-    "nightly", max_examples=5000, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    "dev", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
+settings.register_profile("ci", settings.get_profile("dev"), max_examples=200, print_blob=True)
+settings.register_profile("nightly", settings.get_profile("dev"), max_examples=5000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 

@@ -187,7 +187,7 @@ _PATHS: dict[str, tuple[str, str, list[dict[str, Any]], dict[str, Any], bool]] =
     ),
     "/v1/notices": (
         "notices",
-        "What happened to containers that whoever looks at the pod wants to know.",
+        "What happened to containers that users of the pod want to know.",
         [_AFTER],
         {"200": _document("Notices", "The notices, in the order of their numbers.")},
         True,

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tarfile
+import threading
 import zipfile
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
+from tests.shipped.test_install_manifests import program
 from tools import packages, release
 from tools.build_image import Rootfs, unpack
 from tools.interpreter import here
@@ -189,3 +193,49 @@ def test_only_an_upgrade_restarts_the_service_and_settings_are_kept(tmp_path: Pa
     assert not (root / "usr/lib/nri-numa").exists()
     asked("--purge", "nri-numa")
     assert not config.exists()
+
+
+class _Registry(BaseHTTPRequestHandler):
+    """A registry of one OCI layout, as far as a pull needs it."""
+
+    layout: Path
+
+    def do_GET(self) -> None:
+        kind, _, name = self.path.rpartition("/")
+        (entry,) = json.loads((self.layout / "index.json").read_text())["manifests"]
+        if name == entry["annotations"]["org.opencontainers.image.ref.name"]:
+            name = entry["digest"]
+        file = self.layout / "blobs/sha256" / name.removeprefix("sha256:")
+        data = file.read_bytes() if file.is_file() else b""
+        self.send_response(200 if data or self.path == "/v2/" else 404)
+        media = entry["mediaType"] if kind.endswith("/manifests") else "application/octet-stream"
+        self.send_header("Content-Type", media)
+        self.send_header("Docker-Content-Digest", name)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(data)
+
+    do_HEAD = do_GET
+
+    def log_message(self, *words: object) -> None:
+        """Nothing."""
+
+
+def test_helm_pulls_the_chart_of_the_oci_archive(tmp_path: Path) -> None:
+    packed, archive = release.chart(tmp_path)
+    unpack(archive, tmp_path / "layout")
+    (tmp_path / "pulled").mkdir()
+    handler = type("Handler", (_Registry,), {"layout": tmp_path / "layout"})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        where = f"oci://127.0.0.1:{server.server_port}/nri-numa"
+        command = [program("helm"), "pull", where, "--plain-http", f"--version={release.version()}"]
+        said = subprocess.run(
+            [*command, f"--destination={tmp_path / 'pulled'}"],
+            env={"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"},
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        server.shutdown()
+    assert said.returncode == 0, said.stderr
+    assert (tmp_path / "pulled" / packed.name).read_bytes() == packed.read_bytes()

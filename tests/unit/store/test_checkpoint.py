@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -267,7 +268,10 @@ HEAD = framed(1, json.dumps({"head": IDENTITY, "at": 1.0}).encode())
         (b'{"del":"a"}', "line 2 is intact but is no record"),
         (b'{"set":{"\xff":{}}}', "line 2 is intact but is no record"),
         (b'{"set":{"x":{"\xff":1}}}', "the entry of container x is left out"),
-        (b'{"set":{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}}", "line 2 is intact but"),
+        (
+            b'{"set":{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}}",
+            "line 2 is intact but|container x is left out",
+        ),  # Python 3.14 reads so deep ones
         (b'{"set":{"x":7}}', "the entry of container x is left out"),
     ],
 )
@@ -276,7 +280,7 @@ def test_intact_lines_that_say_nonsense_are_left_out(node: Node, payload: bytes,
     node.file.write_bytes(HEAD + framed(2, payload) + framed(3, b'{"set":{"a":{"n":1}}}'))
     store, loaded = node.start()
     assert loaded.entries == {"a": {"n": 1}}
-    assert said in "; ".join(loaded.problems)
+    assert re.search(said, "; ".join(loaded.problems))
     store.record({"b": {}})
     assert node.start()[1].entries == {"a": {"n": 1}, "b": {}}
 

@@ -16,7 +16,7 @@ from kubectl_numa_cluster import Object, ids, listed, refusal
 
 _UNREADABLE = (AttributeError, KeyError, TypeError, ValueError, RecursionError)
 _OURS = ("PlacementRefused", "PlacedWider", "NotPinned", "PlacedAfterStart", "PlacedLate",
-         "CpusetDrift", "AnnotationIgnored", "NUMANodeDrained", "NUMAPodMoved",
+         "Moved", "CpusetDrift", "AnnotationIgnored", "NUMANodeDrained", "NUMAPodMoved",
          "NUMANodeStolen")  # fmt: skip
 """Reasons of Events that ``nri-numa publish`` and ``nri-numa controller`` write."""
 _SAID = frozenset({"placed", "assigned"})

@@ -30,7 +30,7 @@ from nri_numa.engine.resync import (
     take_in,
     without_answer,
 )
-from nri_numa.engine.room import in_the_way
+from nri_numa.engine.room import for_whom, in_the_way, went, with_room
 from nri_numa.engine.state import (
     Allocation,
     Kind,
@@ -38,6 +38,7 @@ from nri_numa.engine.state import (
     effective_cpus,
     group_of,
     step_violations,
+    union,
     violations,
 )
 from nri_numa.machine.cgroups import CgroupPlace, CgroupWriter, Wanted, Written
@@ -181,6 +182,7 @@ class Agent:
         starting: containers between their creation and the end of their start.
         updating: containers whose cpuset the runtime may be writing, with other resources.
         widening: containers that may have more than their cgroups say.
+        moves_memory: whether pages of containers can be moved from here.
         narrowed_at: when the shared pool was last narrower than it is now, as far as we know.
         differences: what containers really have, where it is not what is meant.
     """
@@ -209,6 +211,7 @@ class Agent:
         self._begun: dict[str, None] = {}  # those of them whose cgroup exists
         self.updating: set[str] = set()
         self.widening: dict[str, None] = {}
+        self.moves_memory = False
         self.narrowed_at: float | None = None
         self.reconciler: Reconciler | None = None
         self.kubelet: BesideKubelet | None = None
@@ -241,11 +244,18 @@ class Agent:
         decision = whole.admit_whole(
             self.machine, self.state, pod, container, self._readings.memory, self._now()
         )
+        before, refused = self.state, decision
         if isinstance(decision, Refused):
-            decision = in_the_way(self.machine, self.state, decision, self._readings.memory)
+            decision = self._with_room(decision)
+        if isinstance(decision, Refused):
             self._refused(decision)
             return None if self.observe else decision
         self._swap(decision.state, decision.change)
+        if isinstance(refused, Refused):
+            decision = self._made_room(before, decision, refused)
+            if isinstance(decision, Refused):
+                self._refused(decision)
+                return decision
         for container_id in decision.change.containers:
             if container_id not in self.state.allocations:
                 self._forget(container_id)
@@ -258,7 +268,63 @@ class Agent:
         if self.observe:
             return None
         updates = decision.updates
-        return replace(decision, updates=self._follow(updates)) if updates else decision
+        if decision.moves or not updates:
+            return decision  # written before
+        return replace(decision, updates=self._follow(updates))
+
+    def _with_room(self, refused: Refused) -> Admitted | Refused:
+        """What a container that was refused gets if others move that can now."""
+        machine, state, memory = self.machine, self.state, self._readings.memory
+        if self.observe or not self._cgroups.usable:
+            return in_the_way(machine, state, refused, memory)
+        still = {
+            i
+            for i, a in state.allocations.items()
+            if not self.runs(i) or i in self.updating or (a.mems and not self.moves_memory)
+        }
+        return with_room(machine, state, refused, memory, self._now(), still)
+
+    def _made_room(
+        self, before: NodeState, decision: Admitted, refused: Refused
+    ) -> Admitted | Refused:
+        """Write those that make room, so that nobody is where another comes; or all go back.
+
+        Others leave the CPUs that are needed, then each goes to where none is any more, and only
+        then what is left over is given to who shares it.
+        """
+        moves = {m.after.container_id: m for m in reversed(decision.moves)}
+        left = union(m.before.cpus for m in decision.moves if m.before.owned)
+        wanted = {u.container_id: u for u in decision.updates}
+        others = [u for i, u in wanted.items() if i not in moves]
+        less = [(u, CPUSet.parse(u.cpus) - left) for u in others]
+        kept = self._follow([u._replace(cpus=str(cpus) or u.cpus) for u, cpus in less])
+        done = self.write(
+            {i: Wanted(self.places[i], wanted[i].cpus, wanted[i].mems) for i in moves}
+        )
+        if problems := [one.problem for one in done.values() if one.problem]:
+            self._swap(replace(before, serial=self.state.serial + 1), decision.change)
+            self.put_right([i for i in wanted if self.runs(i)])
+            self._look(wanted)
+            message = f"{refused.message}; no room could be made: {problems[0]}"
+            return replace(refused, refusal=replace(refused.refusal, message=message))
+        more = [u for u in others if CPUSet.parse(u.cpus) & left]
+        self._metrics.moves.labels("room").inc(len(moves))
+        for move in decision.moves:
+            self._tasks.add(partial(self._mark, move.after.container_id))
+            self._tasks.add(partial(self._tell.moved, move, went(move), for_whom(move.after)))
+        every = {u.container_id: u for u in (*kept, *self._widen(more))}
+        return replace(decision, updates=tuple(every.values()))
+
+    def arrived(self, container_id: str) -> Wanted:
+        """The memory of one that moved is where its CPUs are; returns what its cgroup gets now.
+
+        `post_update_container` is called when that was written.
+        """
+        self.updating.add(container_id)
+        there = self.state.allocations[container_id].arrived
+        after = self.state.without(container_id).with_allocation(there)
+        self._swap(after, StateChange((container_id,), (there.pod_uid,)))
+        return Wanted(self.places[container_id], self.cpus_of(there), str(there.mems))
 
     def start_container(self, pod: PodSandbox, container: Container) -> None:
         """The cgroup of a container is there, and its program does not run yet."""

@@ -35,6 +35,7 @@ from nri_numa.agent.links import (
     over_cri,
 )
 from nri_numa.agent.loop import Clock, GapWatch, HeapRelease, collect, watched_loop
+from nri_numa.agent.mover import Mover
 from nri_numa.agent.reconcile import Reconciler
 from nri_numa.agent.reload import (
     Prepared,
@@ -225,6 +226,7 @@ class Daemon:
         self.reconciler = Reconciler(
             agent, metrics, self.runtime, writer=writer, scopes=Scopes(), clock=clock
         )
+        self._mover = Mover(agent, metrics, writer, clock)
         self.serving: Serving | None = None
         if configuration.split_address(config.http.address) or config.http.socket:
             self.serving = Serving(
@@ -337,6 +339,7 @@ class Daemon:
             "reconcile": self.reconciler.run_rounds(self),
             "looks": self.reconciler.run_looks(self),
             "systemd": self.reconciler.run_systemd(),
+            "mover": self._mover.run(),
             "kubelet's configuration": self._kubelet.run(agent, self),
             "hotplug": hotplug.watch(partial(reread.read_machine, agent), no_kernel_events),
         }

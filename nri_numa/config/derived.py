@@ -97,6 +97,7 @@ def settings(config: AgentConfig) -> Settings:
         "limits": _limits(config),
         "kept_seconds": parse_duration(config.keep_exclusive_cpus),
         "kubelet_override": config.kubelet.override,
+        "room_moves": config.room.moves,
     }
     # What has the same name in both is the same.
     same = set(Settings.__struct_fields__) & set(AgentConfig.__struct_fields__)

@@ -573,6 +573,13 @@ class Reconcile(Section, frozen=True):
     wait until it is back. CPU limits wait in any case."""
 
 
+class Room(Section, frozen=True):
+    """Moving containers that are movable, so that another one is not refused."""
+
+    moves: Annotated[int, Meta(ge=0, le=3)] = 2
+    """Containers that move at most for one that would be refused otherwise; 0: none ever."""
+
+
 class MemoryLocality(Section, frozen=True):
     """Where the memory of containers is, read again and again beside the decisions."""
 
@@ -765,6 +772,8 @@ class AgentConfig(Section, frozen=True):
     what the container has at any time, also after a resize. Not over CRI."""
     reconcile: Reconcile = Reconcile()
     """Comparing the real cgroups with what was decided."""
+    room: Room = Room()
+    """Making room for containers that strict policies would refuse."""
     memory_locality: Annotated[MemoryLocality, AT_START] = MemoryLocality()
     """Looking where the memory of containers is."""
     cpu_waiting: Annotated[CPUWaiting, AT_START] = CPUWaiting()

@@ -33,6 +33,7 @@ from nri_numa.engine.place.computed import place_computed
 from nri_numa.engine.place.explicit import place_explicit
 from nri_numa.engine.place.memory import with_memory_policy
 from nri_numa.engine.place.needs import exclusive_text
+from nri_numa.engine.request.annotations import by_annotation
 from nri_numa.engine.request.demand import (
     Demand,
     demand,
@@ -76,6 +77,8 @@ from nri_numa.model.workload import (
     Scope,
     StateChange,
 )
+
+LISTED: Final = "movable: true, which has no effect: a container with a list does not move"
 
 
 def admit(
@@ -177,6 +180,10 @@ def admit(
         placed = place(case)
     if requested.mempolicy is not MemoryPolicy.DEFAULT and isinstance(placed, Placed):
         placed = with_memory_policy(case, placed, running=running)
+    warned = requested.movable and requested.listed and by_annotation(requested, "movable")
+    if warned and isinstance(placed, Placed):
+        warnings, steps = (*placed.warnings, LISTED), (*placed.steps, LISTED)
+        placed = replace(placed, warnings=warnings, steps=steps)
     if isinstance(placed, Refusal) and case.on_failure is OnFailure.UNPINNED:
         placed = replace(
             _unbound(case, pool_before),
@@ -619,6 +626,7 @@ def new_allocation(case: Case, placed: Placed, now: float) -> Allocation:
         "slots": requested.slots.ids if requested.slots is not None and placed.owned else "",
         "since": now,
         "fixed": placed.kind in COMPUTED and _fixed(case),
+        "movable": placed.kind in COMPUTED and requested.movable,
     }
     if placed.memory_policy is not None:
         kept["mempolicy"] = placed.memory_policy.mode

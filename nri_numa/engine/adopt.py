@@ -35,7 +35,7 @@ from nri_numa.engine.request.demand import (
     with_slots,
     with_static_cpus,
 )
-from nri_numa.engine.state import Allocation, Kind, contradiction, identity
+from nri_numa.engine.state import COMPUTED, Allocation, Kind, contradiction, identity
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, ListFormatError, NUMASet
 from nri_numa.model.machine import NO_QUOTA, agree, cpus_text, numa_text
 from nri_numa.model.workload import (
@@ -77,6 +77,8 @@ def assigned(allocation: Allocation, cpus: str, key: bytes) -> str:
         document["smt"] = allocation.smt.value
     if allocation.owned and allocation.kind is Kind.EXPLICIT:
         document["owned"] = True
+    if allocation.movable:
+        document["movable"] = True
     if allocation.soft:
         document["soft"] = str(allocation.cpus)  # it may start with fewer of them
     text = _encode(document)
@@ -232,6 +234,7 @@ def _read(
         preferred=preferred,
         reason=reason,
         pinned=pinned,
+        movable=document.get("movable") is True and kind in COMPUTED,
         quota=0 if resources.cpu_quota == NO_QUOTA and owned else None,
         slots=slots_held(machine.settings, container) if kind is Kind.EXCLUSIVE else "",
     )

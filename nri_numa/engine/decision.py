@@ -410,10 +410,18 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     ignored: tuple[str, ...] = ()
 
 
+class Move(msgspec.Struct, frozen=True):
+    """One container that changes its place."""
+
+    before: Allocation
+    after: Allocation
+
+
 class Admitted(msgspec.Struct, frozen=True, kw_only=True):
     """The container gets this, once the agent swaps ``state`` in.
 
     Attributes:
+        moves: running containers that make room for it, in the order in which they were placed.
         warnings: what was done as asked and is probably not meant.
     """
 
@@ -423,6 +431,7 @@ class Admitted(msgspec.Struct, frozen=True, kw_only=True):
     adjustment: ContainerAdjustment = NO_ADJUSTMENT
     updates: tuple[ContainerUpdate, ...] = ()
     warnings: tuple[str, ...] = ()
+    moves: tuple[Move, ...] = ()
     trace: Trace
 
 
@@ -607,8 +616,7 @@ class Case(msgspec.Struct, frozen=True, dict=True):
         requested = self.requested
         if requested.on_failure is not None:
             return requested.on_failure
-        listed = requested.numacpu is not None or requested.numamem is not None
-        if not listed and requested.policy is Policy.BEST_EFFORT:
+        if not requested.listed and requested.policy is Policy.BEST_EFFORT:
             return OnFailure.WIDEN
         return OnFailure.REJECT
 

@@ -527,7 +527,8 @@ def resized(
 
     Only these count: a rule that reads differently by now moves no running container.
     """
-    allocation, rest = state.allocations[container.id], state.without(container.id)
+    had, rest = state.allocations[container.id], state.without(container.id)
+    allocation = had.arrived
     if allocation.kind is Kind.EXCLUSIVE:
         for one in state.mates(allocation):
             rest = rest.without(one.container_id)
@@ -541,7 +542,7 @@ def resized(
     requested = machine.resolve(pod, container)
     if isinstance(requested, Refusal):
         # It was readable at creation; a rule changed under it. What it has stays valid.
-        return allocation, replace(trace, steps=(requested.message,))
+        return had, replace(trace, steps=(requested.message,))
     requested = _with_what_it_holds(machine, pod, container, allocation, requested)
     if isinstance(requested, Refusal):
         return _resize_refused(requested, trace)
@@ -564,7 +565,8 @@ def resized(
             since=allocation.since,
             mempolicy=allocation.mempolicy,  # that of its processes, which does not change
             smt=allocation.smt if allocation.owned and placed.owned else after.smt,
-        ),
+            movable=allocation.movable,
+        ).after(had),
         replace(trace, alignment=placed.alignment, steps=placed.steps),
     )
 

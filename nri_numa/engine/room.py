@@ -2,7 +2,7 @@
 
 A strict policy refuses a container for which CPUs and memory are there in sum, but on no one NUMA
 node. Which others are in the way, and where they could be by their own policies, is worked out
-here, as a value; nothing running moves by it.
+here, as a value. Of those that are movable `with_room` makes a decision, by which they move.
 
 The search is by cost: bytes to migrate, then number of containers, then their ids. Sums by NUMA
 node say what is worth a try; whether it fits is said by the engine that decides for real,
@@ -24,22 +24,34 @@ import msgspec
 from msgspec.structs import replace
 
 from nri_numa.engine.accounting import ownable
-from nri_numa.engine.admit import admit, place
-from nri_numa.engine.decision import Admitted, Case, Machine, Reading, Refused
+from nri_numa.engine.admit import admit, place, pool_updates
+from nri_numa.engine.decision import Admitted, Case, Machine, Move, Reading, Refused
 from nri_numa.engine.place.needs import exclusive_text, pod_demand
 from nri_numa.engine.request.demand import Demand
-from nri_numa.engine.state import COMPUTED, NOTHING, Allocation, Charge, NodeState
-from nri_numa.model.cpuset import NUMASet
+from nri_numa.engine.state import (
+    COMPUTED,
+    NOTHING,
+    Allocation,
+    Charge,
+    Kind,
+    NodeState,
+    effective_cpus,
+    without_cpus,
+)
+from nri_numa.engine.whole import admit_whole
+from nri_numa.model.cpuset import NO_CPUS, NUMASet
 from nri_numa.model.machine import cpus_text, human_milli, numa_text
 from nri_numa.model.workload import (
     SMT,
     Bind,
     Container,
+    ContainerUpdate,
     CPUMode,
     PodSandbox,
     Refusal,
     Requested,
     Scope,
+    StateChange,
 )
 from nri_numa.text import human_bytes
 
@@ -51,13 +63,6 @@ _MOST_TRIES: Final = 16
 """Plans that are put to the engine."""
 _SHORT: Final = ("TopologyAffinityError", "NotEnoughCPUs", "NotEnoughMemory", "SMTAlignmentError")
 """Refusals that are for want of room."""
-
-
-class Move(msgspec.Struct, frozen=True):
-    """One container that changes its place."""
-
-    before: Allocation
-    after: Allocation
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -81,10 +86,13 @@ def make_room(
     reading: Reading | None = None,
     *,
     still: Collection[str] = (),
+    most: int = MOST_MOVES,
+    running: bool = False,
 ) -> Plan | None:
     """The cheapest moves after which a refused container fits with its policy; None without any.
 
-    None of the containers in ``still`` moves, and none of its own pod.
+    None of the containers in ``still`` moves, and none of its own pod. Of containers that are
+    ``running`` memory is on both sides until it has moved, so that they leave only CPUs to others.
     """
     requested, demand = refused.trace.requested, refused.trace.demand
     if requested is None or demand is None or refused.reason not in _SHORT:
@@ -97,12 +105,102 @@ def make_room(
     ]
     if requested.scope is Scope.POD:
         demand = pod_demand(refused.trace.pod, demand)
-    found = _Search(machine, state, reading, demand, movers).plans()
+    found = _Search(machine, state, reading, demand, movers, most, running=running).plans()
     for places in islice(found, _MOST_TRIES):
-        plan = _tried(machine, state, refused, reading, places)
+        plan = _tried(machine, state, refused, reading, places, running=running)
         if plan is not None:
             return plan
     return None
+
+
+def with_room(
+    machine: Machine,
+    state: NodeState,
+    refused: Refused,
+    reading: Reading | None,
+    now: float,
+    still: Collection[str] = (),
+) -> Admitted | Refused:
+    """The container that was refused, once movable ones make room; refused where they cannot.
+
+    None of the containers in ``still`` moves. Huge pages stay: their pool would move with them.
+    """
+    pod, container = refused.trace.pod, refused.trace.container
+    stay = {
+        i
+        for i, a in state.allocations.items()
+        if not a.movable
+        or a.hugepages
+        or i in still
+        or state.kubelet.cpus_of(a.pod_uid, a.container, i)
+    }
+    plan, most = None, machine.settings.room_moves
+    if most and len(stay) < len(state.allocations):
+        plan = make_room(machine, state, refused, reading, still=stay, most=most, running=True)
+    if plan is None:
+        return in_the_way(machine, state, refused, reading)
+    why = f"{_MOVED}{pod.full_name}/{container.name}"
+    moves = tuple(
+        Move(m.before, replace(m.after, reason=f"{m.after.reason}{why}")) for m in plan.moves
+    )
+    base = _moved_in(state, _without(state, moves), moves)
+    for m in moves:
+        reading = None if reading is None else reading.with_own(m.after.arrived, -1)
+    decision = admit_whole(machine, base, pod, container, reading, now)
+    if isinstance(decision, Refused):
+        return in_the_way(machine, state, refused, reading)
+    after, its, moving = decision.state, decision.change, {m.after.container_id for m in moves}
+    pool = after.pool(machine.topology, machine.settings)
+    own = tuple(
+        ContainerUpdate(
+            m.after.container_id,
+            cpus=str(effective_cpus(m.after, pool, machine.topology, after.withheld_bits)),
+            mems=str(m.after.mems),
+            ignore_failure=True,
+        )
+        for m in moves
+    )
+    others = pool_updates(machine, state, after, skip=container.id)
+    steps = (after_moving(moves), *decision.trace.steps)
+    return replace(
+        decision,
+        change=StateChange(
+            (*its.containers, *sorted(moving)),
+            tuple(dict.fromkeys((*its.pods, *(m.after.pod_uid for m in moves)))),
+        ),
+        updates=(*own, *(u for u in others if u.container_id not in moving)),
+        moves=moves,
+        trace=replace(decision.trace, steps=steps),
+    )
+
+
+_MOVED: Final = "; moved to make room for "
+"""In the reason of one that moved."""
+
+
+def for_whom(allocation: Allocation) -> str:
+    """`` to make room for shop/web/app``, as the end of a sentence; empty where it did not move."""
+    _, moved, whom = allocation.reason.partition(_MOVED)
+    return f" to make room for {whom}" if moved else ""
+
+
+def after_moving(moves: Collection[Move]) -> str:
+    """``fits after moving shop/db-3/app (2 GiB) from NUMA node 1 to 0``."""
+    each = [
+        f"{m.before.full_name} ({human_bytes(_memory(m.before))}) {went(m)}"
+        if m.after.leaves
+        else f"{m.before.full_name} {went(m)}"
+        for m in moves
+    ]
+    return f"fits after moving {' and '.join(each)}"
+
+
+def went(move: Move) -> str:
+    """``from NUMA node 1 to 0``, or ``from CPU 0 to 5``."""
+    before, after = move.before, move.after
+    if before.numa_nodes != after.numa_nodes:
+        return f"from {numa_text(before.numa_nodes)} to {after.numa_nodes}"
+    return f"from {cpus_text(before.cpus)} to {after.cpus}"
 
 
 def in_the_way(
@@ -155,16 +253,25 @@ class _Item(NamedTuple):
 
     Attributes:
         needs: what must be free where it goes.
-        books: what it takes there, or gives back where it was.
+        books: what it takes there.
+        gives: what it gives back where it was.
     """
 
     needs: Amounts
     books: Amounts
+    gives: Amounts
     mover: Allocation | None = None
 
     @property
     def home(self) -> int:
         return -1 if self.mover is None else next(iter(self.mover.numa_nodes))
+
+    def fits(self, i: int, left: Amounts) -> bool:
+        """Whether so much is enough on a NUMA node; what stays behind need not come back."""
+        needs = self.needs
+        if i == self.home:
+            needs = tuple(n - b + g for n, b, g in zip(needs, self.books, self.gives, strict=True))
+        return _fits(needs, left)
 
 
 class _Partial(NamedTuple):
@@ -195,7 +302,11 @@ class _Search:
         reading: Reading | None,
         demand: Demand,
         movers: Collection[Allocation],
+        most: int,
+        *,
+        running: bool,
     ) -> None:
+        self._most, self._running = most, running
         sizes = {size for a in movers for size in a.hugepages} | set(demand.hugepages)
         self._sizes = sorted(sizes)
         cpus, memory = machine.cpu_left(state), machine.memory_left(state, reading)
@@ -212,11 +323,11 @@ class _Search:
             self._movers[item.home].append(item)
         # By NUMA node, what so many movers give back at most.
         self._given = {
-            i: [tuple(sum(column[:n]) for column in columns) for n in range(MOST_MOVES + 1)]
+            i: [tuple(sum(column[:n]) for column in columns) for n in range(most + 1)]
             for i, items in self._movers.items()
             if (
                 columns := [
-                    sorted(c, reverse=True) for c in zip(*(m.books for m in items), strict=True)
+                    sorted(c, reverse=True) for c in zip(*(m.gives for m in items), strict=True)
                 ]
             )
         }
@@ -232,11 +343,10 @@ class _Search:
         pages = [demand.hugepages.get(size, 0) for size in self._sizes]
         held = [charge.hugepages.get(size, 0) for size in self._sizes]
         milli = 1000 * demand.exclusive_cpus or demand.cpu_milli
-        return _Item(
-            (milli, own, demand.memory_bytes, *pages),
-            (charge.cpu_milli, own, charge.memory, *held),
-            mover,
-        )
+        needs = (milli, own, demand.memory_bytes, *pages)
+        books = (charge.cpu_milli, own, charge.memory, *held)
+        gives = (*books[:2], *(0 for _ in books[2:])) if self._running else books
+        return _Item(needs, books, gives, mover)
 
     def plans(self) -> Iterator[tuple[tuple[_Item, int], ...]]:
         """Where each goes, the newcomer first; the cheapest plan first."""
@@ -253,7 +363,7 @@ class _Search:
 
     def _next(self, p: _Partial, cost: Cost) -> Iterator[tuple[Cost, _Partial]]:
         item, left = p.pending[0], p.left
-        fitting = [i for i, amounts in left.items() if _fits(item.needs, amounts)]
+        fitting = [i for i, amounts in left.items() if item.fits(i, amounts)]
         if item.mover is not None and p.at is None and fitting:
             # The fullest that fits, then the lowest id; or where it was, on other CPUs.
             fullest = min(fitting, key=lambda i: (left[i], i))
@@ -262,9 +372,9 @@ class _Search:
             return
         if p.at in fitting:
             yield self._put(p, cost, p.at)
-        if len(p.out) == MOST_MOVES:
+        if len(p.out) == self._most:
             return
-        rest = MOST_MOVES - len(p.out)
+        rest = self._most - len(p.out)
         for i in left if p.at is None else (p.at,):
             given = self._given.get(i)
             if given is None or i == item.home:
@@ -281,7 +391,7 @@ class _Search:
                 if a.container_id in p.out or alike in seen:
                     continue
                 seen.add(alike)
-                has = _plus(_plus(left[i], mover.books), given[rest - 1])
+                has = _plus(_plus(left[i], mover.gives), given[rest - 1])
                 if not _fits(item.needs, has):
                     continue
                 yield self._taken_out(p, cost, mover, a, i, free=free)
@@ -292,7 +402,7 @@ class _Search:
         out = tuple(sorted((*p.out, a.container_id)))
         # The largest first; those that are alike in the order in which they were taken out.
         rest = sorted((*p.pending[1:], mover), key=lambda m: m.needs, reverse=True)
-        left = {**p.left, i: _plus(p.left[i], mover.books)}
+        left = {**p.left, i: _plus(p.left[i], mover.gives)}
         memory = cost[0] + (0 if free else _memory(a))
         return (memory, len(out), out), _Partial(
             (p.pending[0], *rest), left, i, free, out, p.placed
@@ -300,7 +410,8 @@ class _Search:
 
     def _put(self, p: _Partial, cost: Cost, i: int) -> tuple[Cost, _Partial]:
         item = p.pending[0]
-        left = {**p.left, i: tuple(map(sub, p.left[i], item.books))}
+        takes = item.gives if i == item.home else item.books
+        left = {**p.left, i: tuple(map(sub, p.left[i], takes))}
         moved = p.free and item.mover is not None and i != item.home
         memory = cost[0] + (_memory(item.mover) if moved and item.mover is not None else 0)
         return (memory, *cost[1:]), p._replace(
@@ -338,14 +449,18 @@ def _tried(
     refused: Refused,
     reading: Reading | None,
     places: tuple[tuple[_Item, int], ...],
+    *,
+    running: bool,
 ) -> Plan | None:
     """Have the engine place the newcomer, and then each mover; None where it refuses."""
     (_, first), *others = places
     movers = [(m.mover, i) for m, i in others if m.mover is not None]
-    rest = state
-    for a, _ in movers:
-        rest = rest.without(a.container_id)
-        reading = None if reading is None else reading.with_own(a)
+    rest = _without(state, [Move(a, a) for a, _ in movers])
+    for a, i in movers:
+        if running and i not in a.numa_nodes:
+            rest = rest.with_allocation(_left_behind(a))
+        elif reading is not None:
+            reading = reading.with_own(a)
     trace = refused.trace
     assert trace.requested is not None  # noqa: S101  # looked at before
     requested = replace(trace.requested, placed=NUMASet([first]))
@@ -358,15 +473,39 @@ def _tried(
         moved = _moved(machine, after, a, i, reading)
         if moved is None:
             return None
-        after, last = after.with_allocation(moved), moved
+        if running:
+            if (moved.numa_nodes == a.numa_nodes) is not (i in a.numa_nodes):
+                return None  # its memory was booked otherwise
+            moved = moved.after(a)
+            if a.container_id in after.allocations:
+                after = after.without(a.container_id)
+        after, last = after.with_allocation(moved), moved.arrived
         moves.append(Move(a, moved))
-    pods = dict(after.pods)
+    return Plan(_moved_in(state, after, moves), decision.allocation, tuple(moves))
+
+
+def _without(state: NodeState, moves: Collection[Move]) -> NodeState:
+    for move in moves:
+        state = state.without(move.before.container_id)
+    return state
+
+
+def _left_behind(a: Allocation) -> Allocation:
+    """Its memory, which is where it was until it has moved."""
+    charges = without_cpus(a.charges)
+    return replace(a, kind=Kind.UNBOUND, cpus=NO_CPUS, idle=NO_CPUS, owned=False, charges=charges)
+
+
+def _moved_in(before: NodeState, after: NodeState, moves: Collection[Move]) -> NodeState:
+    """The state with those that moved, and with what is remembered of their pods."""
+    late = [m.after for m in moves if m.after.container_id not in after.allocations]
+    after, pods = after.with_allocation(*late), dict(after.pods)
     for move in moves:
         # What it had before is nothing to come back to.
-        record = state.pods[move.before.pod_uid]
+        record = before.pods[move.before.pod_uid]
         chosen = None if record.affinity is None else move.after.numa_nodes
-        pods[record.uid] = replace(pods[record.uid], former=record.former, affinity=chosen)
-    return Plan(replace(after, pods=pods), decision.allocation, tuple(moves))
+        pods[record.uid] = replace(after.pods[record.uid], former=record.former, affinity=chosen)
+    return replace(after, pods=pods)
 
 
 def _moved(

@@ -107,6 +107,8 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
         pinned: CPUs that another program pinned a foreign container to, as far as we know.
         quota: the CFS quota that was asked for, kept while it is lifted; None when not lifted.
         fixed: a policy placed it, and something else ties it to its NUMA nodes: devices, say.
+        movable: it may be elsewhere while it runs, to make room for others.
+        leaves: memory nodes, among ``mems``, that its pages are leaving; charged until they have.
         ended: Unix time in seconds at which its container ended, or at which it was planned for
             one that is still to come; what it has is kept for the pod. 0 while it lives.
     """
@@ -140,6 +142,8 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     mempolicy: MemoryPolicy = MemoryPolicy.DEFAULT
     since: float = 0.0
     fixed: bool = False
+    movable: bool = False
+    leaves: NUMASet = NO_NUMA_NODES
     ended: float = 0.0
 
     @property
@@ -152,6 +156,25 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
         """Whether its pod keeps it when its container ends: what another could be refused for."""
         shares = self.kind in (Kind.SHARED, Kind.UNBOUND) and self.policy in STRICT
         return self.owned or (shares and bool(self.charges))
+
+    @property
+    def arrived(self) -> Allocation:
+        """The same once its pages have left what they are leaving."""
+        if not self.leaves:
+            return self
+        charges = {i: charge for i, charge in self.charges.items() if i not in self.leaves}
+        return replace(self, mems=self.mems - self.leaves, leaves=NO_NUMA_NODES, charges=charges)
+
+    def after(self, before: Allocation) -> Allocation:
+        """On its way from what it had: its memory is on both sides until it has arrived."""
+        leaves = before.mems - self.mems
+        if not leaves:
+            return self
+        charges = dict(self.charges)
+        for i, charge in before.charges.items():
+            if i in leaves:
+                charges[i] = charges.get(i, NOTHING).plus(replace(charge, cpu_milli=0))
+        return replace(self, mems=self.mems | leaves, leaves=leaves, charges=charges)
 
     @property
     def full_name(self) -> str:
@@ -366,7 +389,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
     def with_kept(self, container_id: str, now: float, reason: str = KEPT) -> NodeState:
         """Its container ended, or is still to come; what it has is kept for its pod."""
         kept = replace(
-            self.allocations[container_id],
+            self.allocations[container_id].arrived,
             quota=None,
             mempolicy=MemoryPolicy.DEFAULT,
             reason=reason,

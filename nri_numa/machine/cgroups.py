@@ -424,7 +424,7 @@ class CgroupWriter:
             for container_id, one in wanted.items():
                 if late:
                     return  # something else may be meant by now
-                done[container_id] = self._write(*one)
+                done[container_id] = self.put(one)
 
         if not self.busy:
             self._last = self._thread.submit(work)
@@ -446,8 +446,12 @@ class CgroupWriter:
         with contextlib.suppress(OSError, ValueError):
             os.setxattr(self.reader.directory_of(place), f"user.{name}", text.encode())
 
-    def _write(self, place: CgroupPlace, cpus: str, mems: str) -> Written:
-        """CPUs first: pages would follow a program that still runs on its former NUMA node."""
+    def put(self, one: Wanted) -> Written:
+        """Write one, in this thread, however long the kernel takes.
+
+        CPUs first: pages would follow a program that still runs on its former NUMA node.
+        """
+        place, cpus, mems = one
         changed, path, wanted, name = False, "", "", ""
         try:
             directory = self.reader.directory_of(place)

@@ -192,6 +192,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         align_by_socket: prefer NUMA nodes of one socket, and take CPUs from all of that socket.
         memory_only_nodes: NUMA nodes without CPUs that computed assignments may use (HBM, CXL).
         memory_tiers: memory tiers of the kernel whose NUMA nodes without CPUs may be used.
+        room_moves: movable containers that move at most to make room for one.
         kubelet_reserved: CPUs that the kubelet's static CPU Manager never grants, where known.
     """
 
@@ -226,4 +227,5 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits = msgspec.field(default_factory=Limits)
     kubelet_override: KubeletOverride = KubeletOverride.NEVER
     kept_seconds: float = 0.0
+    room_moves: int = 0
     kubelet_reserved: CPUSet = NO_CPUS

@@ -405,6 +405,7 @@ class Requested(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         numacpu, numamem: explicit kernel lists as they were written, checked for form only; None
             when not asked for.
+        movable: it may be elsewhere later, while it runs, to make room for others.
         pods_list: ``numacpu`` is given for its whole pod, not for this container.
         cpus: None when not asked for: then a Guaranteed whole-number container that has a policy
             is exclusive and everything else is shared, as in the kubelet's static policy.
@@ -426,6 +427,7 @@ class Requested(msgspec.Struct, frozen=True, kw_only=True):
     on_failure: OnFailure | None = None
     devices: DeviceUse = DeviceUse.ALIGN
     mempolicy: MemoryPolicy = MemoryPolicy.DEFAULT
+    movable: bool = False
     given: frozenset[str] = frozenset()
     sources: Mapping[str, str] = msgspec.field(default_factory=dict)
     ignored: tuple[str, ...] = ()
@@ -440,9 +442,14 @@ class Requested(msgspec.Struct, frozen=True, kw_only=True):
     placed: NUMASet = NO_NUMA_NODES
 
     @property
+    def listed(self) -> bool:
+        """Whether CPUs or NUMA nodes are listed for it."""
+        return self.numacpu is not None or self.numamem is not None
+
+    @property
     def leave_alone(self) -> bool:
         """Whether nothing asks for CPUs or memory, so that the container is not bound."""
-        if self.numacpu is not None or self.numamem is not None:
+        if self.listed:
             return False
         if self.bind is Bind.NONE:
             return True

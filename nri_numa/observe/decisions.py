@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from nri_numa.engine.decision import Admitted, Refused, Resynced, Trace
+from nri_numa.engine.decision import Admitted, Move, Refused, Resynced, Trace
 from nri_numa.engine.state import UNBOUND_GROUP, Allocation, Kind, group_cpus, group_of
 from nri_numa.model.machine import Topology
 from nri_numa.model.workload import Container, PodSandbox
@@ -96,6 +96,12 @@ class DecisionLog:
                 containers=updates,
                 neighbours=neighbours_of(decision, topology),
             )
+
+    def moved(self, move: Move, where: str, for_whom: str) -> None:
+        """A container is elsewhere; when its memory is, too, that is a notice of its own."""
+        log.info("container moved", container=move.after.full_name, where=where, why=for_whom[1:])
+        if not move.after.leaves:
+            self._notices.about(move.after, What.MOVED, f"moved {where}{for_whom}")
 
     def placed(self, allocation: Allocation, cpus: str, updates: int, *, gap: bool = False) -> None:
         """A container has CPUs; ``gap`` where it started while we were away."""

@@ -229,6 +229,13 @@ class Metrics(Registry):
             "start_corrections_total",
             "Starting containers whose cgroup was put right before their program ran.",
         )
+        self.moves = self.counter(
+            "moves_total", "Running containers that moved, by what for: room.", "reason"
+        )
+        self.moves.labels("room")  # 0 is shown, too
+        self.migrated_bytes = self.counter(
+            "migrated_bytes_total", "Memory of running containers moved between NUMA nodes."
+        )
         self.late_repairs = self.counter(
             "late_repairs_total",
             "Running containers that an update had not reached, found at once and put right.",

@@ -39,6 +39,7 @@ class What(StrEnum):
     LATE = "late"
     DRIFT = "drift"
     IGNORED = "ignored"
+    MOVED = "moved"
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True):

@@ -30,6 +30,7 @@ REASONS: Final = {
     "unpinned": ("NotPinned", "Warning"),
     "gap": ("PlacedAfterStart", "Warning"),
     "late": ("PlacedLate", "Warning"),
+    "moved": ("Moved", "Normal"),
     "drift": ("CpusetDrift", "Warning"),
     "ignored": ("AnnotationIgnored", "Warning"),
 }

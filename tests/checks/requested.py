@@ -40,6 +40,7 @@ _GOOD: Final = {
     "on-failure": ("reject", "widen", "unpinned"),
     "devices": ("align", "ignore"),
     "mempolicy": ("default", "bind", "interleave"),
+    "movable": ("true", "false"),
 }
 _BAD: Final = ("", " ", "None", "Exclusive", "3-1", "0,,1", "1-", "0-9999999", "25:00-26:00")
 _LONG: Final = ("0," * 2048 + "0", "x" * 79, "x" * 80, "x" * 81, "é\n\u202e", "single-numa-nod")

@@ -34,6 +34,7 @@ GOOD = {
     "on-failure": ["reject", "widen", "unpinned"],
     "devices": ["align", "ignore"],
     "mempolicy": [*MemoryPolicy],
+    "movable": ["true", "false"],
 }
 pairs = st.sampled_from(KEYS).flatmap(
     lambda key: st.tuples(st.just(key), st.sampled_from(GOOD[key]))

@@ -1,4 +1,4 @@
-"""Who would have to be elsewhere so that a refused container fits; nothing moves by it."""
+"""Who would have to be elsewhere so that a refused container fits, and who moves there."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from nri_numa.engine.decision import Reading, Refused
+from nri_numa.agent.agent import Start
+from nri_numa.engine.decision import Admitted, Reading, Refused
 from nri_numa.engine.room import MOST_MOVES, make_room
 from nri_numa.engine.state import violations
 from nri_numa.machine.synthetic import synthetic
+from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Device, DeviceRequest, QoSClass, Strategy
@@ -189,13 +191,14 @@ PODS = st.lists(
 )
 
 
-@given(topology=st.sampled_from(MACHINES), pods=PODS, pack=st.booleans(), still=st.booleans())
+@given(st.sampled_from(MACHINES), PODS, st.booleans(), st.booleans(), st.booleans())
 @hypothesis_settings(deadline=None)
 def test_after_a_plan_everything_holds(
     topology: Topology,
     pods: list[tuple[float, float, dict[str, str], QoSClass]],
     pack: bool,
     still: bool,
+    running: bool,
 ) -> None:
     world = World(topology, Settings(strategy=Strategy.PACK if pack else Strategy.SPREAD))
     for number, (cpus, memory, wishes, qos) in enumerate(pods):
@@ -205,10 +208,14 @@ def test_after_a_plan_everything_holds(
             continue
         state, node = world.agent.state, world.agent.machine
         stays = set(list(state.allocations)[::2]) if still else set()
-        plan = make_room(node, state, answer, still=stays)
-        assert plan == make_room(node, state, answer, still=stays)
+        plan = make_room(node, state, answer, still=stays, running=running)
+        assert plan == make_room(node, state, answer, still=stays, running=running)
         if plan is None:
             continue
+        if running:
+            for i, most in node.usable_memory.items():
+                charged = plan.state.charge(i).memory
+                assert charged <= max(most, state.charge(i).memory)
         assert violations(plan.state, topology, node.settings) == []
         assert 1 <= len(plan.moves) <= MOST_MOVES
         moved = {move.before.container_id: move for move in plan.moves}
@@ -217,7 +224,7 @@ def test_after_a_plan_everything_holds(
         assert after.pop(plan.newcomer.container_id) == plan.newcomer
         assert plan.newcomer.preferred
         for id, before in state.allocations.items():
-            now = after.pop(id)
+            now = after.pop(id).arrived
             if id not in moved:
                 assert now == before
                 continue
@@ -230,3 +237,142 @@ def test_after_a_plan_everything_holds(
             assert bool(now.mems) == bool(before.mems)
             assert now.preferred >= before.preferred
         assert not after
+
+
+# --- it happens -----------------------------------------------------------------------------------
+
+MOVABLE = {"movable": "true"}
+
+
+def movable(
+    *there: tuple[str, float, float, dict[str, str]], moves: int = 2, **more: object
+) -> World:
+    """A node where movable pods make room: two NUMA nodes of eight CPUs and 16 GiB."""
+    world = World(machine(2, 8), Settings(room_moves=moves, kept_seconds=600.0), **more)  # type: ignore[arg-type]
+    world.agent.moves_memory = True
+    for name, cpus, memory, wishes in there:
+        world.place(pod(name, SINGLE | MOVABLE | wishes), wants=resources(cpus, memory))
+    return world
+
+
+def new(world: World, cpus: float = 6, memory: float = 1) -> Admitted | Refused | None:
+    of = pod("new", SINGLE)
+    return world.create(of, container(of, wants=resources(cpus, memory)))
+
+
+def booked(world: World) -> dict[int, int]:
+    return {i: charge.memory // GIB for i, charge in world.agent.state.charges.items()}
+
+
+@pytest.mark.parametrize("reading", [None, Reading(memory={0: 14 * GIB, 1: 13 * GIB})])
+def test_a_movable_container_makes_room(reading: Reading | None) -> None:
+    """Its CPUs at once; its memory is booked on both sides until it has moved, over a restart."""
+    (a, b) = A_AND_B
+    world = movable((*a[:3], {"movable": "false"}), b, reading=reading)
+    of = pod("free", {}, qos=QoSClass.BEST_EFFORT)
+    world.place(of, container(of))
+    answer = new(world)
+    assert isinstance(answer, Admitted)
+    assert world.has("new-app") == ("8-13", "1")
+    assert world.has("b-app") == ("3-6", "0-1")
+    assert world.live["free-app"].resources.cpus == "7,14-15"
+    assert booked(world) == {0: 3, 1: 2}
+    assert answer.trace.steps[0] == "fits after moving default/b/app (1 GiB) from NUMA node 1 to 0"
+    moved = world.agent.state.allocations["b-app"]
+    assert moved.reason.endswith("; moved to make room for default/new/app")
+    world.boot()
+    world.synchronize()
+    assert world.has("b-app") == ("3-6", "0-1")
+    assert world.agent.state.allocations["b-app"].leaves == NUMASet([1])
+    # A new size leaves both sides as they are.
+    world.agent.update_container(world.pods["sandbox-b"], world.live["b-app"], resources(4, 2))
+    assert booked(world) == {0: 4, 1: 2}
+    wanted = world.agent.arrived("b-app")
+    assert (wanted.cpus, wanted.mems, booked(world)) == ("3-6", "0", {0: 4, 1: 1})
+    assert violations(world.agent.state, world.topology, world.settings) == []
+
+
+def test_only_cpus_move_on_one_numa_node() -> None:
+    world = World(machine(1, 4, threads=2), Settings(room_moves=1))
+    world.agent.moves_memory = True
+    for name in "abc":
+        asks = SINGLE | MOVABLE | {"smt": "spread"}
+        world.place(pod(name, asks), wants=resources(1, 1))
+    of = pod("new", SINGLE | {"smt": "full-core"})
+    assert isinstance(world.create(of, container(of, wants=resources(4, 1))), Admitted)
+    assert world.has("a-app") == ("5", "0")
+    (notice,) = world.agent.notices.after()
+    assert notice.message == "moved from CPU 0 to 5 to make room for default/new/app"
+
+
+@pytest.mark.parametrize(
+    ("moves", "b", "memory"),
+    [
+        (0, {}, 1),
+        (2, {"movable": "false"}, 1),
+        (2, {"numamem": "1"}, 1),
+        (2, {}, 13),  # what leaves is still there
+    ],
+)
+def test_it_is_refused_as_before(moves: int, b: dict[str, str], memory: float) -> None:
+    there = (("a", 3, 12, {"movable": "false"}), ("b", 4, 4, b))
+    world = movable(*there, moves=moves)
+    before = world.agent.state
+    assert isinstance(new(world, memory=memory), Refused)
+    assert world.agent.state.allocations == before.allocations
+
+
+def test_what_starts_has_huge_pages_or_is_the_kubelets_stays() -> None:
+    a, b = (("a", 3, 1, {"movable": "false"}), ("b", 4, 1, {}))
+    world = movable(a, b)
+    world.agent.starting["b-app"] = Start("", "")
+    assert isinstance(new(world), Refused)
+    world = movable(a, b)
+    world.agent.moves_memory = False
+    assert isinstance(new(world), Refused)
+    world = movable(a, b)
+    world.kubelet({("b", "app"): "8-11"})
+    assert isinstance(new(world), Refused)
+
+
+def test_a_pod_is_still_admitted_whole() -> None:
+    """Room for its first container alone is none."""
+    world = movable(*A_AND_B)
+    others = {"containers": '{"app":{"cpu":"6"},"other":{"cpu":"6"}}'}
+    of = pod("new", SINGLE | others, total=resources(12, 2))
+    answer = world.create(of, container(of, wants=resources(6, 1)))
+    assert isinstance(answer, Refused)
+    assert set(world.agent.state.allocations) == {"a-app", "b-app"}
+
+
+def test_a_list_does_not_move_and_says_so() -> None:
+    world = movable()
+    of = pod("listed", MOVABLE | {"numacpu": "0-1"})
+    answer = world.create(of, container(of, wants=resources(2, 1)))
+    assert isinstance(answer, Admitted)
+    assert answer.warnings == (
+        "movable: true, which has no effect: a container with a list does not move",
+    )
+    assert not answer.allocation.movable
+
+
+def test_without_the_checkpoint_it_is_still_movable() -> None:
+    world = movable(*A_AND_B)
+    world.store.documents.clear()
+    world.boot()
+    world.synchronize()
+    assert world.agent.state.allocations["b-app"].movable
+
+
+def test_one_that_stays_though_the_sums_said_otherwise_makes_no_room() -> None:
+    """An idle sibling was free by the sums, and is none: its memory was not booked for staying."""
+    world = World(machine(2, 4, threads=2), Settings(room_moves=3))
+    world.agent.moves_memory = True
+    shared, isolate = {"cpus": "shared"}, {"smt": "isolate"}
+    one = [(2, 0, {}), (3, 3, {}), (3, 3, {}), (2, 1, {}), (2, 3, {"smt": "any"}), (1, 1, shared)]
+    for number, (cpus, memory, wishes) in enumerate([*one, (0.5, 3, {})]):
+        asks = {"policy": "single-numa-node"} | MOVABLE | wishes
+        world.place(pod(f"p{number}", asks), wants=resources(cpus, memory))
+    of = pod("new", SINGLE | isolate)
+    assert isinstance(world.create(of, container(of, wants=resources(1, 3))), Refused)
+    assert violations(world.agent.state, world.topology, world.settings) == []

@@ -28,9 +28,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from enum import StrEnum
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Final, TypeAlias
@@ -324,8 +323,8 @@ def _check_load(value: str) -> str | None:
     return None
 
 
-def _one_of(kind: type[StrEnum]) -> Callable[[str], str | None]:
-    choices = [m.value for m in kind]
+def _one_of(kind: Iterable[str]) -> Callable[[str], str | None]:
+    choices = [str(value) for value in kind]
     names = ", ".join(choices)
 
     def check(value: str) -> str | None:
@@ -350,6 +349,7 @@ _CHECKS: Final[Mapping[str, Callable[[str], str | None]]] = {
     "on-failure": _one_of(OnFailure),
     "devices": _one_of(DeviceUse),
     "mempolicy": _one_of(MemoryPolicy),
+    "movable": _one_of(("true", "false")),
 }
 
 KEYS: Final[tuple[str, ...]] = tuple(_CHECKS)
@@ -689,6 +689,7 @@ def _requested(
         on_failure=OnFailure(values["on-failure"]) if "on-failure" in values else None,
         devices=DeviceUse(values["devices"]) if "devices" in values else DeviceUse.ALIGN,
         mempolicy=MemoryPolicy(values.get("mempolicy", NOTHING_REQUESTED.mempolicy)),
+        movable=values.get("movable") == "true",
         given=given,
         sources={key: source for key, (_, source) in chosen.items()},
         ignored=tuple(ignored),

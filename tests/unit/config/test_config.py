@@ -67,7 +67,7 @@ def mistakes(
 
 def test_nothing_given_is_the_defaults() -> None:
     assert config.load() == AgentConfig()
-    assert config.settings(AgentConfig()) == Settings(kept_seconds=600.0)
+    assert config.settings(AgentConfig()) == Settings(kept_seconds=600.0, room_moves=2)
 
 
 def test_flags_beat_environment_beats_runtime_text_beats_file(tmp_path: Path) -> None:
@@ -454,6 +454,7 @@ environment: false
     )
     assert made == Settings(
         kept_seconds=90.0,
+        room_moves=2,
         prefix="numa.example.org",
         defaults={"policy": "restricted"},
         rules=(

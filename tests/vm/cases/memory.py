@@ -5,9 +5,10 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import threading
 
 from tests.beds.cri import Container, Resources, poll
-from tests.machines.vm_machine import Machine
+from tests.machines.vm_machine import Machine, format_list
 from tests.vm import words
 from tests.vm.cases.explicit import several_memory_nodes
 from tests.vm.guest import Guest
@@ -177,3 +178,57 @@ def memory_only_node_is_not_for_everybody(guest: Guest) -> None:
         asks = {"policy": "best-effort", "cpus": "exclusive"}
         seen = guest.pinned(guest.pod(f"computed-{count}", asks, cpus=1))
         assert not seen.mems & without
+
+
+def _roomy(machine: Machine) -> bool:
+    """Whether two NUMA nodes have eight CPUs each, and memory."""
+    two = len(machine.numa) == 2 and not machine.system
+    return two and all(len(n.cpus & machine.online) >= 8 and n.memory_mib for n in machine.numa)
+
+
+@case(applies=_roomy, limit_s=900)
+def room_is_made(guest: Guest) -> None:
+    """A movable container and its memory change NUMA nodes, so that another one has room."""
+    asks = {"policy": "single-numa-node", "movable": "true"}
+    movers = {
+        guest.pid(made): _toucher(guest, made, _TOUCHED_MIB)
+        for made in (
+            guest.pod(name, asks, cpus=2, memory_mib=2 * _TOUCHED_MIB, command=touch(_TOUCHED_MIB))
+            for name in ("mover-a", "mover-b")
+        )
+    }
+    homes = {pid: next(iter(words.allowed(pid).mems)) for pid in movers}
+    assert sorted(homes.values()) == [0, 1], "each on a NUMA node, so that neither has 7 CPUs free"
+    watched, over, twice = list(movers), threading.Event(), list[str]()
+
+    def watch() -> None:
+        while not over.wait(0.02):
+            sets = [words.allowed(pid).cpus for pid in tuple(watched)]
+            if sum(map(len, sets)) != len(frozenset().union(*sets)):
+                twice.append(", ".join(map(format_list, sets)))
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    try:
+        newcomer = guest.pod("newcomer", {"policy": "single-numa-node"}, cpus=7)
+        watched.append(guest.pid(newcomer))
+        (numa_node,) = guest.pinned(newcomer).mems
+        (mover,) = (pid for pid, home in homes.items() if home == numa_node)
+        away = 1 - numa_node
+        assert guest.nodes_of(words.allowed(mover).cpus) == {away}
+        free = {i: words.numa_memory(i, "MemFree") // _MIB for i in (0, 1)}
+        guest.notes.append(f"during: {words.anonymous_memory(movers[mover])}, MiB free: {free}")
+
+        def arrived() -> bool | None:
+            return words.allowed(mover).mems == {away} or None
+
+        poll(arrived, "memory nodes of the mover", timeout_s=400, every_s=0.5)
+    finally:
+        over.set()
+        watching.join()
+    assert not twice, f"CPUs of two containers: {twice[:3]}"
+    found = words.anonymous_memory(movers[mover])
+    guest.notes.append(f"afterwards: {found}")
+    assert found.get(away, 0) >= 0.99 * sum(found.values()) > 0
+    assert guest.plugin.metric("nri_numa_moves_total", reason="room") == 1
+    assert guest.plugin.metric("nri_numa_migrated_bytes_total") >= 0.9 * _TOUCHED_MIB * _MIB

@@ -124,6 +124,8 @@ def test_a_pod_without_our_prefix_gets_the_very_same_empty_wishes() -> None:
         ("mempolicy", "bind", "mempolicy", MemoryPolicy.BIND),
         ("mempolicy", "interleave", "mempolicy", MemoryPolicy.INTERLEAVE),
         ("mempolicy", "weighted-interleave", "mempolicy", MemoryPolicy.WEIGHTED_INTERLEAVE),
+        ("movable", "true", "movable", True),
+        ("movable", "false", "movable", False),
     ],
 )
 def test_every_value_of_every_key_is_understood(
@@ -374,6 +376,8 @@ BAD_VALUES: list[tuple[str, str, str]] = [
     ("mempolicy", "Bind", "did you mean bind?"),
     ("mempolicy", "interleaved", "did you mean interleave?"),
     ("mempolicy", "bind:0", "did you mean bind?"),
+    ("movable", "maybe", "one of true, false"),
+    ("movable", "True", "did you mean true?"),
 ]
 
 

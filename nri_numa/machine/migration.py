@@ -1,0 +1,151 @@
+"""Moving the pages of running programs to another NUMA node, a few at a time: move_pages(2).
+
+The kernel moves everything at once when ``cpuset.mems`` is written, and on Linux up to 6.12 no
+cpuset of the machine can be written meanwhile: for seconds. So most pages are moved before, while
+the cgroup has both NUMA nodes. A step is 2,048 pages, and not fewer where there are more: each
+call has all CPUs of the machine empty their lists of pages.
+
+Pages that nobody maps stay where they are, and so do those that a device or io_uring has pinned.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import re
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, inner, text, text_or_empty
+from nri_numa.model.cpuset import NUMASet
+
+_NUMBER: Final = {"x86_64": 279, "aarch64": 239}
+"""Of the system call by machine, from the kernel's tables; libc has no function for it."""
+_PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+STEP_PAGES: Final = 2048
+"""A good step, as measured: 8 MiB."""
+_TRIES: Final = 2
+"""A page may be busy for a moment: also all of a huge page while its first part is on its way."""
+_MOVE, _MOVE_ALL = 2, 4  # MPOL_MF_MOVE, MPOL_MF_MOVE_ALL
+_SYS_PTRACE: Final = 19  # bit of a set of capabilities
+_PRESENT: Final = 63  # bit of an entry of /proc/PID/pagemap
+
+
+class Step(NamedTuple):
+    """Bytes that were moved, and that would not move, of those that were elsewhere; and why."""
+
+    moved: int
+    left: int
+    why: str = ""
+
+
+def _move_pages(
+    pid: int, addresses: Sequence[int], target: int | None, flags: int = 0
+) -> Sequence[int]:
+    """On which NUMA node pages are afterwards, below 0 where that is none.
+
+    Raises:
+        OSError: the process is gone, or we may not.
+    """
+    count = len(addresses)
+    pages, status = array("Q", addresses), array("i", bytes(4 * count))
+    to = None if target is None else array("i", [target]) * count
+    libc = ctypes.CDLL(None, use_errno=True)
+    done = libc.syscall(
+        ctypes.c_long(_NUMBER[platform.machine()]),
+        ctypes.c_int(pid),
+        ctypes.c_ulong(count),
+        ctypes.c_void_p(pages.buffer_info()[0]),
+        ctypes.c_void_p(None if to is None else to.buffer_info()[0]),
+        ctypes.c_void_p(status.buffer_info()[0]),
+        ctypes.c_int(flags),
+    )
+    if done < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return status
+
+
+def hindrance(reader: CgroupReader) -> str:
+    """Why no pages can be moved from here; empty where they can."""
+    if platform.machine() not in _NUMBER:
+        return f"how pages are moved on {platform.machine()} is not known"
+    if "0" in text_or_empty(f"{reader.hierarchy}/cgroup.procs").split():
+        return "the processes of the host cannot be seen (hostPID)"
+    rights = re.search(r"^CapEff:\s*([0-9a-f]+)$", text("/proc/self/status"), re.MULTILINE)
+    if rights is None or not int(rights[1], 16) >> _SYS_PTRACE & 1:
+        return "CAP_SYS_PTRACE is missing"
+    try:
+        _move_pages(0, (), None, _MOVE_ALL)
+    except OSError as error:
+        return f"move_pages: {error.strerror} (CAP_SYS_NICE, or a filter of system calls)"
+    return ""
+
+
+def migrate(
+    reader: CgroupReader, place: CgroupPlace, sources: NUMASet, target: int
+) -> Iterator[Step]:
+    """Move what a container maps on some NUMA nodes to another one; each ``next`` is one step.
+
+    Raises:
+        OSError: we may not.
+    """
+    directory = reader.directory_of(place)
+    if not directory:
+        return
+    child = inner(directory) if reader.unified else ""
+    for each in (directory, child) if child else (directory,):
+        for pid in text_or_empty(f"{each}/cgroup.procs").split():
+            try:
+                yield from _of_process(int(pid), sources, target)
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # it ended
+
+
+def _of_process(pid: int, sources: NUMASet, target: int) -> Iterator[Step]:
+    pagemap = os.open(f"/proc/{pid}/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        batches: dict[int, list[int]] = {_MOVE: [], _MOVE_ALL: []}
+        for start, end, flags in _areas(pid):
+            batch = batches[flags]
+            for at in range(start, end, STEP_PAGES * _PAGE):
+                count = min(STEP_PAGES, (end - at) // _PAGE)
+                data = os.pread(pagemap, 8 * count, at // _PAGE * 8)
+                if data.count(0) == len(data):
+                    continue  # a large reservation, most of which nobody touched
+                entries = array("Q", data[: len(data) // 8 * 8])
+                batch += [at + i * _PAGE for i, e in enumerate(entries) if e >> _PRESENT]
+                while len(batch) >= STEP_PAGES:
+                    yield _step(pid, batch[:STEP_PAGES], flags, sources, target)
+                    del batch[:STEP_PAGES]
+        for flags, batch in batches.items():
+            yield _step(pid, batch, flags, sources, target)
+    finally:
+        os.close(pagemap)
+
+
+def _areas(pid: int) -> Iterator[tuple[int, int, int]]:
+    """Start, end and flags: programs and libraries are moved only where nobody else maps them."""
+    with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as file:
+        for line in file:
+            where, rights = line.split(" ", 2)[:2]
+            start, _, end = where.partition("-")
+            of_a_file = "/" in line and rights[3] == "p"
+            yield int(start, 16), int(end, 16), _MOVE if of_a_file else _MOVE_ALL
+
+
+def _step(pid: int, addresses: Sequence[int], flags: int, sources: NUMASet, target: int) -> Step:
+    def elsewhere(among: Sequence[int]) -> list[int]:
+        nodes = _move_pages(pid, among, None) if among else ()
+        return [a for a, node in zip(among, nodes, strict=True) if node in sources]
+
+    left = before = elsewhere(addresses)
+    error = 0
+    for _ in range(_TRIES):
+        if left:
+            status = _move_pages(pid, left, target, flags)
+            error = next((-one for one in status if one < 0), 0)
+            left = elsewhere(left)
+    why = os.strerror(error) if left and error else ""
+    return Step((len(before) - len(left)) * _PAGE, len(left) * _PAGE, why)

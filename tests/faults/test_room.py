@@ -1,0 +1,109 @@
+"""Making room with faults on purpose: whatever happens on the way, it ends on one side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nri_numa.machine.cgroups import CgroupReader
+from nri_numa.machine.migration import hindrance
+from nri_numa.machine.synthetic import synthetic
+from nri_numa.model.cpuset import CPUSet, NUMASet
+from tests.beds.embedded.runtime import EmbeddedContainer
+from tests.beds.embedded_node import CRIError, Node, until
+
+if problem := hindrance(CgroupReader("/nowhere")):
+    pytest.skip(f"no memory moves here: {problem}", allow_module_level=True)
+
+SINGLE = {"policy": "single-numa-node"}
+ON_THE_WAY = (
+    "agent.agent:Agent._made_room:before",
+    "agent.agent:Agent._follow:after",
+    "agent.agent:Agent._made_room:after",
+    "agent.mover:Mover._move:before",
+    "agent.agent:Agent.arrived:before",
+    "agent.agent:Agent.arrived:after",
+    "observe.notices:Notices.about:before",
+)
+"""Saved; neighbours narrowed; all written; answered; pages moved; booked on one side; written."""
+
+
+@pytest.fixture
+def node(directory: Path) -> Iterator[Node]:
+    """Two NUMA nodes of eight CPUs; on each a movable container has three, and one shares."""
+    machine = synthetic(sockets=1, cores_per_numa=8, threads=1, memory_gib=16)
+    with Node(directory, topology=machine) as node:
+        node.start()
+        for name in ("a", "b"):
+            node.run(name, SINGLE | {"movable": "true"}, cpus=3)
+        node.free()
+        yield node
+
+
+def mems(node: Node, container: EmbeddedContainer) -> str:
+    # Files are no cgroups: two that write at once leave 1-1.
+    return str(NUMASet.parse(node.cgroups.mems_of(node.cgroup(container.id))))
+
+
+def moved(node: Node) -> list[str]:
+    told = node.assignments().values()
+    return [one["id"] for one in told if "moved to make room" in one["reason"]]
+
+
+def right(node: Node) -> None:
+    """Nobody is on another's CPUs, and each owner has its CPUs and its memory on one NUMA node."""
+
+    def settled() -> bool:
+        told = node.assignments()
+        owners = [c for c in node.live if told[c.id]["kind"] == "exclusive"]
+        return all(
+            mems(node, c) == told[c.id]["mems"] == str(node.topology.numa_of(CPUSet.parse(c.cpus)))
+            for c in owners
+        )
+
+    until(settled, "all memory is where CPUs are")
+    node.check()
+
+
+@pytest.mark.parametrize("fault", ON_THE_WAY, ids=lambda fault: fault.split(":", 1)[1])
+def test_killed_on_the_way(node: Node, fault: str) -> None:
+    """The runtime makes the newcomer without us where no answer came; it has its CPUs later."""
+    node.plugin.kill()
+    node.start(f"call:nri_numa.{fault}")
+    new = node.run("new", SINGLE, cpus=6)
+    until(lambda: not node.plugin.running, "the plugin is dead")
+    node.start()
+    right(node)
+    assert len(moved(node)) == 1
+    assert len(CPUSet.parse(new.cpus)) == 6
+    node.remove(new)
+    node.usable()
+
+
+@pytest.mark.parametrize("ends", ["the newcomer's creation fails", "the mover ends"])
+def test_somebody_ends_on_the_way(node: Node, ends: str) -> None:
+    pod = node.pod("new", SINGLE)
+    new = node.create(pod, cpus=6)
+    if ends == "the mover ends":
+        node.call(node.runtime.start_container(new.id))
+        (mover,) = moved(node)
+        node.remove(node.runtime.containers[mover])
+    else:
+        node.call(node.runtime.remove_pod(pod.id))
+    right(node)
+    node.usable()
+
+
+def test_what_cannot_be_written_goes_back(node: Node) -> None:
+    """The newcomer is refused, and everybody has what they had."""
+    before = {i: one["cpus"] for i, one in node.assignments().items()}
+    for container in node.live:
+        if node.assignments()[container.id]["kind"] == "exclusive":
+            file = node.cgroups.directory(node.cgroup(container.id)) / "cpuset.cpus"
+            file.unlink()
+            file.symlink_to("/dev/null")
+    with pytest.raises(CRIError, match=r"no room could be made: .*cpuset.cpus"):
+        node.run("new", SINGLE, cpus=6)
+    assert {i: one["cpus"] for i, one in node.assignments().items()} == before

@@ -2,11 +2,16 @@
 
 No plugin, an empty one and ours take turns on one daemon, round by round, beside the same running
 neighbours, so that all see the same machine. ``BENCH_FORMER=CHECKOUT`` adds the plugin of another
-checkout, with the Python of this one.
+checkout, with the Python of this one. Without arguments the numbers of neighbours are 0 to 300.
+
+With ``--machine`` the same happens in an emulated machine with cgroup v2, whose clock counts
+instructions: only ratios mean something there, and one of its seconds takes ten or more of a core.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 import sys
 import tempfile
@@ -16,6 +21,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
+from msgspec.structs import replace
+
 from bench.beds import PREFIX
 from bench.stats import ms, summary, table
 from tests.beds.containerd import MAIN_SERIES, Containerd, find_binaries
@@ -23,6 +30,8 @@ from tests.beds.cri import CRI, Pod, burstable, guaranteed
 from tests.beds.plugin_process import PluginProcess, plugin_environment
 from tests.beds.processes import Daemon, wait_for
 from tests.beds.testbed import TestbedUnavailable
+from tests.beds.vm_bed import ARTIFACTS, REPOSITORY, Run, prepare
+from tests.machines.vm_machine import NumaNode, load_machines
 
 COUNTS = (0, 6, 25, 100, 300)
 ROUNDS = 4
@@ -30,6 +39,10 @@ EXCLUSIVE = {f"{PREFIX}policy": "best-effort"}
 
 P = ParamSpec("P")
 T = TypeVar("T")
+HEAD = (
+    *("neighbours", "plugin", "create exclusive ms", "× plain", "stop ms", "× plain"),
+    *("pod beside it ms", "× beside plain", "plain create ms"),
+)
 Samples = dict[tuple[str, str], list[float]]
 """Seconds, by plugin and by what was done."""
 
@@ -96,24 +109,59 @@ def _round(cri: CRI, other: CRI, pool: ThreadPoolExecutor) -> Iterator[tuple[str
 
 def measure(*, counts: Sequence[int] = COUNTS, passes: int = 3, series: str = MAIN_SERIES) -> str:
     """The table, or a sentence that says why there is none."""
-    rows: list[Sequence[str]] = []
     try:
         with tempfile.TemporaryDirectory(prefix="nnb-") as scratch:
             directory = Path(scratch)
             with Containerd(find_binaries(series), directory / "c") as bed:
-                plugins = _plugins(bed, directory)
-                there = 0
-                for count in counts:
-                    for number in range(there, count):
-                        pod = bed.cri.run_pod(f"neighbour-{number}")
-                        bed.cri.start(bed.cri.create(pod, resources=burstable(0.01)))
-                    there = count
-                    rows += _rows(count, _samples(bed, plugins, passes))
+                return measured(bed, directory, counts=counts, passes=passes)
     except TestbedUnavailable as error:
         return f"Not measured: {error}."
-    head = ("neighbours", "plugin", "create exclusive ms", "× plain", "stop ms", "× plain",
-            "pod beside it ms", "× beside plain", "plain create ms")  # fmt: skip
-    return table(head, rows)
+
+
+def measured(bed: Containerd, directory: Path, *, counts: Sequence[int], passes: int) -> str:
+    """The table of one daemon."""
+    rows: list[Sequence[str]] = []
+    plugins = _plugins(bed, directory)
+    there = 0
+    for count in counts:
+        for number in range(there, count):
+            pod = bed.cri.run_pod(f"neighbour-{number}")
+            bed.cri.start(bed.cri.create(pod, resources=burstable(0.01)))
+        there = count
+        some = list(_rows(count, _samples(bed, plugins, passes)))
+        print(table(HEAD, some), flush=True)  # the next number of them may take an hour
+        rows += some
+    return table(HEAD, rows)
+
+
+MACHINE = "no-smt"
+"""Four CPUs: each more is a turn that the emulator gives to nobody."""
+ASKED = "BENCH_NEIGHBOURS"
+"""The variable with the numbers of neighbours and of passes, for `tests.vm.cases.neighbours`."""
+
+
+def in_machine(*, counts: Sequence[int], passes: int) -> str:
+    """The table of an emulated machine with cgroup v2, with memory for all of them."""
+    memory = f"{1536 + 16 * max(counts)}M"
+    machine = load_machines(REPOSITORY / "tests/vm/machines")[MACHINE]
+    machine = replace(machine, numa=[NumaNode("0-3", memory)], listed_nohz_full="")
+    environment = {ASKED: json.dumps([list(counts), passes])}
+    if former := os.environ.get("BENCH_FORMER"):
+        environment["BENCH_FORMER"] = former
+    try:
+        run = Run(
+            prepare(containerd=[machine.containerd]),
+            machine,
+            ["neighbours"],
+            directory=ARTIFACTS / "neighbours",
+            case_limit_s=24 * 3600,
+            environment=environment,
+            counted=True,
+        )
+        (result,) = run
+    except TestbedUnavailable as error:
+        return f"Not measured: {error}."
+    return "\n".join([result.detail, *result.notes])
 
 
 def _samples(bed: Containerd, plugins: Mapping[str, Daemon | None], passes: int) -> Samples:
@@ -146,5 +194,15 @@ def _rows(count: int, found: Samples) -> Iterator[tuple[str, ...]]:
         yield (*row, ms(summary(found[name, "create plain"]).p50))
 
 
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.neighbours", description=__doc__)
+    parser.add_argument("counts", nargs="*", type=int, help="how many neighbours, ascending")
+    parser.add_argument("--passes", type=int, default=3, help="turns of each plugin: %(default)s")
+    parser.add_argument("--machine", action="store_true", help="in an emulated one, cgroup v2")
+    options = parser.parse_args()
+    run = in_machine if options.machine else measure
+    print(run(counts=options.counts or COUNTS, passes=options.passes))
+
+
 if __name__ == "__main__":
-    print(measure(counts=[int(word) for word in sys.argv[1:]] or COUNTS))
+    main()

@@ -28,6 +28,7 @@ MODULES = (
     "hotplug",
     "everyday",
     "churn",
+    "neighbours",
 )
 
 

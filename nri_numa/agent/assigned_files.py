@@ -56,7 +56,7 @@ class AssignedFiles:
         except OSError as error:
             log.warning("no files of what a container has", path=path, problem=str(error))
             return to
-        return replace(to, mounts={INSIDE: path})
+        return replace(to, mounts=(*to.mounts, (INSIDE, path)))
 
     def _changed(self) -> None:
         if not self._due:

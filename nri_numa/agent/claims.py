@@ -277,19 +277,19 @@ class ClaimBook:
     def with_cpus(self, container: Container, to: ContainerAdjustment) -> ContainerAdjustment:
         """Have a container find its CPUs: in files, and those of one claim in a variable too."""
         named = results_named(container.mentions.claims)
-        to = replace(to, mounts={**to.mounts, **self._metadata(named, CPUSet.parse(to.cpus))})
+        to = replace(to, mounts=(*to.mounts, *self._metadata(named, to.cpus).items()))
         uids = {uid for uid, _ in named}
         if len(uids) != 1:
             return to  # of several claims it is not known which CPUs are whose
         return replace(to, env={**to.env, f"{CPUS_VARIABLE}{uids.pop()}": to.cpus})
 
-    def _metadata(self, named: Sequence[tuple[str, int]], cpus: CPUSet) -> dict[str, str]:
+    def _metadata(self, named: Sequence[tuple[str, int]], cpus: str) -> dict[str, str]:
         """Files of device metadata, by their path in the container (KEP-5304)."""
         numa_nodes, mounts = self._agent.machine.topology.numa_nodes, dict[str, str]()
         for uid, number in named:
             claim = self.claims[uid]
             one = claim.results[number]
-            own = cpus & numa_nodes[one.numa_node].cpus
+            own = CPUSet.parse(cpus) & numa_nodes[one.numa_node].cpus
             if len(own) != one.cpus:
                 own = NO_CPUS  # of several requests there: nobody knows which are whose
             inside = metadata_path(self._driver, claim, one.request)

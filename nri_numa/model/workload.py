@@ -593,7 +593,7 @@ class ContainerAdjustment(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         cpus, mems: kernel lists; empty leaves what the request says.
         quota: CFS quota in microseconds per period, `NO_QUOTA` to lift it, None to leave it.
-        mounts: directories of the host by path in the container, bound read-only.
+        mounts: paths in the container, and what of the host is bound there, read-only.
     """
 
     cpus: str = ""
@@ -602,7 +602,7 @@ class ContainerAdjustment(msgspec.Struct, frozen=True, kw_only=True):
     annotations: Mapping[str, str] = msgspec.field(default_factory=dict)
     env: Mapping[str, str] = msgspec.field(default_factory=dict)
     memory_policy: MemoryPolicySetting | None = None
-    mounts: Mapping[str, str] = msgspec.field(default_factory=dict)
+    mounts: tuple[tuple[str, str], ...] = ()
 
 
 class ContainerUpdate(NamedTuple):

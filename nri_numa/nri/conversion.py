@@ -266,7 +266,7 @@ def create_response(adjustment: ContainerAdjustment) -> pb.CreateContainerRespon
         response.adjust.annotations.update(adjustment.annotations)
     for key, value in adjustment.env.items():
         response.adjust.env.add(key=key, value=value)
-    for inside, outside in adjustment.mounts.items():
+    for inside, outside in adjustment.mounts:
         response.adjust.mounts.add(
             destination=inside, type="bind", source=outside, options=["bind", "ro", "nosuid"]
         )

@@ -29,7 +29,7 @@ def test_files_follow_resizes_and_survive_processes(world: World, tmp_path: Path
     files = AssignedFiles(str(tmp_path), agent, StillClock())
     world.place(pod("own", OWN), wants=resources(2, 1))
     mounts = files.mounted(agent.state.allocations["own-app"], NO_ADJUSTMENT).mounts
-    directory = Path(mounts[INSIDE])
+    directory = Path(dict(mounts)[INSIDE])
     assert texts(directory) == ["0-1\n", "0\n"]
     assert world.update("own-app", resources(3, 1)) is None
     assert texts(directory) == [world.has("own-app")[0] + "\n", "0\n"]

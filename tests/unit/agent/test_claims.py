@@ -313,7 +313,7 @@ def test_a_container_finds_its_cpus_in_device_metadata_and_pods_see_one_that_is_
     made = replace(container(of, wants=resources(4, 0.1)), mentions=environment())
     cpus, _ = bed.world.place(*bed.book.seen(of, made))
     to = bed.book.with_cpus(made, ContainerAdjustment(cpus=cpus))
-    ((inside, path),) = to.mounts.items()
+    ((inside, path),) = to.mounts
     where = "/var/run/kubernetes.io/dra-device-attributes/resourceclaimtemplates/numa/cpus"
     assert inside == f"{where}/{DRIVER}-metadata.json"
     assert Path(path).stat().st_mode & 0o777 == 0o644

@@ -39,6 +39,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="pods in a second with the extender and without it; only what is named is run",
     )  # fmt: skip
     parser.add_argument(
+        "--stock-plugin", default="", metavar="PROGRAM",
+        help="with --throughput: a kube-scheduler with NodeResourceTopologyMatch, too",
+    )  # fmt: skip
+    parser.add_argument(
         "--looking", action="store_true",
         help="what kubectl numa cluster and the controller's page cost; only what is named is run",
     )  # fmt: skip
@@ -67,7 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.looking:
         print(looking.report(options.nodes, looking.measure(options.nodes)), flush=True)
     if options.throughput:
-        print(throughput.report(throughput.measure(options.nodes, options.pods)), flush=True)
+        measured = throughput.measure(options.nodes, options.pods, plugin=options.stock_plugin)
+        print(throughput.report(measured), flush=True)
     if options.throughput or options.looking or options.filter:
         print(f"load average {machine.load()}")
         return 0

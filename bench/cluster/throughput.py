@@ -4,6 +4,10 @@ Two stock kube-schedulers with the same settings on one control plane, one after
 times: with one of them stopped (SIGSTOP) all pods are created, and the clock runs from when it
 goes on until the last pod has its node.
 
+A third one may be a kube-scheduler with the plugin NodeResourceTopologyMatch, over the same
+objects, which then say that the nodes have the policy ``single-numa-node``: that plugin knows no
+other place for it. It keeps what it reserved in its own cache, and asks nobody.
+
 The first time lies in the minute after the start of the extender, in which it reads who runs on a
 node before it binds the first pod there (docs/adr/0049-held-until-the-node-counts-it.md); it is
 told apart. The others come after it, as nearly always in the life of a cluster. The extender logs
@@ -12,6 +16,7 @@ what it logs for users (level info).
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -22,10 +27,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Final, cast
 
+from msgspec.structs import replace
+
 from bench.cluster import chaos, stream
 from bench.stats import quantile, table
 from nri_numa.config import parse_duration
 from nri_numa.config.sections import Scheduling
+from nri_numa.kube.requests import Resource
+from nri_numa.model.settings import Settings
 from nri_numa.scheduler.watcher import PARTLY
 from tests.beds.cri import poll
 from tests.beds.kube.bed import KubeBed
@@ -40,6 +49,23 @@ QPS: Final = 2000
 _PODS: Final = "/api/v1/namespaces/default/pods"
 _HELD: Final = "nri_numa_scheduler_held_pods"
 _BOTH: Final = ("without", "with")
+PLUGIN: Final = "stock-plugin"
+_ROLE: Final = "stock-plugin"
+_MATCH: Final = "NodeResourceTopologyMatch"
+_MATCHING: Final = {
+    "plugins": {"multiPoint": {"enabled": [{"name": _MATCH}]}},
+    "pluginConfig": [
+        {
+            "name": _MATCH,
+            "args": {
+                "cacheResyncPeriodSeconds": 5,
+                "cache": {"foreignPodsDetect": "None"},
+            },
+        }
+    ],
+}
+"""Its cache that reserves: without it the plugin gets each object for each pod. Pods of the other
+schedulers here would close their nodes to it, and are gone when its turn comes."""
 _LOOK_S: Final = 0.02
 """Between two looks at whether the last pod has its node: a round takes a second."""
 
@@ -59,7 +85,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Rounds of the scheduler that asks the extender (``with``) and of the other (``without``).
+    """Rounds of the scheduler that asks the extender (``with``) and of the others (``without``).
 
     Attributes:
         early: in the minute after the start of the extender.
@@ -70,43 +96,52 @@ class Measured:
     later: Mapping[str, Sequence[Round]]
 
 
-def measure(nodes: int, pods: int) -> Measured:
-    """Let both schedulers bind in turn.
+def measure(nodes: int, pods: int, *, plugin: str = "") -> Measured:
+    """Let the schedulers bind in turn.
 
     Args:
         nodes: how many there are, empty ones.
         pods: of each round, for four exclusive CPUs each.
+        plugin: the program of a kube-scheduler with the stock plugin, which is one of them then.
     """
     with stream.control_plane() as control:
         client = control.client
         install(client)
         client.kubectl("apply", f"--filename={stream.CRD}")
         made = stream.agents(control, nodes)
+        if plugin:
+            one_policy = Settings(defaults={"policy": "single-numa-node"})
+            for agent in made.values():
+                agent.machine = replace(agent.machine, settings=one_policy)
         stream.Published(control, made)
         bed = SimpleNamespace(
             control=control, client=client, directory=control.namespaces.directory
         )
         with Extender(cast(KubeBed, bed), level="info") as extender:
             over = time.monotonic() + PARTLY * parse_duration(Scheduling().settle)
-            with _schedulers(extender, control) as both:
-                bench = _Bench(control, extender, both, pods)
+            with _schedulers(extender, control, plugin=plugin) as all_of_them:
+                bench = _Bench(control, extender, all_of_them, pods)
                 early = {name: [bench.round(name, 0)] for name in _BOTH}
                 if time.monotonic() > over:
                     raise RuntimeError("the first rounds took longer than the minute they are of")
                 time.sleep(max(0.0, over - time.monotonic()))
-                later: dict[str, list[Round]] = {name: [] for name in _BOTH}
+                later: dict[str, list[Round]] = {name: [] for name in all_of_them}
                 for number in range(ROUNDS):
-                    for name in _BOTH:
+                    for name in all_of_them:
                         later[name].append(bench.round(name, number + 1))
                 return Measured(early, later)
 
 
 @contextmanager
-def _schedulers(extender: Extender, control: ControlPlane) -> Iterator[dict[str, Daemon]]:
+def _schedulers(
+    extender: Extender, control: ControlPlane, *, plugin: str
+) -> Iterator[dict[str, Daemon]]:
     made = {
         "without": chaos.scheduler(extender, control, "without", port=10270, asks=False, qps=QPS),
         "with": chaos.scheduler(extender, control, "with", port=10271, qps=QPS),
     }
+    if plugin:
+        made[PLUGIN] = _with_plugin(extender, control, plugin)
     try:
         for daemon in made.values():
             daemon.start()
@@ -114,6 +149,23 @@ def _schedulers(extender: Extender, control: ControlPlane) -> Iterator[dict[str,
     finally:
         for daemon in made.values():
             daemon.end(signal.SIGKILL)
+
+
+def _with_plugin(extender: Extender, control: ControlPlane, program: str) -> Daemon:
+    """A kube-scheduler that has the plugin in its program."""
+    kind = f"{Resource.TOPOLOGIES.plural}.{Resource.TOPOLOGIES.group}"
+    role = ("--verb=get,list,watch", f"--resource={kind}")
+    control.client.kubectl("create", "clusterrole", _ROLE, *role)
+    user = ("--user=system:kube-scheduler", f"--clusterrole={_ROLE}")
+    control.client.kubectl("create", "clusterrolebinding", _ROLE, *user)
+    daemon = chaos.scheduler(extender, control, PLUGIN, port=10272, asks=False, qps=QPS)
+    file = extender.directory / f"{PLUGIN}.json"
+    document = json.loads(file.read_text(encoding="utf-8"))
+    document["profiles"][0] |= _MATCHING
+    file.write_text(json.dumps(document), encoding="utf-8")
+    stock = str(control.programs / "kube-scheduler")
+    daemon.command = [program if word == stock else word for word in daemon.command]
+    return daemon
 
 
 class _Bench:
@@ -197,12 +249,16 @@ def report(measured: Measured) -> str:
         head = ("extender", *(f"round {n + 1}" for n in range(len(found["with"]))), "median/s")
         rows: list[Sequence[object]] = [
             [name, *(f"{one.rate:.0f}" for one in found[name]), f"{_rate(found[name]):.0f}"]
-            for name in _BOTH
+            for name in found
         ]
-        share = _rate(found["with"]) / _rate(found["without"])
+        shares = ", ".join(
+            f"{name} {_rate(found[name]) / _rate(found['without']):.2f}"
+            for name in found
+            if name != "without"
+        )
         parts.append(
-            f"{when}\n\n{table(head, rows)}\n\nwith the extender {share:.2f} of the pods in a "
-            f"second\n{_processes(found)}"
+            f"{when}\n\n{table(head, rows)}\n\nshare of the pods in a second without: {shares}"
+            f"\n{_processes(found)}"
         )
     return "\n\n".join(parts)
 
@@ -214,8 +270,7 @@ def _rate(rounds: Sequence[Round]) -> float:
 def _processes(found: Mapping[str, Sequence[Round]]) -> str:
     """CPU for a pod, the mean of the rounds."""
     lines = []
-    for name in _BOTH:
-        rounds = found[name]
+    for name, rounds in found.items():
         means = {what: sum(one.cpu[what] for one in rounds) / len(rounds) for what in rounds[0].cpu}
         said = ", ".join(f"{what} {cpu:.1f}" for what, cpu in means.items())
         lines.append(f"ms of CPU for a pod, {name}: {said}")

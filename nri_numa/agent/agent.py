@@ -244,18 +244,13 @@ class Agent:
         decision = whole.admit_whole(
             self.machine, self.state, pod, container, self._readings.memory, self._now()
         )
-        before, refused = self.state, decision
         if isinstance(decision, Refused):
             decision = self._with_room(decision)
-        if isinstance(decision, Refused):
-            self._refused(decision)
-            return None if self.observe else decision
-        self._swap(decision.state, decision.change)
-        if isinstance(refused, Refused):
-            decision = self._made_room(before, decision, refused)
             if isinstance(decision, Refused):
                 self._refused(decision)
-                return decision
+                return None if self.observe else decision
+        else:
+            self._swap(decision.state, decision.change)
         for container_id in decision.change.containers:
             if container_id not in self.state.allocations:
                 self._forget(container_id)
@@ -273,7 +268,7 @@ class Agent:
         return replace(decision, updates=self._follow(updates))
 
     def _with_room(self, refused: Refused) -> Admitted | Refused:
-        """What a container that was refused gets if others move that can now."""
+        """Have others make room that can now; refused as before where that is not enough."""
         machine, state, memory = self.machine, self.state, self._readings.memory
         if self.observe or not self._cgroups.usable:
             return in_the_way(machine, state, refused, memory)
@@ -282,7 +277,11 @@ class Agent:
             for i, a in state.allocations.items()
             if not self.runs(i) or i in self.updating or (a.mems and not self.moves_memory)
         }
-        return with_room(machine, state, refused, memory, self._now(), still)
+        found = with_room(machine, state, refused, memory, self._now(), still)
+        if isinstance(found, Refused):
+            return found
+        self._swap(found.state, found.change)
+        return self._made_room(state, found, refused)
 
     def _made_room(
         self, before: NodeState, decision: Admitted, refused: Refused

@@ -180,7 +180,8 @@ def admit(
         placed = place(case)
     if requested.mempolicy is not MemoryPolicy.DEFAULT and isinstance(placed, Placed):
         placed = with_memory_policy(case, placed, running=running)
-    warned = requested.movable and requested.listed and by_annotation(requested, "movable")
+    listed = requested.numacpu is not None or requested.numamem is not None
+    warned = listed and requested.movable and by_annotation(requested, "movable")
     if warned and isinstance(placed, Placed):
         warnings, steps = (*placed.warnings, LISTED), (*placed.steps, LISTED)
         placed = replace(placed, warnings=warnings, steps=steps)

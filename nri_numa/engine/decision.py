@@ -616,7 +616,8 @@ class Case(msgspec.Struct, frozen=True, dict=True):
         requested = self.requested
         if requested.on_failure is not None:
             return requested.on_failure
-        if not requested.listed and requested.policy is Policy.BEST_EFFORT:
+        listed = requested.numacpu is not None or requested.numamem is not None
+        if not listed and requested.policy is Policy.BEST_EFFORT:
             return OnFailure.WIDEN
         return OnFailure.REJECT
 

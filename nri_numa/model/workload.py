@@ -442,14 +442,9 @@ class Requested(msgspec.Struct, frozen=True, kw_only=True):
     placed: NUMASet = NO_NUMA_NODES
 
     @property
-    def listed(self) -> bool:
-        """Whether CPUs or NUMA nodes are listed for it."""
-        return self.numacpu is not None or self.numamem is not None
-
-    @property
     def leave_alone(self) -> bool:
         """Whether nothing asks for CPUs or memory, so that the container is not bound."""
-        if self.listed:
+        if self.numacpu is not None or self.numamem is not None:
             return False
         if self.bind is Bind.NONE:
             return True

@@ -689,7 +689,7 @@ def _requested(
         on_failure=OnFailure(values["on-failure"]) if "on-failure" in values else None,
         devices=DeviceUse(values["devices"]) if "devices" in values else DeviceUse.ALIGN,
         mempolicy=MemoryPolicy(values.get("mempolicy", NOTHING_REQUESTED.mempolicy)),
-        movable=values.get("movable") == "true",
+        movable="movable" in values and values["movable"] == "true",
         given=given,
         sources={key: source for key, (_, source) in chosen.items()},
         ignored=tuple(ignored),

@@ -191,8 +191,6 @@ def test_one_request_writes_one_document() -> None:
 
 
 def test_a_request_stays_within_its_number_of_calls() -> None:
-    node = Node(100, policy="best-effort")
-    requests = NRIRequests(AgentHandler(node.agent, Metrics("test")))
     create = pb.CreateContainerRequest()
     create.pod.id, create.pod.uid, create.pod.name = "s-x", "u-x", "x"
     create.pod.annotations[f"{PREFIX}/policy"] = "best-effort"
@@ -202,11 +200,16 @@ def test_a_request_stays_within_its_number_of_calls() -> None:
     cpu.shares.value, cpu.quota.value, cpu.period.value = 102, 10_000, 100_000
     create.container.linux.resources.memory.limit.value = 1 << 20
     stop = pb.StopContainerRequest(pod=create.pod, container=create.container)
-    assert calls(lambda: requests.create_container(create)) <= CREATE_CALLS
-    assert calls(lambda: requests.stop_container(stop)) <= STOP_CALLS
+    for _ in range(2):  # the first one of a process also fills Python's caches
+        node = Node(100, policy="best-effort")
+        requests = NRIRequests(AgentHandler(node.agent, Metrics("test")))
+        created = calls(partial(requests.create_container, create))
+        stopped = calls(partial(requests.stop_container, stop))
+    assert created <= CREATE_CALLS
+    assert stopped <= STOP_CALLS
 
 
-CREATE_CALLS = 573
+CREATE_CALLS = 557
 STOP_CALLS = 82
 
 

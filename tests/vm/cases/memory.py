@@ -229,6 +229,6 @@ def room_is_made(guest: Guest) -> None:
     assert not twice, f"CPUs of two containers: {twice[:3]}"
     found = words.anonymous_memory(movers[mover])
     guest.notes.append(f"afterwards: {found}")
-    assert found.get(away, 0) >= 0.99 * sum(found.values()) > 0
-    assert guest.plugin.metric("nri_numa_moves_total", reason="room") == 1
+    assert found.get(away, 0) >= 0.99 * sum(found.values()) > 0, f"{found}, expected on {away}"
+    assert guest.plugin.metric("nri_numa_moves_total", reason="room") >= 1
     assert guest.plugin.metric("nri_numa_migrated_bytes_total") >= 0.9 * _TOUCHED_MIB * _MIB

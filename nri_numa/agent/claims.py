@@ -291,7 +291,7 @@ class ClaimBook:
             one = claim.results[number]
             own = CPUSet.parse(cpus) & numa_nodes[one.numa_node].cpus
             if len(own) != one.cpus:
-                own = NO_CPUS  # of several requests there: nobody knows which are whose
+                own = NO_CPUS  # of several requests there: which are whose is not known
             inside = metadata_path(self._driver, claim, one.request)
             path = os.path.join(self._about, uid, f"{number}.json")
             text = metadata_document(self._driver, self._pool, claim, one, own, int(time.time()))

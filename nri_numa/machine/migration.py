@@ -5,7 +5,8 @@ cpuset of the machine can be written meanwhile: for seconds. So most pages are m
 the cgroup has both NUMA nodes. A step is 2,048 pages, and not fewer where there are more: each
 call has all CPUs of the machine empty their lists of pages.
 
-Pages that nobody maps stay where they are, and so do those that a device or io_uring has pinned.
+Pages that no process maps stay where they are, and so do those that a device or io_uring has
+pinned.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ def _of_process(pid: int, sources: NUMASet, target: int) -> Iterator[Step]:
                 count = min(STEP_PAGES, (end - at) // _PAGE)
                 data = os.pread(pagemap, 8 * count, at // _PAGE * 8)
                 if data.count(0) == len(data):
-                    continue  # a large reservation, most of which nobody touched
+                    continue  # a large reservation, most of which was never touched
                 entries = array("Q", data[: len(data) // 8 * 8])
                 batch += [at + i * _PAGE for i, e in enumerate(entries) if e >> _PRESENT]
                 while len(batch) >= STEP_PAGES:
@@ -126,7 +127,7 @@ def _of_process(pid: int, sources: NUMASet, target: int) -> Iterator[Step]:
 
 
 def _areas(pid: int) -> Iterator[tuple[int, int, int]]:
-    """Start, end and flags: programs and libraries are moved only where nobody else maps them."""
+    """Start, end and flags: programs and libraries are moved where no other process maps them."""
     with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as file:
         for line in file:
             where, rights = line.split(" ", 2)[:2]

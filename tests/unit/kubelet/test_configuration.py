@@ -183,7 +183,9 @@ def test_amounts_reserve_what_the_kubelet_would_take() -> None:
     assert not found.settings.kubelet_reserved
     every = beside({}, KubeletFacts(reserved_milli=1_000_000), topology)
     assert every.settings.reserved_cpus == topology.online
-    assert beside({}, KubeletFacts(), topology).settings == Settings(kept_seconds=600.0)
+    assert beside({}, KubeletFacts(), topology).settings == Settings(
+        kept_seconds=600.0, room_moves=2
+    )
 
 
 def test_strict_reservation_is_taken_over_as_far_as_anything_is_left() -> None:

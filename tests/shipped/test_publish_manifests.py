@@ -204,7 +204,7 @@ def test_the_chart_says_the_same_as_kustomize() -> None:
     )
     made = ours["DaemonSet", "nri-numa"]["spec"]["template"]["spec"]
     (one,) = (each for each in made["containers"] if each["name"] == "publish")
-    assert {**one, "image": "localhost/nri-numa"} == container("publish")
+    assert one == container("publish")
     assert all(volume in made["volumes"] for volume in pod()["volumes"])
     other = charted(*MORE, "--set", "config.annotationPrefix=x.io")
     policies = [each["spec"] for (kind, _), each in other.items() if "AdmissionPolicy" in kind]

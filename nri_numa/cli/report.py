@@ -22,7 +22,7 @@ import click
 from nri_numa import __version__
 from nri_numa.cli.agent_client import AgentClient, client, segment
 from nri_numa.cli.common import Failure, api_options, config_option, friendly, load, progress
-from nri_numa.text import harmless, human_bytes
+from nri_numa.text import human_bytes
 
 _ASKED: Final = ("status", "assignments", "refusals", "zones", "kubelet", "slots", "notices")
 _LOG_LINES: Final = 5000
@@ -93,7 +93,7 @@ def report(
     size = human_bytes(len(packed.getvalue()))
     click.echo(f"{target}: {', '.join(sorted(members))}; {size}")
     if "agent.txt" in members:
-        click.echo(f"nri-numa: without the agent's part: {harmless(texts['agent.txt'])}", err=True)
+        click.echo(f"nri-numa: without the agent's part: {texts['agent.txt'].rstrip()}", err=True)
 
 
 def _versions() -> dict[str, Any]:

@@ -212,7 +212,7 @@ class HTTP(Section, frozen=True):
     tls_key: str = ""
     """PEM file with the certificate's private key."""
     allow_anonymous: bool = False
-    """Listen wider than loopback without a token. Everybody who reaches the address can then read
+    """Listen wider than loopback without a token. Anyone who reaches the address can then read
     which pods run here and where."""
     allow_plaintext_token: bool = False
     """Take the token on an address wider than loopback without TLS. Anyone who sees the traffic has
@@ -682,8 +682,8 @@ class AgentConfig(Section, frozen=True):
     defaults: dict[str, AnnotationValue] = field(default_factory=dict)
     """Annotation keys and values for pods that say nothing themselves."""
     rules: tuple[RuleDocument, ...] = ()
-    """Annotation keys for matching containers. The first matching rule that sets a key wins it; an
-    annotation always beats a rule, a rule beats the defaults."""
+    """Annotation keys for matching containers. The first matching rule that sets a key applies;
+    annotations come before rules, and rules before the defaults."""
     permissions: tuple[PermissionDocument, ...] = ()
     """What the annotations of pods may ask for. The first entry that matches a pod counts; a pod
     that none matches may use every key, gets exclusive CPUs only as far as its CPU request pays for
@@ -709,7 +709,7 @@ class AgentConfig(Section, frozen=True):
     """Factor on each NUMA node's CPUs when shared requests are accounted."""
     capacity_factor: dict[int, Annotated[float, Meta(ge=0, le=1)]] = field(default_factory=dict)
     """By NUMA node, the part of its CPUs that is really there; 1 where nothing is said, 0 drains
-    the node."""
+    the NUMA node."""
     reserved_cpus: CPUList = ""
     """CPUs, as a kernel list such as 0-1,32, that are never given exclusively."""
     strict_reserved: bool = False

@@ -206,7 +206,9 @@ class Notice(Document, frozen=True, kw_only=True):
 
     id: Annotated[str, "Of this notice for good, over restarts too."]
     number: Annotated[int, "Where in the sequence it last changed."]
-    what: Annotated[str, "refused, widened, unpinned, gap, late or drift; more may come."]
+    what: Annotated[
+        str, "refused, widened, unpinned, gap, late, drift, ignored or moved; more may come."
+    ]
     reason: Annotated[str, "A short CamelCase name; may be empty."]
     message: Annotated[str, "The latest words about it."]
     namespace: str

@@ -17,7 +17,7 @@ UV := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate
 .PHONY: help setup node demo test test-all slow coverage covered test-e2e test-browser test-vm test-vm-all test-kube kube fuzz fuzz-guided mutation recorded soak lint lint-workflows format check bench cluster density headline proto schema sbom release sizes kubectl docs interpreters lock clean
 
 help: ## Show what there is
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
 setup: $(STAMP) ## Make the virtual environment (demo and test do it by themselves)
 

@@ -31,6 +31,8 @@ def _best(*command: str) -> str:
 def main() -> int:
     """Print both tables."""
     folder = Path(sys.argv[1] if sys.argv[1:] else "build/release")
+    if not folder.is_dir():
+        sys.exit(f"{folder} is not there: make release first")
     rows = [
         (path.name, f"{path.stat().st_size / 1e6:.1f} MB")
         for path in sorted(folder.iterdir())

@@ -92,7 +92,7 @@ def _in(root: str) -> list[str]:
         'set -e; d=$(mktemp -d); mount -t tmpfs none "$d"; mkdir "$d/u" "$d/w" "$d/r"; r=$d/r\n'
         'mount -t overlay -o "lowerdir=$1,upperdir=$d/u,workdir=$d/w" none "$r"\n'
         'for one in proc sys dev; do mount --rbind "/$one" "$r/$one"; done\n'
-        'mkdir -p "$r$2"; mount --rbind "$2" "$r$2"; mount -t tmpfs none "$r/tmp"; h=$2; shift 2\n'
+        'mount -t tmpfs none "$r/tmp"; mkdir -p "$r$2"; mount --rbind "$2" "$r$2"; h=$2; shift 2\n'
         'exec chroot "$r" sh -c \'cd "$0"; exec "$@"\' "$h" "$@"'
     )
     return ["unshare", "--mount", "bash", "-c", script, "bash", root, str(_REPOSITORY)]

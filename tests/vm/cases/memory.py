@@ -16,7 +16,7 @@ from tests.vm.registry import case, skip
 
 _MIB = 1024 * 1024
 _TOUCHED_MIB = 64
-_MOVED_MIB = 160
+_MOVED_MIB = 112
 """More than the mover leaves to the kernel."""
 
 
@@ -195,7 +195,7 @@ def room_is_made(guest: Guest) -> None:
     movers = {
         guest.pid(made): _toucher(guest, made, _MOVED_MIB)
         for made in (
-            guest.pod(name, asks, cpus=2, memory_mib=2 * _MOVED_MIB, command=touch(_MOVED_MIB))
+            guest.pod(name, asks, cpus=2, memory_mib=_MOVED_MIB + 32, command=touch(_MOVED_MIB))
             for name in ("mover-a", "mover-b")
         )
     }

@@ -272,8 +272,8 @@ class Devices(Section, frozen=True):
     grpc."""
     count: bool = False
     """Ask the kubelet how many devices of each extended resource it can give on each NUMA node,
-    whatever enabled says, for /v1/zones and so for publish.nodeResourceTopology; twice in four
-    seconds at most, by its PodResources socket, and only while it is read."""
+    whatever enabled says, for /v1/zones and so for publish.nodeResourceTopology; two calls in
+    four seconds at most, by its PodResources socket, and only while it is read."""
 
 
 class DRA(Section, frozen=True):
@@ -298,8 +298,8 @@ class Publish(Section, frozen=True):
     """What ``nri-numa publish`` writes to the API server; the agent itself reads none of it."""
 
     events: bool = True
-    """Events on pods: refused, placed wider than ideal, not pinned, late, drift, placed after the
-    start."""
+    """Events on pods: refused, placed wider than ideal, not pinned, late, drift, moved, placed
+    after the start."""
     node_annotations: bool = True
     """Annotations numacpu and numamem of the Node, below the annotation prefix: CPUs and bytes by
     NUMA node."""

@@ -22,7 +22,7 @@ TIMEOUT: Final = 1.0
 """Seconds for one call."""
 _LARGEST: Final = 16 << 20
 """Bytes of an answer, as the kubelet's own clients take; grpc's 4 MiB are few for a dense node."""
-TOO_OFTEN: Final = "the kubelet is asked too often by everybody on this node; ask again"
+TOO_OFTEN: Final = "the kubelet is asked too often by programs on this node; ask again"
 _SERVICE: Final = "/v1.PodResourcesLister/"
 
 

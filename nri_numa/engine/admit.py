@@ -107,7 +107,7 @@ def admit(
     state = _drop_leftovers(state, pod, container)
     requested = machine.resolve(pod, container) if resolved is None else resolved
     kept = state.kept_for(pod.uid)
-    open_to_pod = _without(state, kept)
+    open_to_pod = without_each(state, kept)
     if container.annotations:
         requested = with_slots(machine.settings, pod, container, requested)
         requested = in_use(open_to_pod, pod, container, requested)
@@ -158,7 +158,7 @@ def admit(
     if not known.exclusive_cpus:
         sharing = ()
     elif sharing and not joins:
-        state = _without(state, sharing)
+        state = without_each(state, sharing)
         others = replace(state, kubelet=others.kubelet)
     if held is not NO_CPUS and len(held) > known.exclusive_cpus:
         held = NO_CPUS
@@ -342,7 +342,8 @@ def _change(
     return StateChange((container_id, *sorted(gone - {container_id})), (uid,))
 
 
-def _without(state: NodeState, allocations: Iterable[Allocation]) -> NodeState:
+def without_each(state: NodeState, allocations: Iterable[Allocation]) -> NodeState:
+    """The state without these allocations."""
     for allocation in allocations:
         state = state.without(allocation.container_id)
     return state
@@ -428,7 +429,7 @@ def release(
 def let_go(machine: Machine, state: NodeState, kept: Iterable[Allocation]) -> Released:
     """Give back what was kept for pods."""
     kept = tuple(kept)
-    after = _without(state, kept)
+    after = without_each(state, kept)
     return Released(
         state=after,
         change=StateChange(tuple(a.container_id for a in kept), tuple({a.pod_uid for a in kept})),

@@ -24,7 +24,7 @@ import msgspec
 from msgspec.structs import replace
 
 from nri_numa.engine.accounting import ownable
-from nri_numa.engine.admit import admit, place, pool_updates
+from nri_numa.engine.admit import admit, place, pool_updates, without_each
 from nri_numa.engine.decision import Admitted, Case, Machine, Move, Reading, Refused
 from nri_numa.engine.place.needs import exclusive_text, pod_demand
 from nri_numa.engine.request.demand import Demand
@@ -143,7 +143,7 @@ def with_room(
     moves = tuple(
         Move(m.before, replace(m.after, reason=f"{m.after.reason}{why}")) for m in plan.moves
     )
-    base = _moved_in(state, _without(state, moves), moves)
+    base = _moved_in(state, without_each(state, (m.before for m in moves)), moves)
     for m in moves:
         reading = None if reading is None else reading.with_own(m.after.arrived, -1)
     decision = admit_whole(machine, base, pod, container, reading, now)
@@ -455,7 +455,7 @@ def _tried(
     """Have the engine place the newcomer, and then each mover; None where it refuses."""
     (_, first), *others = places
     movers = [(m.mover, i) for m, i in others if m.mover is not None]
-    rest = _without(state, [Move(a, a) for a, _ in movers])
+    rest = without_each(state, (a for a, _ in movers))
     for a, i in movers:
         if running and i not in a.numa_nodes:
             rest = rest.with_allocation(_left_behind(a))
@@ -482,12 +482,6 @@ def _tried(
         after, last = after.with_allocation(moved), moved.arrived
         moves.append(Move(a, moved))
     return Plan(_moved_in(state, after, moves), decision.allocation, tuple(moves))
-
-
-def _without(state: NodeState, moves: Collection[Move]) -> NodeState:
-    for move in moves:
-        state = state.without(move.before.container_id)
-    return state
 
 
 def _left_behind(a: Allocation) -> Allocation:

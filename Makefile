@@ -14,7 +14,7 @@ COVERED := tests/unit/engine tests/unit/model tests/unit/nri/wire tests/unit/mac
 UV := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate
 
 .DEFAULT_GOAL := help
-.PHONY: help setup node demo test test-all slow coverage covered test-e2e test-browser test-vm test-vm-all test-kube kube fuzz fuzz-guided mutation recorded soak lint lint-workflows format check bench cluster density headline proto schema sbom release sizes kubectl docs interpreters lock clean
+.PHONY: help setup node demo test test-all slow coverage covered test-e2e test-browser test-release test-vm test-vm-all test-kube kube fuzz fuzz-guided mutation recorded soak lint lint-workflows format check bench cluster density headline proto schema sbom release sizes kubectl docs interpreters lock clean
 
 help: ## Show what there is
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -46,7 +46,7 @@ WITHOUT :=
 PARALLEL := -n auto --maxprocesses=8
 
 test: $(STAMP) ## What needs only Python, and as root the core of real containerd; says what it left out
-	$(PYTEST) -q $(PARALLEL) -m "not e2e and not vm and not kube and not browser" --ignore=tests/perf $(WITHOUT:%=--ignore=%) --junitxml=artifacts/tests/python.xml
+	$(PYTEST) -q $(PARALLEL) -m "not e2e and not vm and not kube and not browser and not release" --ignore=tests/perf $(WITHOUT:%=--ignore=%) --junitxml=artifacts/tests/python.xml
 	@if [ "$$(id -u)" = 0 ]; then set -x; NRI_NUMA_SERIES=1.7 NRI_NUMA_RACE_ROUNDS=5 $(PYTEST) -q -m core --junitxml=artifacts/tests/core.xml tests/e2e; \
 	else echo "left out: the core of real containerd, which needs root"; fi
 	@echo "everything: make test-all (root)"
@@ -69,6 +69,9 @@ test-e2e: $(STAMP) ## The tests against real containerd (root)
 
 test-browser: $(STAMP) ## The page in headless Chromium
 	$(PYTEST) tests/browser
+
+test-release: $(STAMP) ## A release built twice: the same bytes
+	$(PYTEST) -m release tests/shipped
 
 test-vm: $(STAMP) ## The core set of virtual machines (root)
 	NRI_NUMA_VM=core $(PYTEST) -m vm

@@ -36,6 +36,7 @@ TARGETS = {
     "vm": "in emulated machines: make test-vm",
     "kube": "in a real Kubernetes: make test-kube",
     "browser": "in a browser: make test-browser",
+    "release": "of a release, built twice: make test-release",
 }
 """What `make test` leaves out, by marker, and which target runs it."""
 

@@ -17,9 +17,8 @@ from typing import Final
 
 from tests.beds.debs import SUITES
 from tests.beds.testbed import cache_dir
-from tests.beds.vm_system import bootstrapped
+from tests.beds.vm_system import REPOSITORY, bootstrapped, inside
 
-_REPOSITORY: Final = Path(__file__).resolve().parents[1]
 _CORE: Final = (
     "tests/unit/config tests/unit/nri tests/unit/cli tests/unit/store tests/unit/model "
     "tests/scenarios tests/integration/test_link_launched.py tests/integration/test_report.py"
@@ -29,26 +28,26 @@ _CORE: Final = (
 
 def run(name: str) -> int:
     """Install what is pinned for one of them, and run the core; 0 when it passed."""
-    root = "/"
+    root = Path("/")
     program = shutil.which(name)
     if name in SUITES:
         tree = cache_dir() / "systems" / f"{name}.tree"
-        root, program = str(bootstrapped(name, tree)), "/usr/bin/python3"
+        root, program = bootstrapped(name, tree), "/usr/bin/python3"
     if program is None:
         print(f"left out: {name} is neither in PATH nor a suite of Debian", flush=True)
         return 0
     said = subprocess.run(
-        [*_in(root), program, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"],
+        [*inside(root), program, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"],
         stdout=subprocess.PIPE, text=True, check=True,
     )  # fmt: skip
     version = re.sub(r"\s", "", said.stdout)
-    venv = _REPOSITORY / "build" / "interpreters" / version
+    venv = REPOSITORY / "build" / "interpreters" / version
     site = venv / f"lib/python{version}/site-packages"
-    lock = _REPOSITORY / "requirements" / "lock.txt"
+    lock = REPOSITORY / "requirements" / "lock.txt"
     ours = site / "checkout.pth"
     if not ours.exists() or ours.stat().st_mtime < lock.stat().st_mtime:
         shutil.rmtree(venv, ignore_errors=True)
-        subprocess.run([*_in(root), program, "-m", "venv", "--without-pip", venv], check=True)
+        subprocess.run([*inside(root), program, "-m", "venv", "--without-pip", venv], check=True)
         subprocess.run(
             [
                 *(sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"),
@@ -59,10 +58,10 @@ def run(name: str) -> int:
             ],
             check=True,
         )
-        ours.write_text(f"{_REPOSITORY}\n")
+        ours.write_text(f"{REPOSITORY}\n")
     test = [f"{venv}/bin/python", "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider"]
     results = f"--junitxml=artifacts/tests/python-{version}.xml"
-    return subprocess.run([*_in(root), *test, *_CORE.split(), results], check=False).returncode
+    return subprocess.run([*inside(root), *test, *_CORE.split(), results], check=False).returncode
 
 
 def _pinned(version: str, lock: Path, folder: Path) -> Path:
@@ -79,23 +78,6 @@ def _pinned(version: str, lock: Path, folder: Path) -> Path:
     found = folder / "pinned.txt"
     found.write_text("".join(kept))
     return found
-
-
-def _in(root: str) -> list[str]:
-    """The words before a command that runs it below another root, in this checkout.
-
-    Nothing is written below that root, and nothing of it stays mounted.
-    """
-    if root == "/":
-        return []
-    script = (
-        'set -e; d=$(mktemp -d); mount -t tmpfs none "$d"; mkdir "$d/u" "$d/w" "$d/r"; r=$d/r\n'
-        'mount -t overlay -o "lowerdir=$1,upperdir=$d/u,workdir=$d/w" none "$r"\n'
-        'for one in proc sys dev; do mount --rbind "/$one" "$r/$one"; done\n'
-        'mount -t tmpfs none "$r/tmp"; mkdir -p "$r$2"; mount --rbind "$2" "$r$2"; h=$2; shift 2\n'
-        'exec chroot "$r" sh -c \'cd "$0"; exec "$@"\' "$h" "$@"'
-    )
-    return ["unshare", "--mount", "bash", "-c", script, "bash", root, str(_REPOSITORY)]
 
 
 if __name__ == "__main__":

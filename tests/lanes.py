@@ -134,6 +134,7 @@ def lanes(seed: str, *, thorough: bool = False) -> list[Lane]:
                 "make coverage",
                 built("kubernetes"),  # and Helm with it
                 f'make test {run} WITHOUT="$(make --silent covered)"',
+                pytest("release", "-m release tests/shipped", seed=seed),
                 pytest("browser", "tests/browser", seed=seed),
                 # Image and bundle carry it; of others only the thorough run has time.
                 f"make interpreters{'' if thorough else ' INTERPRETERS=trixie'}",

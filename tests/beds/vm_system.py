@@ -75,6 +75,7 @@ until [ -b /dev/vda ]; do /bin/busybox usleep 10000; done
 /bin/busybox mount --move /dev /root/dev
 exec /bin/busybox switch_root /root /sbin/init
 """
+_COMPILE: Final = ("/usr/bin/python3", "-m", "compileall", "-q")
 _PROGRAM: Final = f"""#!{VENV}/bin/python -I
 import sys
 sys.path.insert(0, "{CHECKOUT}")
@@ -108,20 +109,23 @@ def system(release: str) -> System:
         _UNIT,
         _INIT,
         _PROGRAM,
+        _COMPILE,
         kernel.version,
     )
     recipe = sha256(repr((*parts, pinned)).encode()).hexdigest()
     image = directory / f"{release}-{recipe[:12]}.img"
+    tree = directory / f"{release}.tree"
     initrd = directory / f"{release}-{recipe[:12]}.initrd"
     if not image.exists():
         require_root("an image of Debian")
         directory.mkdir(parents=True, exist_ok=True)
         for old in (*directory.glob(f"{release}-*.img"), *directory.glob(f"{release}-*.initrd")):
             old.unlink()
-        tree = bootstrapped(release, directory / f"{release}.tree")
         (busybox,) = debs.fetch(BUSYBOX)
         _make_initrd(kernel, next(busybox.root.glob("**/bin/busybox")), initrd)
-        _make_image(release, tree, kernel, image)
+        _make_image(release, bootstrapped(release, tree), kernel, image)
+    # The guest cannot write into the checkout, and would compile at each start of a program.
+    _run(*inside(bootstrapped(release, tree)), *_COMPILE, "nri_numa", "tests")
     return System(release=release, image=image, initrd=initrd, kernel=kernel)
 
 
@@ -146,6 +150,23 @@ def bootstrapped(release: str, tree: Path) -> Path:
         _run("debootstrap", "--variant=minbase", include, release, tree, mirror.uri)
         done.write_text(" ".join(_PACKAGES))
     return tree
+
+
+def inside(root: Path) -> list[str]:
+    """The words before a command that runs it below another root, in this checkout.
+
+    Nothing is written below that root, and nothing of it stays mounted.
+    """
+    if root == Path("/"):
+        return []
+    script = (
+        'set -e; d=$(mktemp -d); mount -t tmpfs none "$d"; mkdir "$d/u" "$d/w" "$d/r"; r=$d/r\n'
+        'mount -t overlay -o "lowerdir=$1,upperdir=$d/u,workdir=$d/w" none "$r"\n'
+        'for one in proc sys dev; do mount --rbind "/$one" "$r/$one"; done\n'
+        'mount -t tmpfs none "$r/tmp"; mkdir -p "$r$2"; mount --rbind "$2" "$r$2"; h=$2; shift 2\n'
+        'exec chroot "$r" sh -c \'cd "$0"; exec "$@"\' "$h" "$@"'
+    )
+    return ["unshare", "--mount", "bash", "-c", script, "bash", str(root), str(REPOSITORY)]
 
 
 def _make_image(release: str, tree: Path, kernel: Kernel, image: Path) -> None:
@@ -206,6 +227,7 @@ def _install(release: str, root: Path) -> None:
     import cgroupspy
 
     shutil.copytree(Path(cgroupspy.__file__).parent, packages / "cgroupspy")
+    _run("chroot", root, *_COMPILE, f"/{packages.relative_to(root)}")
     program = root / "usr/local/bin/nri-numa"
     program.write_text(_PROGRAM)
     program.chmod(0o755)

@@ -22,7 +22,7 @@ from tools.build_image import Rootfs, unpack
 from tools.interpreter import here
 
 # Everything is built twice; on a busy machine that takes more than ten minutes.
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = [pytest.mark.release, pytest.mark.timeout(1800)]
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = (
     *("nri_numa", "tools", "config", "requirements", "systemd", "tests/beds"),

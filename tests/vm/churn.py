@@ -252,7 +252,7 @@ class Churn:
             return None if wrong else True
 
         with contextlib.suppress(TimeoutError):
-            poll(right, "everybody right", timeout_s=90, every_s=1)
+            poll(right, "everybody right", every_s=1)
         return wrong
 
     def _wrong_now(self) -> list[str]:

@@ -301,7 +301,6 @@ class Guest:
         *,
         cpus: frozenset[int],
         mems: frozenset[int] | None = None,
-        timeout_s: float = 45.0,
     ) -> None:
         """Wait until a running container may use exactly this."""
         pid = self.pid(container)
@@ -313,11 +312,11 @@ class Guest:
             return (found.cpus == cpus and (mems is None or found.mems == mems)) or None
 
         try:
-            poll(look, "", timeout_s=timeout_s, every_s=0.2)
+            poll(look, "")
         except TimeoutError:
             raise AssertionError(
-                f"{container.pod.name}: cpus={format_list(found.cpus)} "
-                f"mems={format_list(found.mems)} after {timeout_s:g} s, expected "
+                f"{container.pod.name}: still cpus={format_list(found.cpus)} "
+                f"mems={format_list(found.mems)}, expected "
                 f"cpus={format_list(cpus)} mems={'any' if mems is None else format_list(mems)}"
             ) from None
 
@@ -331,7 +330,7 @@ class Guest:
         scratch.write_bytes(msgspec.json.encode(Ask(execute=command, arguments=dict(arguments))))
         scratch.replace(self.shared / f"ask-{name}")
         file = self.shared / f"answer-{name}"
-        poll(lambda: file.exists(), f"answer of the host to {command}", timeout_s=60)
+        poll(lambda: file.exists(), f"answer of the host to {command}")
         answer = msgspec.json.decode(file.read_bytes(), type=Answer)
         if answer.error:
             raise RuntimeError(f"QEMU refused {command}: {answer.error}")
@@ -351,7 +350,7 @@ class Guest:
 
         before = count()
         self.plugin.reload(config)
-        poll(lambda: count() > before, "the configuration reloaded", timeout_s=60)
+        poll(lambda: count() > before, "the configuration reloaded")
 
     # -- running ---------------------------------------------------------------------------
 
@@ -376,7 +375,7 @@ class Guest:
                     self.plugin.ensure_ready()
                     # Of a sandbox that is older than the runtime's last start no stop is reported:
                     # the agent finds its cgroup gone some seconds later.
-                    poll(self._nothing_kept, "the CPUs of pods that are gone", timeout_s=60)
+                    poll(self._nothing_kept, "the CPUs of pods that are gone")
                 case.run(self)
                 if self.machine.system and case.plugin:
                     systemd_agrees(self)

@@ -106,7 +106,7 @@ def systemd_agrees(guest: Guest) -> None:
     may come back, not even for a moment.
     """
     with contextlib.suppress(TimeoutError):
-        poll(lambda: not _differing(guest), "agreement", timeout_s=90, every_s=2)
+        poll(lambda: not _differing(guest), "agreement", every_s=2)
     _insist(guest, "at the end of the case")
     there = scopes(guest)
     for scope in there:

@@ -72,7 +72,7 @@ def _disk(numa_node: int) -> str:
         (_PCI / "drivers_probe").write_text(address, encoding="ascii")
     group = os.path.basename(os.path.realpath(device / "iommu_group"))
     file = Path(f"/dev/vfio/{group}")
-    poll(lambda: file.exists(), f"{file} for {address}", timeout_s=60)
+    poll(lambda: file.exists(), f"{file} for {address}")
     return str(file)
 
 
@@ -86,7 +86,7 @@ def _interface(numa_node: int) -> str:
             return next(iter(os.listdir(directory)), None)
         return None
 
-    return poll(look, f"an interface in {directory}", timeout_s=60)
+    return poll(look, f"an interface in {directory}")
 
 
 def _sandbox(guest: Guest, name: str, asks: Mapping[str, str]) -> Pod:
@@ -195,7 +195,7 @@ def _why(guest: Guest, pod: str, container: str = "main") -> str:
         status, text = guest.plugin.get(f"/v1/explain/default/{pod}/{container}")
         return text if status == 200 else ""
 
-    return poll(ask, f"explanation of {pod}/{container}", timeout_s=120)
+    return poll(ask, f"explanation of {pod}/{container}")
 
 
 def _looked_at(guest: Guest, pod: Pod) -> None:
@@ -213,4 +213,4 @@ def _looked_at(guest: Guest, pod: Pod) -> None:
         cri.remove(container, stop=False)
         return "were not looked at yet" not in text or None
 
-    poll(look, f"the network interfaces of {pod.name} looked at", timeout_s=120, every_s=0.2)
+    poll(look, f"the network interfaces of {pod.name} looked at", every_s=0.2)

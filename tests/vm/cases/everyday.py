@@ -69,16 +69,13 @@ def _drifts(guest: Guest, drift: Callable[[Path, str], object]) -> None:
     neighbour = guest.pod("neighbour")
     own = guest.pinned(guest.pod("owner", {"cpus": "exclusive"}, cpus=2)).cpus
     guest.settles(neighbour, cpus=guest.online - own)
-    pid = guest.pid(neighbour)
     before = guest.plugin.metric("nri_numa_drift_repaired_total")
     began = time.monotonic()
-    drift(words.cgroup(pid), format_list(guest.online))
-    poll(lambda: words.allowed(pid).cpus == guest.online, "the drift")
-    guest.settles(neighbour, cpus=guest.online - own, timeout_s=120)
-    guest.notes.append(f"right again {time.monotonic() - began:.1f} s after the drift began")
-    poll(
-        lambda: guest.plugin.metric("nri_numa_drift_repaired_total") > before, "the repair counted"
-    )
+    drift(words.cgroup(guest.pid(neighbour)), format_list(guest.online))
+    # It may be repaired before anybody has seen it.
+    poll(lambda: guest.plugin.metric("nri_numa_drift_repaired_total") > before, "the repair")
+    guest.notes.append(f"counted as repaired {time.monotonic() - began:.1f} s after it began")
+    guest.settles(neighbour, cpus=guest.online - own)
     guest.reconfigure({})
 
 
@@ -131,10 +128,10 @@ def created_at_once(guest: Guest) -> None:
 @case(applies=_everyday, system=True, limit_s=800)  # a dozen pods
 def updated_beside_owners(guest: Guest) -> None:
     """Updates of neighbours' memory bring no owner's CPU back, while owners come and go."""
+    # tests/e2e assert how long that is, on real CPUs: emulated ones stand still at times.
     count, late = race_bed.updated_beside_owners(guest.containerd, _OWNERS)
     guest.notes.append(f"{count} updates; ms after an owner's first instruction: {late}")
     assert count > _OWNERS
-    assert [ms for ms in late if ms > race_bed.MOMENT_MS] == []
     assert guest.plugin.metric("nri_numa_late_repairs_total") == 0
     assert guest.plugin.metric("nri_numa_drift_fights_total") == 0
 

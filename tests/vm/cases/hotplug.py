@@ -30,7 +30,7 @@ def _admitted(guest: Guest, name: str, cpu: int) -> None:
         guest.pinned(container, cpus=frozenset({cpu}))
         return True
 
-    poll(attempt, f"a pod on CPU {cpu}", timeout_s=60, every_s=3)
+    poll(attempt, f"a pod on CPU {cpu}", every_s=3)
 
 
 def _refused(guest: Guest, name: str, cpu: int, why: str = "offline") -> None:
@@ -44,7 +44,7 @@ def _refused(guest: Guest, name: str, cpu: int, why: str = "offline") -> None:
             return True
         return None
 
-    poll(attempt, f"a refusal of CPU {cpu}", timeout_s=60, every_s=3)
+    poll(attempt, f"a refusal of CPU {cpu}", every_s=3)
 
 
 @case(applies=_has_spare)
@@ -119,7 +119,7 @@ def cpu_plugged(guest: Guest) -> None:
         id=f"cpu{cpu}",
         **{"socket-id": socket, "core-id": core, "thread-id": thread},
     )
-    poll(lambda: cpu in words.present_cpus(), f"CPU {cpu} present", timeout_s=60)
+    poll(lambda: cpu in words.present_cpus(), f"CPU {cpu} present")
     words.set_online(cpu, online=True)
     assert cpu in guest.online
     _admitted(guest, "new", cpu)

@@ -43,7 +43,7 @@ def _toucher(guest: Guest, container: Container, mib: int) -> int:
                 continue
         return None
 
-    return poll(look, f"{mib} MiB touched in {container.pod.name}", timeout_s=90, every_s=0.5)
+    return poll(look, f"{mib} MiB touched in {container.pod.name}", every_s=0.5)
 
 
 def _pages(guest: Guest, container: Container) -> dict[int, int]:
@@ -120,9 +120,9 @@ def moved_memory_shows(guest: Guest) -> None:
         percent = local()
         return (percent is not None and percent < 50) or None
 
-    poll(as_it_was, "memory told as local", timeout_s=60, every_s=1)
+    poll(as_it_was, "memory told as local", every_s=1)
     _migrate(pid, home, away)
-    poll(moved, "memory told as moved", timeout_s=60, every_s=1)
+    poll(moved, "memory told as moved", every_s=1)
 
 
 def _small_node(machine: Machine) -> int | None:
@@ -153,7 +153,6 @@ def memory_limit_is_the_node(guest: Guest) -> None:
     poll(
         lambda: not guest.containerd.cri.running(container),
         "end of the glutton",
-        timeout_s=120,
         every_s=0.5,
     )
     status = guest.containerd.cri.status(container).status
@@ -168,7 +167,6 @@ def memory_limit_is_the_node(guest: Guest) -> None:
     poll(
         lambda: not guest.containerd.cri.running(free),
         "end of the unpinned program",
-        timeout_s=120,
         every_s=0.5,
     )
     assert guest.containerd.cri.status(free).status.exit_code == 0

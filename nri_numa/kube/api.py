@@ -469,6 +469,7 @@ class Watch:
         """Follow until cancelled."""
         version, failures = "", 0
         while True:
+            least = 0.0
             try:
                 if not version:
                     version = await self._list()
@@ -486,6 +487,7 @@ class Watch:
                         if event != _BOOKMARK:
                             self._changed(event, found)
             except KubeError as error:
+                least = error.retry_after
                 if error.code in (_GONE, _MISSING):
                     version = ""
                 if 0 < error.code < _BUSY:
@@ -502,9 +504,8 @@ class Watch:
                 version, self._token, self._found = "", "", set()
                 self._fails(f"{self._what}: cannot read the answer: {str(error)[:300]}")
             failures += 1
-            await asyncio.sleep(
-                min(_LONGEST, 0.25 * 2 ** min(failures, 8)) * (0.5 + self._jitter())
-            )
+            pause = min(_LONGEST, 0.25 * 2 ** min(failures, 8)) * (0.5 + self._jitter())
+            await asyncio.sleep(max(least * (1 + 0.1 * self._jitter()), pause))
 
     async def _list(self) -> str:
         version = ""

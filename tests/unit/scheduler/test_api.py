@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -433,14 +434,15 @@ async def test_a_list_goes_on_at_the_page_that_failed(server: FakeAPIServer, api
 async def test_who_may_not_watch_is_told_once(
     server: FakeAPIServer, api: KubeAPI, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Also where the list before it is answered each time."""
-    gone: list[str] = []
+    """Also where the list before it is answered each time; not before the server wants it again."""
+    gone: list[float] = []
 
     def answer(asked: Asked) -> Said:
         if "watch=true" not in asked.path:
             return Said(200, {"metadata": {"resourceVersion": "1"}, "items": []})
-        gone.append(asked.path)
-        return status(503, "not now") if len(gone) < 4 else Said(200, "")
+        gone.append(time.monotonic())
+        after = {"Retry-After": "2"} if len(gone) == 1 else {}
+        return status(429, "not now", **after) if len(gone) < 4 else Said(200, "")
 
     server.answer = answer
     follower = Watch(api, TOPOLOGIES, Recorder(), jitter=lambda: 0.0)
@@ -448,6 +450,7 @@ async def test_who_may_not_watch_is_told_once(
         async with working(follower.run()):
             while len(gone) < 5:
                 await asyncio.sleep(0.01)
+    assert gone[1] - gone[0] >= 2
     said = [
         one for one in ("cannot follow", "answers again") for _ in range(caplog.text.count(one))
     ]

@@ -1,7 +1,7 @@
 """How the agent, which has no credentials, gets to read a claim: it asks the publisher by file.
 
 In a directory that both may write, the agent puts ``ask-ID.json`` (which claim) and waits for
-``told-ID.json`` (the claim as the API server has it, or why it cannot be had). Every question has
+``answer-ID.json`` (the claim as the API server has it, or why it cannot be had). Every question has
 an id of its own, so no old answer is taken for a new one; the agent removes both. What
 another process writes there is read as hostile input, and judged by the agent.
 
@@ -27,7 +27,7 @@ import msgspec
 from nri_numa.dra.claims import LONGEST, BadClaim
 
 REGISTERED: Final = "registered.json"
-_FILES: Final = ("ask", "told")
+_FILES: Final = ("ask", "answer")
 _ASK: Final = re.compile(r"ask-([0-9a-f]{16})\.json")
 _EVERY: Final = 0.05
 """Seconds between two looks for an answer; the publisher looks as often for questions."""
@@ -49,7 +49,7 @@ class HandoverClient:
     def clean(self) -> None:
         """Take away what a process that was killed left."""
         # Questions first: an answer is taken back when its question is not there any more.
-        for kind in ("ask-", "told-", "registered.json."):
+        for kind in ("ask-", "answer-", "registered.json."):
             for name in names(self._directory):
                 if name.startswith(f".{kind}") or (kind.endswith("-") and name.startswith(kind)):
                     _unlink(os.path.join(self._directory, name))
@@ -61,14 +61,14 @@ class HandoverClient:
             BadClaim: it cannot be had; the message says why.
         """
         number, who = secrets.token_hex(8), f"claim {namespace}/{name}"
-        ask, told = (os.path.join(self._directory, f"{one}-{number}.json") for one in _FILES)
+        ask, answered = (os.path.join(self._directory, f"{one}-{number}.json") for one in _FILES)
         end = time.monotonic() + self._patience
         text = None
         try:
             write(ask, json.dumps({"namespace": namespace, "name": name, "uid": uid}))
             while text is None:
                 try:
-                    text = read(told, LONGEST)
+                    text = read(answered, LONGEST)
                 except FileNotFoundError:
                     if time.monotonic() > end:
                         raise BadClaim(
@@ -84,7 +84,7 @@ class HandoverClient:
             raise BadClaim(f"{who}: what was handed over is no document") from None
         finally:
             _unlink(ask)
-            _unlink(told)
+            _unlink(answered)
         if answer.get("problem"):
             raise BadClaim(f"{who}: {str(answer['problem'])[:500]}")
         return answer.get("claim")
@@ -109,7 +109,7 @@ class HandoverServer:
         found = []
         for name in sorted(there):
             match = _ASK.fullmatch(name)
-            if match is None or f"told-{match[1]}.json" in there:
+            if match is None or f"answer-{match[1]}.json" in there:
                 continue
             try:
                 text = read(os.path.join(self._directory, name), 4096)
@@ -124,11 +124,11 @@ class HandoverServer:
         Raises:
             OSError: it cannot be written.
         """
-        asked, told = (os.path.join(self._directory, f"{one}-{id}.json") for one in _FILES)
+        asked, answered = (os.path.join(self._directory, f"{one}-{id}.json") for one in _FILES)
         if os.path.exists(asked):
-            write(told, json.dumps(answer))
+            write(answered, json.dumps(answer))
             if not os.path.exists(asked):  # the agent removed both already
-                _unlink(told)
+                _unlink(answered)
 
     def registered(self) -> str:
         """A text that is another one when the kubelet has taken the driver again."""

@@ -25,7 +25,7 @@ def asker(directory: Path, answer: object, patience: float = 60.0) -> HandoverCl
             if isinstance(answer, dict):
                 teller.answer(id, answer)
             elif answer is not None:
-                (directory / f"told-{id}.json").write_text(str(answer))
+                (directory / f"answer-{id}.json").write_text(str(answer))
 
     return HandoverClient(str(directory), patience=patience, sleep=pause)
 
@@ -64,8 +64,8 @@ def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 def test_what_a_killed_process_left_is_taken_away(tmp_path: Path) -> None:
     (tmp_path / "ask-0000000000000000.json").write_text("{}")
-    (tmp_path / "told-0000000000000000.json").write_text("{}")
-    for name in ("ask-0000000000000000", "told-0000000000000000", "registered"):
+    (tmp_path / "answer-0000000000000000.json").write_text("{}")
+    for name in ("ask-0000000000000000", "answer-0000000000000000", "registered"):
         (tmp_path / f".{name}.json.0a1b2c3d.new").write_text("{")
     (tmp_path / "registered.json").write_text("{}")
     HandoverClient(str(tmp_path)).clean()

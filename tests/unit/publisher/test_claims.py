@@ -41,7 +41,7 @@ async def answers(
         await queue.step()
         await api.close()
     found: dict[str, object] = json.loads(
-        (handover / "told-0000000000000000.json").read_text(encoding="utf-8")
+        (handover / "answer-0000000000000000.json").read_text(encoding="utf-8")
     )
     return found
 

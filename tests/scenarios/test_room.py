@@ -277,7 +277,8 @@ def test_a_movable_container_makes_room(reading: Reading | None) -> None:
     assert world.has("b-app") == ("3-6", "0-1")
     assert world.live["free-app"].resources.cpus == "7,14-15"
     assert booked(world) == {0: 3, 1: 2}
-    assert answer.trace.steps[0] == "fits after moving default/b/app (1 GiB) from NUMA node 1 to 0"
+    reason = world.agent.state.allocations["new-app"].reason
+    assert reason.endswith("; fits after moving default/b/app (1 GiB) from NUMA node 1 to 0")
     moved = world.agent.state.allocations["b-app"]
     assert moved.reason.endswith("; moved to make room for default/new/app")
     world.boot()
@@ -306,19 +307,25 @@ def test_only_cpus_move_on_one_numa_node() -> None:
 
 
 @pytest.mark.parametrize(
-    ("moves", "b", "memory"),
+    ("moves", "b", "memory", "said"),
     [
-        (0, {}, 1),
-        (2, {"movable": "false"}, 1),
-        (2, {"numamem": "1"}, 1),
-        (2, {}, 13),  # what leaves is still there
+        (0, {}, 1, "default/b/app (4 exclusive CPUs, 4 GiB) were on NUMA node 0 instead of 1"),
+        (2, {"movable": "false"}, 1, "default/b/app (4 exclusive CPUs, 4 GiB) were movable"),
+        (2, {"numamem": "1"}, 1, ""),
+        (2, {}, 13, "instead of 1: movable, but memory is free only once it has moved"),
+        (2, {"movable": "false"}, 13, "(4 exclusive CPUs, 4 GiB) were on NUMA node 0 instead of 1"),
     ],
 )
-def test_it_is_refused_as_before(moves: int, b: dict[str, str], memory: float) -> None:
-    there = (("a", 3, 12, {"movable": "false"}), ("b", 4, 4, b))
+def test_it_is_refused_as_before_and_says_what_is_in_the_way(
+    moves: int, b: dict[str, str], memory: float, said: str
+) -> None:
+    there = (("a", 3, 12, {"numamem": "0"}), ("b", 4, 4, b))
     world = movable(*there, moves=moves)
     before = world.agent.state
-    assert isinstance(new(world, memory=memory), Refused)
+    answer = new(world, memory=memory)
+    assert isinstance(answer, Refused)
+    assert hint(answer).endswith(said)
+    assert bool(hint(answer)) is bool(said)
     assert world.agent.state.allocations == before.allocations
 
 

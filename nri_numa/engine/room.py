@@ -174,6 +174,24 @@ def with_room(
     )
 
 
+def freed_by_moving(
+    machine: Machine, state: NodeState, reading: Reading | None, still: Collection[str] = ()
+) -> dict[int, int]:
+    """By NUMA node, exclusive CPUs that `with_room` could free there, as sums say.
+
+    It frees no memory for the newcomer: that is on both sides until it has moved.
+    """
+    tied, most = _tied(state, still), machine.settings.room_moves
+    movers = [
+        a
+        for i, a in state.allocations.items()
+        if a.movable and a.owned and i not in tied and _can_move(machine, state, a)
+    ]
+    if not (movers and most):
+        return {}
+    return _Search(machine, state, reading, Demand(), movers, most, running=True).freed()
+
+
 def all_arrived(decision: Admitted) -> NodeState:
     """The state once the memory of those that made room has moved, too."""
     state = decision.state
@@ -385,6 +403,20 @@ class _Search:
         books = (charge.cpu_milli, own, charge.memory, *held)
         gives = (*books[:2], *(0 for _ in books[2:])) if self._running else books
         return _Item(needs, books, gives, mover)
+
+    def freed(self) -> dict[int, int]:
+        """By NUMA node, CPUs to own that its movers leave there, those with the most first."""
+        found = dict.fromkeys(self._left, 0)
+        for i, items in self._movers.items():
+            left, most = dict(self._left), self._most
+            for item in sorted(items, key=lambda m: -m.gives[1]):  # then by id, as they are
+                fitting = [j for j, n in left.items() if j != i and item.fits(j, n)]
+                if fitting and most:
+                    fullest = min(fitting, key=lambda j: (left[j], j))
+                    left[fullest] = tuple(map(sub, left[fullest], item.books))
+                    found[i] += item.gives[1]
+                    most -= 1
+        return found
 
     def plans(self) -> Iterator[tuple[tuple[_Item, int], ...]]:
         """Where each goes, the newcomer first; the cheapest plan first."""

@@ -9,15 +9,25 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nri_numa.agent.agent import Start
+from nri_numa.agent.view import zones_document
 from nri_numa.engine.decision import Admitted, Reading, Refused
 from nri_numa.engine.room import MOST_MOVES, make_room
-from nri_numa.engine.state import violations
+from nri_numa.engine.state import NodeState, violations
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Device, DeviceRequest, QoSClass, Strategy
+from nri_numa.publisher.topology import contents
+from nri_numa.scheduler.candidates import CandidateIndex
+from nri_numa.scheduler.fit import Fits
+from nri_numa.scheduler.nodes import Hold, Nodes
+from nri_numa.scheduler.pod_reader import PodReader
+from nri_numa.scheduler.published import read
 from tests.beds.world import GIB, World, container, pod, resources
+from tests.unit.scheduler.objects import PREFIX, single
+from tests.unit.scheduler.objects import container as container_object
+from tests.unit.scheduler.objects import pod as pod_object
 
 SINGLE = {"policy": "single-numa-node", "cpus": "exclusive"}
 
@@ -327,6 +337,35 @@ def test_it_is_refused_as_before_and_says_what_is_in_the_way(
     assert hint(answer).endswith(said)
     assert bool(hint(answer)) is bool(said)
     assert world.agent.state.allocations == before.allocations
+
+
+@pytest.mark.parametrize(("moves", "fits"), [(2, ["n"]), (0, [])])
+def test_the_extender_sends_a_pod_where_movable_ones_make_room(moves: int, fits: list[str]) -> None:
+    """Last of all nodes, for one container on one NUMA node, and none while another comes."""
+    world = movable(*A_AND_B, moves=moves)
+    found = zones_document(world.agent.machine, world.agent.state, None)
+    nodes = Nodes()
+    for name in ("n", "empty"):
+        nodes.put(name, read(contents(PREFIX, found), PREFIX))
+        found = zones_document(world.agent.machine, NodeState(), None)
+    judges = CandidateIndex(nodes, Strategy.SPREAD, narrow=True)
+    request = PodReader(Settings()).request
+    asked = request(single(6))
+    assert judges.filter(asked, ["n"]).fits == fits
+    assert judges.filter(asked, ["n", "empty"]).fits == ["empty"]
+    assert dict(judges.prioritize(asked, ["n"]))["n"] == 0
+    two = pod_object(container_object("a", "6"), container_object("b", "2"), **SINGLE)
+    assert judges.filter(request(two), ["n"]).fits == []
+    if moves:
+        there = judges.verdict(asked, "n")
+        assert isinstance(there, Fits)
+        coming = request(single(1, name="coming"))
+        nodes.hold(Hold(request=coming, node="n", charge=there.charge, since=0, until=9))
+        assert judges.filter(asked, ["n"]).fits == []
+        assert nodes.put("n", read(contents(PREFIX, found), PREFIX))
+    assert isinstance(new(world), Admitted if moves else Refused)
+    still = zones_document(world.agent.machine, world.agent.state, None, still=["a-app", "b-app"])
+    assert {zone.exclusive_cpus_after_moving for zone in still.zones} == {None}
 
 
 def test_what_starts_has_huge_pages_or_is_the_kubelets_stays() -> None:

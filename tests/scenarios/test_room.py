@@ -339,10 +339,12 @@ def test_it_is_refused_as_before_and_says_what_is_in_the_way(
     assert world.agent.state.allocations == before.allocations
 
 
-@pytest.mark.parametrize(("moves", "fits"), [(2, ["n"]), (0, [])])
-def test_the_extender_sends_a_pod_where_movable_ones_make_room(moves: int, fits: list[str]) -> None:
+@pytest.mark.parametrize(("moves", "b", "fits"), [(2, 4, ["n"]), (0, 4, []), (2, 6, [])])
+def test_the_extender_sends_a_pod_where_movable_ones_make_room(
+    moves: int, b: int, fits: list[str]
+) -> None:
     """Last of all nodes, for one container on one NUMA node, and none while another comes."""
-    world = movable(*A_AND_B, moves=moves)
+    world = movable(A_AND_B[0], ("b", b, 1, {}), moves=moves)
     found = zones_document(world.agent.machine, world.agent.state, None)
     nodes = Nodes()
     for name in ("n", "empty"):
@@ -356,14 +358,14 @@ def test_the_extender_sends_a_pod_where_movable_ones_make_room(moves: int, fits:
     assert dict(judges.prioritize(asked, ["n"]))["n"] == 0
     two = pod_object(container_object("a", "6"), container_object("b", "2"), **SINGLE)
     assert judges.filter(request(two), ["n"]).fits == []
-    if moves:
+    if fits:
         there = judges.verdict(asked, "n")
         assert isinstance(there, Fits)
         coming = request(single(1, name="coming"))
         nodes.hold(Hold(request=coming, node="n", charge=there.charge, since=0, until=9))
         assert judges.filter(asked, ["n"]).fits == []
         assert nodes.put("n", read(contents(PREFIX, found), PREFIX))
-    assert isinstance(new(world), Admitted if moves else Refused)
+    assert isinstance(new(world), Admitted if fits else Refused)
     still = zones_document(world.agent.machine, world.agent.state, None, still=["a-app", "b-app"])
     assert {zone.exclusive_cpus_after_moving for zone in still.zones} == {None}
 

@@ -9,7 +9,7 @@ interpreter does not interrupt (the refusals).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec import UNSET, convert
@@ -30,6 +30,7 @@ from nri_numa.engine.decision import Machine, Reading
 from nri_numa.engine.explain.explanation import of_allocation, of_refusal
 from nri_numa.engine.explain.sentences import actual_text, displaced_text, late_text, sentences
 from nri_numa.engine.others import KUBELETS, granted_names, shown_kind
+from nri_numa.engine.room import freed_by_moving
 from nri_numa.engine.state import Allocation, Kind, NodeState, displaced, effective_cpus
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.model.machine import CoreKind, cpus_text, topology_document
@@ -236,10 +237,12 @@ class LiveView:
         more = self._more
         # Before the state: who is decided about in between is in it.
         coming = () if more.pods is None else more.pods.names()
+        agent, state = self._agent, self._agent.state
         return zones_document(
-            self._agent.machine,
-            self._agent.state,
+            agent.machine,
+            state,
             more.readings.memory,
+            still=() if agent.moves_memory else [i for i, a in state.allocations.items() if a.mems],
             reason=self._not_pinning(),
             measured=None if more.measured is None else more.measured.acting(),
             devices=None if more.devices is None else more.devices.counted(),
@@ -543,6 +546,7 @@ def zones_document(
     state: NodeState,
     reading: Reading | None,
     *,
+    still: Collection[str] = (),
     reason: str = "",
     measured: Mapping[int, float] | None = None,
     devices: Counted | None = None,
@@ -552,10 +556,11 @@ def zones_document(
 ) -> shown.Zones:
     """Count everything in one state; a pod of which nothing is charged yet is named all the same.
 
-    ``reason`` is why nothing is to be counted on now; ``measured`` has capacity factors that are
-    acted upon, 1 for NUMA nodes that are not in it; ``devices`` are those that the kubelet can
-    give, or why they are not known; ``coming`` are namespace and name of Guaranteed pods that have
-    no container yet. Where the ``kubelet`` pins, its policy is what refuses pods.
+    None of the containers in ``still`` moves. ``reason`` is why nothing is to be counted on now;
+    ``measured`` has capacity factors that are acted upon, 1 for NUMA nodes that are not in it;
+    ``devices`` are those that the kubelet can give, or why they are not known; ``coming`` are
+    namespace and name of Guaranteed pods that have no container yet. Where the ``kubelet`` pins,
+    its policy is what refuses pods.
     """
     pins = kubelet if kubelet is not None and kubelet.pins else None
     topology, settings = machine.topology, machine.settings
@@ -566,6 +571,7 @@ def zones_document(
     pool = state.pool(topology, settings)
     cpu_left, memory_left = machine.cpu_left(state), machine.memory_left(state, reading)
     free, whole = largest(machine, state), largest(machine, NodeState())
+    freed, most = freed_by_moving(machine, state, reading, still), together(machine, state)
     sizes = sorted({size for node in topology.numa_nodes.values() for size in node.hugepages})
     capacity = {size: machine.hugepages_capacity(size) for size in sizes}
     left = {size: machine.hugepages_left(size, state, reading) for size in sizes}
@@ -580,7 +586,7 @@ def zones_document(
         memory_manager_policy=pins.memory_policy if pins else None,
         shares=defaults.get("cpus") == CPUMode.SHARED.value,
         threads_per_core=topology.threads_per_core,
-        free_exclusive_cpus=together(machine, state),
+        free_exclusive_cpus=most,
         zones=tuple(
             shown.Zone(
                 id=i,
@@ -594,6 +600,9 @@ def zones_document(
                 cpu_available_milli=cpu_left.get(i, 0),
                 exclusive_cpus=whole.get(i, 0),
                 free_exclusive_cpus=free.get(i, 0),
+                exclusive_cpus_after_moving=(
+                    min(free[i] + freed[i], whole[i], most) if freed.get(i) else None
+                ),
                 shared_cpus=len(node.cpus & pool),
                 memory_bytes=node.memory_bytes,
                 memory_allocatable_bytes=machine.memory_capacity[i],

@@ -168,7 +168,10 @@ def _judged(
         "asks": not request.nothing,
         "node": fits[0][1] if fits else "",
         "numaNodes": numa_nodes(fits[0][2]) if fits else {},
-        "nodes": [{"name": n, "score": s, "numaNodes": numa_nodes(v)} for s, n, v in fits],
+        "nodes": [
+            {"name": n, "score": s, "numaNodes": numa_nodes(v), "afterMoving": v.moves}
+            for s, n, v in fits
+        ],
         "refused": [
             {"reason": why, "hopeless": nodes[0] in filtered.hopeless, "nodes": nodes}
             for why, nodes in sorted(reasons.items(), key=lambda one: (-len(one[1]), one[0]))
@@ -222,7 +225,8 @@ def _about(one: Mapping[str, Any]) -> Iterator[str]:
     if one["fits"]:
         yield f"{name} fits on {counted(len(one['nodes']), 'node')}; it would go to {one['node']}"
         for node in one["nodes"][:NAMED]:
-            yield f"  {node['name']}: {_zones(node['numaNodes'])}, score {node['score']}"
+            moving = ", after movable containers of it moved" if node["afterMoving"] else ""
+            yield f"  {node['name']}: {_zones(node['numaNodes'])}, score {node['score']}{moving}"
         if len(one["nodes"]) > NAMED:
             yield f"  and {len(one['nodes']) - NAMED} more"
     else:

@@ -215,9 +215,8 @@ class Refused(Evictor[RefusedPod]):
     def _elsewhere(self, pod: RefusedPod) -> tuple[str, Fits] | None:
         """The first node by name with room, where its own has none as it says itself."""
         own = self._nodes.room(pod.node)
-        if not isinstance(own, NodeRoom) or isinstance(
-            self._candidates.verdict(pod.missing, pod.node), Fits
-        ):
+        here = self._candidates.verdict(pod.missing, pod.node)
+        if not isinstance(own, NodeRoom) or (isinstance(here, Fits) and not here.moves):
             # What it publishes says nothing of why it refuses: a successor could come back.
             return None
         for name in sorted(self._nodes.names):
@@ -226,7 +225,7 @@ class Refused(Evictor[RefusedPod]):
             if not isinstance(self._nodes.room(name), NodeRoom) or not admits(there, pod.spec):
                 continue
             verdict = self._candidates.verdict(pod.asks, name)
-            if isinstance(verdict, Fits):
+            if isinstance(verdict, Fits) and not verdict.moves:
                 return name, verdict
         return None
 

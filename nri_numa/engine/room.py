@@ -72,11 +72,13 @@ class Plan(msgspec.Struct, frozen=True):
         state: with the newcomer, and the movers where they end.
         newcomer: what the refused container gets.
         moves: in the order in which they are placed.
+        places: where each goes, the newcomer first.
     """
 
     state: NodeState
     newcomer: Allocation
     moves: tuple[Move, ...]
+    places: tuple[tuple[_Item, int], ...]
 
 
 def make_room(
@@ -123,22 +125,16 @@ def with_room(
 ) -> Admitted | Refused:
     """The container that was refused, once movable ones make room; refused where they cannot.
 
-    None of the containers in ``still`` moves. Huge pages stay: their pool would move with them.
+    None of the containers in ``still`` moves.
     """
     pod, container = refused.trace.pod, refused.trace.container
-    stay = {
-        i
-        for i, a in state.allocations.items()
-        if not a.movable
-        or a.hugepages
-        or i in still
-        or state.kubelet.cpus_of(a.pod_uid, a.container, i)
-    }
+    tied = _tied(state, still)
+    stay = tied | {i for i, a in state.allocations.items() if not a.movable}
     plan, most = None, machine.settings.room_moves
     if most and len(stay) < len(state.allocations):
         plan = make_room(machine, state, refused, reading, still=stay, most=most, running=True)
     if plan is None:
-        return in_the_way(machine, state, refused, reading)
+        return in_the_way(machine, state, refused, reading, tied)
     why = f"{_MOVED}{pod.full_name}/{container.name}"
     moves = tuple(
         Move(m.before, replace(m.after, reason=f"{m.after.reason}{why}")) for m in plan.moves
@@ -148,8 +144,12 @@ def with_room(
         reading = None if reading is None else reading.with_own(m.after.arrived, -1)
     decision = admit_whole(machine, base, pod, container, reading, now)
     if isinstance(decision, Refused):
-        return in_the_way(machine, state, refused, reading)
-    after, its, moving = decision.state, decision.change, {m.after.container_id for m in moves}
+        return in_the_way(machine, state, refused, reading, tied)
+    newcomer = decision.allocation
+    newcomer = replace(newcomer, reason=f"{newcomer.reason}; {after_moving(moves)}")
+    after = decision.state
+    after = replace(after, allocations={**after.allocations, container.id: newcomer})
+    its, moving = decision.change, {m.after.container_id for m in moves}
     pool = after.pool(machine.topology, machine.settings)
     own = tuple(
         ContainerUpdate(
@@ -161,17 +161,43 @@ def with_room(
         for m in moves
     )
     others = pool_updates(machine, state, after, skip=container.id)
-    steps = (after_moving(moves), *decision.trace.steps)
     return replace(
         decision,
+        state=after,
+        allocation=newcomer,
         change=StateChange(
             (*its.containers, *sorted(moving)),
             tuple(dict.fromkeys((*its.pods, *(m.after.pod_uid for m in moves)))),
         ),
         updates=(*own, *(u for u in others if u.container_id not in moving)),
         moves=moves,
-        trace=replace(decision.trace, steps=steps),
     )
+
+
+def freed_by_moving(
+    machine: Machine, state: NodeState, reading: Reading | None, still: Collection[str] = ()
+) -> dict[int, int]:
+    """By NUMA node, exclusive CPUs that `with_room` could free there, as sums say.
+
+    It frees no memory for the newcomer: that is on both sides until it has moved.
+    """
+    tied, most = _tied(state, still), machine.settings.room_moves
+    movers = [
+        a
+        for i, a in state.allocations.items()
+        if a.movable and a.owned and i not in tied and _can_move(machine, state, a)
+    ]
+    if not (movers and most):
+        return {}
+    return _Search(machine, state, reading, Demand(), movers, most, running=True).freed()
+
+
+def all_arrived(decision: Admitted) -> NodeState:
+    """The state once the memory of those that made room has moved, too."""
+    state = decision.state
+    for move in decision.moves:
+        state = state.without(move.after.container_id).with_allocation(move.after.arrived)
+    return state
 
 
 _MOVED: Final = "; moved to make room for "
@@ -204,24 +230,54 @@ def went(move: Move) -> str:
 
 
 def in_the_way(
-    machine: Machine, state: NodeState, refused: Refused, reading: Reading | None = None
+    machine: Machine,
+    state: NodeState,
+    refused: Refused,
+    reading: Reading | None = None,
+    tied: Collection[str] | None = None,
 ) -> Refused:
-    """The refusal, saying what would have to be elsewhere where a few containers are in the way."""
+    """The refusal, saying what would have to be elsewhere where a few containers are in the way.
+
+    Of those that are ``tied`` none could move, movable or not; None: nothing can here.
+    """
     plan = make_room(machine, state, refused, reading)
     if plan is None:
         return refused
-    text = f"{refused.message}; it would fit if {' and '.join(map(_text, plan.moves))}"
-    return replace(refused, refusal=replace(refused.refusal, message=text))
+    moves = plan.moves
+    text = f"it would fit if {' and '.join(map(_text, moves))}"
+    free = tied is not None and not any(m.before.container_id in tied for m in moves)
+    if free and len(moves) <= machine.settings.room_moves:
+        unmovable = [m for m in moves if not m.before.movable]
+        at_once = _tried(machine, state, refused, reading, plan.places, running=True) is not None
+        if unmovable and at_once:
+            text = f"it would fit if {' and '.join(map(_who, unmovable))} were movable"
+        elif not (unmovable or at_once):
+            text += ": movable, but memory is free only once it has moved"
+    message = f"{refused.message}; {text}"
+    return replace(refused, refusal=replace(refused.refusal, message=message))
+
+
+def _who(move: Move) -> str:
+    before = move.before
+    memory = f", {human_bytes(_memory(before))}" if before.mems else ""
+    what = exclusive_text(len(before.cpus)) if before.owned else human_milli(before.cpu_milli)
+    return f"{before.full_name} ({what}{memory})"
 
 
 def _text(move: Move) -> str:
     before, after = move.before, move.after
-    memory = f", {human_bytes(_memory(before))}" if before.mems else ""
-    what = exclusive_text(len(before.cpus)) if before.owned else human_milli(before.cpu_milli)
-    who = f"{before.full_name} ({what}{memory})"
     if before.numa_nodes == after.numa_nodes:
-        return f"{who} had {cpus_text(after.cpus)} instead of {before.cpus}"
-    return f"{who} were on {numa_text(after.numa_nodes)} instead of {before.numa_nodes}"
+        return f"{_who(move)} had {cpus_text(after.cpus)} instead of {before.cpus}"
+    return f"{_who(move)} were on {numa_text(after.numa_nodes)} instead of {before.numa_nodes}"
+
+
+def _tied(state: NodeState, still: Collection[str]) -> set[str]:
+    """Those that do not move, movable or not; of huge pages the pool would move with them."""
+    return {
+        i
+        for i, a in state.allocations.items()
+        if a.hugepages or i in still or state.kubelet.cpus_of(a.pod_uid, a.container, i)
+    }
 
 
 def _can_move(machine: Machine, state: NodeState, a: Allocation) -> bool:
@@ -347,6 +403,20 @@ class _Search:
         books = (charge.cpu_milli, own, charge.memory, *held)
         gives = (*books[:2], *(0 for _ in books[2:])) if self._running else books
         return _Item(needs, books, gives, mover)
+
+    def freed(self) -> dict[int, int]:
+        """By NUMA node, CPUs to own that its movers leave there, those with the most first."""
+        found = dict.fromkeys(self._left, 0)
+        for i, items in self._movers.items():
+            left, most = dict(self._left), self._most
+            for item in sorted(items, key=lambda m: -m.gives[1]):  # then by id, as they are
+                fitting = [j for j, n in left.items() if j != i and item.fits(j, n)]
+                if fitting and most:
+                    fullest = min(fitting, key=lambda j: (left[j], j))
+                    left[fullest] = tuple(map(sub, left[fullest], item.books))
+                    found[i] += item.gives[1]
+                    most -= 1
+        return found
 
     def plans(self) -> Iterator[tuple[tuple[_Item, int], ...]]:
         """Where each goes, the newcomer first; the cheapest plan first."""
@@ -481,7 +551,7 @@ def _tried(
                 after = after.without(a.container_id)
         after, last = after.with_allocation(moved), moved.arrived
         moves.append(Move(a, moved))
-    return Plan(_moved_in(state, after, moves), decision.allocation, tuple(moves))
+    return Plan(_moved_in(state, after, moves), decision.allocation, tuple(moves), places)
 
 
 def _left_behind(a: Allocation) -> Allocation:

@@ -46,9 +46,10 @@ AGENT: Final = "agent"
 SILENT: Final = "not-ready"
 """The attribute that says whether containers are being placed, and what it says if not."""
 MEASURED_FACTOR: Final = "measured-factor"
+AFTER_MOVING: Final = "exclusive-cpus-after-moving"
 ZONE_ATTRIBUTES: Final = (
     "free-exclusive-cpus", "shared-cpus", "free-cpu-milli", "threads-per-core", "capacity-factor",
-    MEASURED_FACTOR,
+    MEASURED_FACTOR, AFTER_MOVING,
 )  # fmt: skip
 """Of each zone, below the prefix; factors only where they are not 1."""
 FINGERPRINT: Final = "nodeTopologyPodsFingerprint"
@@ -140,6 +141,7 @@ def steady(found: Zones) -> Zones:
             replace(
                 zone,
                 memory_available_bytes=0,
+                exclusive_cpus_after_moving=None,
                 huge_pages=tuple(replace(pages, available_bytes=0) for pages in zone.huge_pages),
             )
             for zone in found.zones
@@ -150,6 +152,7 @@ def steady(found: Zones) -> Zones:
 def _zone(prefix: str, zone: Zone, found: Zones, listed: Container[int]) -> Object:
     values: dict[str, object] = {
         "free-exclusive-cpus": zone.free_exclusive_cpus,
+        AFTER_MOVING: zone.exclusive_cpus_after_moving,
         "shared-cpus": zone.shared_cpus,
         "free-cpu-milli": zone.cpu_available_milli,
         "threads-per-core": found.threads_per_core,

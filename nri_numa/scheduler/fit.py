@@ -43,13 +43,15 @@ class Fits(Struct, frozen=True, gc=False):
     Attributes:
         request: of the pod, or of one like it.
         chosen: what was placed, one after another, and positions of its NUMA nodes.
-        grade: see `grade`; 0 where nothing is aligned.
+        grade: see `grade`; 0 where nothing is aligned, and below all others where it ``moves``.
+        moves: movable containers have to move for it, which the node decides.
     """
 
     room: NodeRoom
     request: PodRequest
     chosen: tuple[tuple[ContainerRequest, Sequence[int]], ...] = ()
     grade: int = 0
+    moves: bool = False
 
     @property
     def places(self) -> tuple[tuple[str, NUMASet], ...]:
@@ -120,6 +122,16 @@ def work(found: Verdict) -> int:
 
 def fit(room: NodeRoom, request: PodRequest, strategy: Strategy) -> Verdict:
     """Whether a pod that is not wrong fits into what a node has free, less all that is held."""
+    found = _fit(room, request, strategy)
+    if isinstance(found, Short) and room.after_moving:
+        moved = _fit(room.moved, request, strategy)
+        # What moves for one container is not there for the next.
+        if isinstance(moved, Fits) and [len(places) for _, places in moved.chosen] == [1]:
+            return replace(moved, room=room, grade=0, moves=True)
+    return found
+
+
+def _fit(room: NodeRoom, request: PodRequest, strategy: Strategy) -> Verdict:
     found: Verdict = Fits(room, request)
     if request.containers:
         found = _fit_all(room, request, request.aligned, strategy, room.together)

@@ -87,6 +87,8 @@ class NodeRoom(Struct, frozen=True, kw_only=True, dict=True, cache_hash=True):
         distances: row by row, in the order of ``ids``.
         cpu: thousandths of a CPU for containers that share.
         exclusive: whole CPUs, and those that can be exclusive.
+        after_moving: as ``exclusive``, what is free for one container once movable ones moved;
+            empty where that is no more, and while pods are on their way.
         others: memory and huge pages in bytes, devices by number, by name.
         factor: share of its capacity that each NUMA node gives to containers, in thousandths.
         threads: of a core.
@@ -105,6 +107,7 @@ class NodeRoom(Struct, frozen=True, kw_only=True, dict=True, cache_hash=True):
     exclusive: Resource
     others: tuple[Resource, ...]
     factor: Column
+    after_moving: Column = ()
     threads: int = 1
     policy: Policy = Policy.NONE
     scope: Scope = Scope.CONTAINER
@@ -120,6 +123,16 @@ class NodeRoom(Struct, frozen=True, kw_only=True, dict=True, cache_hash=True):
         free = zip(self.exclusive.free, self.cpu.free, strict=True)
         whole = tuple([min(n, m // 1000) for n, m in free])
         return Counts(whole, self.cpu.free, {one.name: one.free for one in self.others})
+
+    @property
+    def moved(self) -> Self:
+        """The same once movable containers moved, to judge one container by."""
+        free = zip(self.cpu.free, self.after_moving, strict=True)
+        return replace(
+            self,
+            exclusive=replace(self.exclusive, free=self.after_moving),
+            cpu=replace(self.cpu, free=tuple([max(m, 1000 * n) for m, n in free])),
+        )
 
     @cached_property
     def capacity(self) -> Mapping[str, Column]:
@@ -187,6 +200,7 @@ class NodeRoom(Struct, frozen=True, kw_only=True, dict=True, cache_hash=True):
 
         return replace(
             self,
+            after_moving=(),
             cpu=changed(self.cpu, (one.milli for one in charges)),
             exclusive=changed(self.exclusive, (one.exclusive for one in charges)),
             others=tuple(

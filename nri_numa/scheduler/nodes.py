@@ -212,6 +212,8 @@ def _more(before: Known | None, after: Known | None) -> bool:
         return True
     was = {one.name: one.free for one in before.others}
     pairs = [(before.cpu.free, after.cpu.free), (before.exclusive.free, after.exclusive.free)]
+    if after.after_moving:
+        pairs.append((before.after_moving, after.after_moving))
     pairs += [(was.get(one.name, ()), one.free) for one in after.others]
     return any(
         len(old) != len(new) or any(n > w for w, n in zip(old, new, strict=True))

@@ -68,6 +68,7 @@ def _room(document: Mapping[str, Any], prefix: str) -> NodeRoom:
     if cpu is None:
         raise _Bad("no zone has the resource cpu")
     exclusive: list[int] = []
+    after: list[int] = []
     factors: list[int] = []
     milli: list[int] = []
     threads, exclusive_name = 1, f"{prefix}/free-exclusive-cpus"
@@ -78,6 +79,8 @@ def _room(document: Mapping[str, Any], prefix: str) -> NodeRoom:
         milli.append(_number(own, f"{prefix}/free-cpu-milli", path, cpu.free[place]))
         free = _number(own, exclusive_name, path, cpu.free[place] // 1000)
         exclusive.append(min(free, cpu.capacity[place] // 1000))
+        moved = _number(own, f"{prefix}/exclusive-cpus-after-moving", path, 0)
+        after.append(max(exclusive[-1], min(moved, cpu.capacity[place] // 1000)))
         threads = max(threads, _number(own, f"{prefix}/threads-per-core", path, 1))
         factors.append(_factor(own.get(f"{prefix}/capacity-factor"), path))
     return NodeRoom(
@@ -85,6 +88,7 @@ def _room(document: Mapping[str, Any], prefix: str) -> NodeRoom:
         distances=tuple(_costs(zones[i].get("costs"), i, ids) for i in ids),
         cpu=Resource("cpu", tuple(map(max, cpu.capacity, milli)), tuple(milli)),
         exclusive=Resource("cpu", tuple(n // 1000 for n in cpu.capacity), tuple(exclusive)),
+        after_moving=tuple(after) if after != exclusive else (),
         others=tuple(resources[name] for name in sorted(resources)),
         factor=tuple(factors),
         threads=threads,

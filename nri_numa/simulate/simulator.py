@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from nri_numa.engine import admit
 from nri_numa.engine.decision import Admitted, Machine, Reading, Refused, Trace
 from nri_numa.engine.resize import LESS, resize
-from nri_numa.engine.room import after_moving, with_room
+from nri_numa.engine.room import all_arrived, with_room
 from nri_numa.engine.state import Allocation, Kind, NodeState, effective_cpus
 from nri_numa.engine.whole import admit_whole
 from nri_numa.model.workload import Container, ContainerUpdate, Resources
@@ -361,12 +361,9 @@ class _Simulator:
                 outcomes.append(replace(refusal, devices=given))
                 self._remove(pod)
                 break
-            self.state = _arrived(decision)
+            self.state = all_arrived(decision)
             self._live[made.id] = _adjusted(made, decision)
             outcome = self._outcome(manifest, made.id, decision.trace)
-            if decision.moves:
-                reason = f"{outcome.reason}; {after_moving(decision.moves)}"
-                outcome = replace(outcome, reason=reason)
             outcomes.append(replace(outcome, devices=given, warnings=decision.warnings))
             if manifest.role is Role.INIT:
                 self._release(made.id, NOW)
@@ -446,14 +443,6 @@ def _refused(manifest: ContainerManifest, reason: str, message: str, trace: Trac
         message=message,
         trace=trace,
     )
-
-
-def _arrived(decision: Admitted) -> NodeState:
-    """The state once the memory of those that made room has moved, too."""
-    state = decision.state
-    for move in decision.moves:
-        state = state.without(move.after.container_id).with_allocation(move.after.arrived)
-    return state
 
 
 def _adjusted(made: Container, decision: Admitted) -> Container:

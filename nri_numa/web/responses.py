@@ -478,6 +478,9 @@ class Zone(Document, frozen=True, kw_only=True):
     cpu_available_milli: int
     exclusive_cpus: Annotated[int, "CPUs that one container could have exclusively, were it alone."]
     free_exclusive_cpus: Annotated[int, "CPUs that one more container could have exclusively."]
+    exclusive_cpus_after_moving: Annotated[
+        int | None, "The same once movable containers moved; null where that is not more."
+    ] = None
     shared_cpus: Annotated[int, "CPUs of the shared pool."]
     memory_bytes: int
     memory_allocatable_bytes: int

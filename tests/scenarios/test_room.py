@@ -9,15 +9,25 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nri_numa.agent.agent import Start
+from nri_numa.agent.view import zones_document
 from nri_numa.engine.decision import Admitted, Reading, Refused
 from nri_numa.engine.room import MOST_MOVES, make_room
-from nri_numa.engine.state import violations
+from nri_numa.engine.state import NodeState, violations
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Device, DeviceRequest, QoSClass, Strategy
+from nri_numa.publisher.topology import contents
+from nri_numa.scheduler.candidates import CandidateIndex
+from nri_numa.scheduler.fit import Fits
+from nri_numa.scheduler.nodes import Hold, Nodes
+from nri_numa.scheduler.pod_reader import PodReader
+from nri_numa.scheduler.published import read
 from tests.beds.world import GIB, World, container, pod, resources
+from tests.unit.scheduler.objects import PREFIX, single
+from tests.unit.scheduler.objects import container as container_object
+from tests.unit.scheduler.objects import pod as pod_object
 
 SINGLE = {"policy": "single-numa-node", "cpus": "exclusive"}
 
@@ -277,7 +287,8 @@ def test_a_movable_container_makes_room(reading: Reading | None) -> None:
     assert world.has("b-app") == ("3-6", "0-1")
     assert world.live["free-app"].resources.cpus == "7,14-15"
     assert booked(world) == {0: 3, 1: 2}
-    assert answer.trace.steps[0] == "fits after moving default/b/app (1 GiB) from NUMA node 1 to 0"
+    reason = world.agent.state.allocations["new-app"].reason
+    assert reason.endswith("; fits after moving default/b/app (1 GiB) from NUMA node 1 to 0")
     moved = world.agent.state.allocations["b-app"]
     assert moved.reason.endswith("; moved to make room for default/new/app")
     world.boot()
@@ -306,20 +317,57 @@ def test_only_cpus_move_on_one_numa_node() -> None:
 
 
 @pytest.mark.parametrize(
-    ("moves", "b", "memory"),
+    ("moves", "b", "memory", "said"),
     [
-        (0, {}, 1),
-        (2, {"movable": "false"}, 1),
-        (2, {"numamem": "1"}, 1),
-        (2, {}, 13),  # what leaves is still there
+        (0, {}, 1, "default/b/app (4 exclusive CPUs, 4 GiB) were on NUMA node 0 instead of 1"),
+        (2, {"movable": "false"}, 1, "default/b/app (4 exclusive CPUs, 4 GiB) were movable"),
+        (2, {"numamem": "1"}, 1, ""),
+        (2, {}, 13, "instead of 1: movable, but memory is free only once it has moved"),
+        (2, {"movable": "false"}, 13, "(4 exclusive CPUs, 4 GiB) were on NUMA node 0 instead of 1"),
     ],
 )
-def test_it_is_refused_as_before(moves: int, b: dict[str, str], memory: float) -> None:
-    there = (("a", 3, 12, {"movable": "false"}), ("b", 4, 4, b))
+def test_it_is_refused_as_before_and_says_what_is_in_the_way(
+    moves: int, b: dict[str, str], memory: float, said: str
+) -> None:
+    there = (("a", 3, 12, {"numamem": "0"}), ("b", 4, 4, b))
     world = movable(*there, moves=moves)
     before = world.agent.state
-    assert isinstance(new(world, memory=memory), Refused)
+    answer = new(world, memory=memory)
+    assert isinstance(answer, Refused)
+    assert hint(answer).endswith(said)
+    assert bool(hint(answer)) is bool(said)
     assert world.agent.state.allocations == before.allocations
+
+
+@pytest.mark.parametrize(("moves", "b", "fits"), [(2, 4, ["n"]), (0, 4, []), (2, 6, [])])
+def test_the_extender_sends_a_pod_where_movable_ones_make_room(
+    moves: int, b: int, fits: list[str]
+) -> None:
+    """Last of all nodes, for one container on one NUMA node, and none while another comes."""
+    world = movable(A_AND_B[0], ("b", b, 1, {}), moves=moves)
+    found = zones_document(world.agent.machine, world.agent.state, None)
+    nodes = Nodes()
+    for name in ("n", "empty"):
+        nodes.put(name, read(contents(PREFIX, found), PREFIX))
+        found = zones_document(world.agent.machine, NodeState(), None)
+    judges = CandidateIndex(nodes, Strategy.SPREAD, narrow=True)
+    request = PodReader(Settings()).request
+    asked = request(single(6))
+    assert judges.filter(asked, ["n"]).fits == fits
+    assert judges.filter(asked, ["n", "empty"]).fits == ["empty"]
+    assert dict(judges.prioritize(asked, ["n"]))["n"] == 0
+    two = pod_object(container_object("a", "6"), container_object("b", "2"), **SINGLE)
+    assert judges.filter(request(two), ["n"]).fits == []
+    if fits:
+        there = judges.verdict(asked, "n")
+        assert isinstance(there, Fits)
+        coming = request(single(1, name="coming"))
+        nodes.hold(Hold(request=coming, node="n", charge=there.charge, since=0, until=9))
+        assert judges.filter(asked, ["n"]).fits == []
+        assert nodes.put("n", read(contents(PREFIX, found), PREFIX))
+    assert isinstance(new(world), Admitted if fits else Refused)
+    still = zones_document(world.agent.machine, world.agent.state, None, still=["a-app", "b-app"])
+    assert {zone.exclusive_cpus_after_moving for zone in still.zones} == {None}
 
 
 def test_what_starts_has_huge_pages_or_is_the_kubelets_stays() -> None:

@@ -100,9 +100,12 @@ def test_pods_of_a_manifest_leave_less_for_the_next() -> None:
     assert found["pods"][2]["refused"][0]["nodes"] == ["a", "b"]
 
 
-def test_pods_on_their_way_are_counted() -> None:
+def test_pods_on_their_way_are_counted_and_nothing_moves_then() -> None:
     held = single(6, name="held", node="a", placed='{"main":"0"}')
-    cluster = listed(nrt(8, 0, name="a"), {"kind": "Pod", **held})
+    moving = nrt(8, 0, name="a", zone={f"{PREFIX}/exclusive-cpus-after-moving": "12"})
+    done = simulate(listed(moving), manifest(12))
+    assert "  a: main on NUMA node 0, score 0, after movable containers of it moved" in done.stdout
+    cluster = listed(moving, {"kind": "Pod", **held})
     found = document(cluster, manifest(4))
     assert found["cluster"]["onTheirWay"] == 1
     assert found["pods"][0]["fits"] is False

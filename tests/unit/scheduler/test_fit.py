@@ -115,6 +115,8 @@ def test_the_kubelets_policy_counts_where_it_has_one() -> None:
     strict = {"topologyManagerPolicy": "single-numa-node"}
     found = fit(table(4, 4, attributes=strict), document, SPREAD)
     assert text(found) == "needs 6 exclusive CPUs on one NUMA node; most free for exclusive use: 4"
+    both = fit(table(4, 4, attributes=strict), request(single(6, policy="best-effort")), SPREAD)
+    assert isinstance(both, Short)
     fits = fit(table(4, 6, attributes=strict), document, SPREAD)
     assert isinstance(fits, Fits)
     assert fits.places == ()  # the kubelet chooses
@@ -130,13 +132,6 @@ def test_the_kubelets_policy_counts_where_it_has_one() -> None:
     whole = {**strict, "topologyManagerScope": "pod"}
     assert isinstance(fit(table(4, 4, attributes=strict), two, SPREAD), Fits)
     assert isinstance(fit(table(4, 4, attributes=whole), two, SPREAD), Short)
-
-
-def test_both_policies_must_agree() -> None:
-    strict = {"topologyManagerPolicy": "single-numa-node"}
-    document = request(single(6, policy="best-effort"))
-    assert isinstance(fit(table(4, 4), document, SPREAD), Fits)
-    assert isinstance(fit(table(4, 4, attributes=strict), document, SPREAD), Short)
 
 
 def test_promises_are_taken_away_and_never_below_nothing() -> None:

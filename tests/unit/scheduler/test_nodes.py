@@ -23,24 +23,6 @@ def free(fleet: Nodes, node: str = "n1") -> tuple[int, ...]:
     return room.exclusive.free
 
 
-def test_a_promise_is_counted_until_it_ends() -> None:
-    fleet = Nodes()
-    fleet.put("n1", table(4, 4))
-    fleet.hold(hold("a"))
-    fleet.hold(hold("a"))  # a second time, for the same pod
-    fleet.hold(hold("b", at="1", until=50.0))
-    assert free(fleet) == (1, 1)
-    assert [h.uid for h in fleet.expire(50.0)] == ["uid-b"]
-    assert free(fleet) == (1, 4)
-    assert fleet.leaves("uid-a", 60.0) is None
-    assert fleet.leaves("uid-a", 90.0) is None  # never longer
-    assert fleet.leaves("uid-c", 1.0) is None
-    assert [h.uid for h in fleet.expire(60.0)] == ["uid-a"]
-    assert fleet.release("uid-a") is None
-    assert free(fleet) == (4, 4)
-    assert not fleet.holds
-
-
 def test_a_promise_outlives_the_object_of_its_node() -> None:
     fleet = Nodes()
     fleet.hold(hold("a"))

@@ -102,7 +102,9 @@ def test_a_list_ends_what_it_does_not_name() -> None:
     assert watched.at(100.0) == (4, 1)
     watched.pods.listed(frozenset())
     assert watched.at(159.0) == (4, 1)
-    assert watched.at(160.0) == (4, 4)
+    watched.topologies.put(topology(4, 1, charged=[("uid-p", "main")]))
+    assert not watched.nodes.holds
+    assert watched.activator.nodes[-1] == "n1"
 
 
 def test_nodes_come_change_and_go() -> None:
@@ -118,15 +120,6 @@ def test_nodes_come_change_and_go() -> None:
         watched.topologies.put(garbage)
         watched.pods.put(garbage)
         watched.pods.remove(garbage)
-
-
-def test_a_list_ends_what_it_does_not_name_and_is_counted() -> None:
-    watched = watched_node()
-    watched.pods.put(bound())
-    watched.topologies.put(topology(4, 1, charged=[("uid-p", "main")]))
-    watched.pods.listed(frozenset())
-    assert not watched.nodes.holds
-    assert watched.activator.nodes[-1] == "n1"
 
 
 def test_a_list_from_before_a_binding_takes_nothing_back() -> None:

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from nri_numa.agent.loop import Clock
 from nri_numa.agent.reconcile import Differences, observe_some
 from nri_numa.engine import admit, whole
-from nri_numa.engine.adopt import ASSIGNED, assigned
+from nri_numa.engine.adopt import ASSIGNED, assigned, is_signed
 from nri_numa.engine.decision import Admitted, Machine, Refused, Resized, Resynced, Trace
 from nri_numa.engine.explain.explanation import Grounds, grounds
 from nri_numa.engine.others import overlapping
@@ -418,6 +418,9 @@ class Agent:
     def post_update_container(self, container_id: str) -> None:
         """The runtime is through with an update; it may have written what was meant before."""
         self.updating.discard(container_id)
+        allocation = self.state.allocations.get(container_id)
+        if allocation is not None and allocation.movable:
+            self._tasks.add(partial(self._mark, container_id))
         if not self.observe:
             self.put_right([container_id])
 
@@ -839,14 +842,22 @@ class Agent:
         return f"{self.machine.settings.prefix}/{ASSIGNED}"
 
     def _with_mark(self, container: Container) -> Container:
-        """With what its cgroup carries, as if its annotations did: it was created without us."""
+        """With what its cgroup carries, as if its annotations did: it was created without us.
+
+        Or it moved since, and the runtime knows only where it was.
+        """
         key, place = self._mark_key, CgroupPlace(container.cgroups_path, container.pid)
-        if key in container.annotations or container.id in self.state.allocations:
+        if container.id in self.state.allocations:
             return container
-        text = self._cgroups.reader.mark(place, key)
+        text, resources = self._cgroups.reader.mark(place, key), container.resources
         if not text:
             return container
-        return replace(container, annotations={**container.annotations, key: text})
+        if key in container.annotations:
+            if not is_signed(text, container.id, self.machine.key):
+                return container
+            resources = replace(resources, cpus="", mems="")
+        annotations = {**container.annotations, key: text}
+        return replace(container, annotations=annotations, resources=resources)
 
     def _mark(self, container_id: str) -> None:
         """Write on its cgroup what no annotation of a running container can say."""

@@ -17,6 +17,7 @@ from nri_numa.agent.mover import Mover
 from nri_numa.agent.view import Moment
 from nri_numa.config import AgentConfig
 from nri_numa.config.sections import Room
+from nri_numa.engine.adopt import ASSIGNED, assigned
 from nri_numa.engine.decision import Admitted, Reading, Refused
 from nri_numa.engine.room import MOST_MOVES, keep_room, make_room
 from nri_numa.engine.state import violations
@@ -28,7 +29,7 @@ from nri_numa.model.machine import Topology
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Device, DeviceRequest, QoSClass, Strategy
 from tests.beds.cgroup_tree import CgroupTree
-from tests.beds.world import GIB, StillClock, World, container, pod, resources
+from tests.beds.world import GIB, PREFIX, StillClock, World, container, pod, resources
 
 SINGLE = {"policy": "single-numa-node", "cpus": "exclusive"}
 
@@ -378,12 +379,20 @@ def test_a_list_does_not_move_and_says_so() -> None:
     assert not answer.allocation.movable
 
 
-def test_without_the_checkpoint_it_is_still_movable() -> None:
+def test_without_the_checkpoint_it_is_still_on_its_way() -> None:
+    """By what its cgroup carries."""
     world = movable(*A_AND_B)
+    new(world)
+    before, made = world.agent.state.allocations["b-app"], world.live["b-app"]
+    carried = {f"{PREFIX}{ASSIGNED}": assigned(before, made.resources.cpus, world.key)}
+    world.live["b-app"] = replace(made, annotations={**made.annotations, **carried})
     world.store.documents.clear()
     world.boot()
     world.synchronize()
-    assert world.agent.state.allocations["b-app"].movable
+    after = world.agent.state.allocations["b-app"]
+    assert (after.movable, after.leaves, after.mems) == (True, NUMASet([1]), NUMASet([0, 1]))
+    assert (after.charges, world.has("new-app")) == (before.charges, ("8-13", "1"))
+    world.check()
 
 
 def test_one_that_stays_though_the_sums_said_otherwise_makes_no_room() -> None:

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from nri_numa.agent.loop import Clock
 from nri_numa.agent.reconcile import Differences, observe_some
 from nri_numa.engine import admit, whole
-from nri_numa.engine.adopt import ASSIGNED, assigned
+from nri_numa.engine.adopt import ASSIGNED, assigned, is_signed
 from nri_numa.engine.decision import Admitted, Machine, Refused, Resized, Resynced, Trace
 from nri_numa.engine.explain.explanation import Grounds, grounds
 from nri_numa.engine.others import overlapping
@@ -30,7 +30,7 @@ from nri_numa.engine.resync import (
     take_in,
     without_answer,
 )
-from nri_numa.engine.room import for_whom, in_the_way, went, with_room
+from nri_numa.engine.room import for_whom, in_the_way, keep_room, went, with_room
 from nri_numa.engine.state import (
     Allocation,
     Kind,
@@ -42,7 +42,7 @@ from nri_numa.engine.state import (
     violations,
 )
 from nri_numa.machine.cgroups import CgroupPlace, CgroupWriter, Wanted, Written
-from nri_numa.model.cpuset import NO_CPUS, CPUSet
+from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.model.workload import (
     NO_CHANGE,
     Container,
@@ -183,6 +183,8 @@ class Agent:
         updating: containers whose cpuset the runtime may be writing, with other resources.
         widening: containers that may have more than their cgroups say.
         moves_memory: whether pages of containers can be moved from here.
+        moving: of containers whose pages are being moved, from where to where, and bytes so far.
+        creations: how many pods and containers began to be created.
         narrowed_at: when the shared pool was last narrower than it is now, as far as we know.
         differences: what containers really have, where it is not what is meant.
     """
@@ -212,6 +214,8 @@ class Agent:
         self.updating: set[str] = set()
         self.widening: dict[str, None] = {}
         self.moves_memory = False
+        self.moving: dict[str, tuple[NUMASet, int, int]] = {}
+        self.creations = 0
         self.narrowed_at: float | None = None
         self.reconciler: Reconciler | None = None
         self.kubelet: BesideKubelet | None = None
@@ -239,6 +243,7 @@ class Agent:
 
     def create_container(self, pod: PodSandbox, container: Container) -> Admitted | Refused | None:
         """Decide about a container before it exists; None leaves it as it is."""
+        self.creations += 1
         if self.kubelet is not None:
             self.kubelet.refresh_kubelet_grants()
         decision = whole.admit_whole(
@@ -272,21 +277,48 @@ class Agent:
         machine, state, memory = self.machine, self.state, self._readings.memory
         if self.observe or not self._cgroups.usable:
             return in_the_way(machine, state, refused, memory)
-        still = {
-            i
-            for i, a in state.allocations.items()
-            if not self.runs(i) or i in self.updating or (a.mems and not self.moves_memory)
-        }
-        found = with_room(machine, state, refused, memory, self._now(), still)
+        found = with_room(machine, state, refused, memory, self._now(), self._still())
         if isinstance(found, Refused):
             return found
         self._swap(found.state, found.change)
-        return self._made_room(state, found, refused)
+        made = self._made_room(state, found, "room")
+        if isinstance(made, str):
+            message = f"{refused.message}; no room could be made: {made}"
+            return replace(refused, refusal=replace(refused.refusal, message=message))
+        return replace(found, updates=made)
+
+    def keep_room(self, most: int) -> int:
+        """Have some move, ``most`` of them, so that a request of ``room_keep`` would fit.
+
+        Returns how many were to.
+        """
+        state = self.state
+        if self.observe or not (self.synchronized and self._cgroups.usable):
+            return 0
+        memory, now = self._readings.memory, self._now()
+        found = keep_room(self.machine, state, memory, now, self._still(), most)
+        if found is None:
+            return 0
+        self._swap(found.state, found.change)
+        made = self._made_room(state, found, "keep")
+        if not isinstance(made, str):
+            self._alone(made)
+        return len(found.moves)
+
+    def _still(self) -> set[str]:
+        """Those that cannot move now."""
+        return {
+            i
+            for i, a in self.state.allocations.items()
+            if not self.runs(i) or i in self.updating or (a.mems and not self.moves_memory)
+        }
 
     def _made_room(
-        self, before: NodeState, decision: Admitted, refused: Refused
-    ) -> Admitted | Refused:
+        self, before: NodeState, decision: Admitted, reason: str
+    ) -> tuple[ContainerUpdate, ...] | str:
         """Write those that make room, so that nobody is where another comes; or all go back.
+
+        Returns what the runtime has to write, or why there is no room.
 
         Others leave the CPUs that are needed, then each goes to where none is any more, and only
         then what is left over is given to who shares it.
@@ -304,15 +336,14 @@ class Agent:
             self._swap(replace(before, serial=self.state.serial + 1), decision.change)
             self.put_right([i for i in wanted if self.runs(i)])
             self._look(wanted)
-            message = f"{refused.message}; no room could be made: {problems[0]}"
-            return replace(refused, refusal=replace(refused.refusal, message=message))
+            return problems[0]
         more = [u for u in others if CPUSet.parse(u.cpus) & left]
-        self._metrics.moves.labels("room").inc(len(moves))
+        self._metrics.moves.labels(reason).inc(len(moves))
         for move in decision.moves:
             self._tasks.add(partial(self._mark, move.after.container_id))
             self._tasks.add(partial(self._tell.moved, move, went(move), for_whom(move.after)))
         every = {u.container_id: u for u in (*kept, *self._widen(more))}
-        return replace(decision, updates=tuple(every.values()))
+        return tuple(every.values())
 
     def arrived(self, container_id: str) -> Wanted:
         """The memory of one that moved is where its CPUs are; returns what its cgroup gets now.
@@ -387,6 +418,9 @@ class Agent:
     def post_update_container(self, container_id: str) -> None:
         """The runtime is through with an update; it may have written what was meant before."""
         self.updating.discard(container_id)
+        allocation = self.state.allocations.get(container_id)
+        if allocation is not None and allocation.movable:
+            self._tasks.add(partial(self._mark, container_id))
         if not self.observe:
             self.put_right([container_id])
 
@@ -400,6 +434,7 @@ class Agent:
 
     def run_pod(self, pod: PodSandbox) -> None:
         """A pod's sandbox starts: exclusive CPUs of a pod that is placed as a whole are kept."""
+        self.creations += 1
         kept = whole.sandbox(self.machine, self.state, pod, self._readings.memory, self._now())
         if kept.state is not self.state:
             self._swap(kept.state, kept.change)
@@ -807,14 +842,22 @@ class Agent:
         return f"{self.machine.settings.prefix}/{ASSIGNED}"
 
     def _with_mark(self, container: Container) -> Container:
-        """With what its cgroup carries, as if its annotations did: it was created without us."""
+        """With what its cgroup carries, as if its annotations did: it was created without us.
+
+        Or it moved since, and the runtime knows only where it was.
+        """
         key, place = self._mark_key, CgroupPlace(container.cgroups_path, container.pid)
-        if key in container.annotations or container.id in self.state.allocations:
+        if container.id in self.state.allocations:
             return container
-        text = self._cgroups.reader.mark(place, key)
+        text, resources = self._cgroups.reader.mark(place, key), container.resources
         if not text:
             return container
-        return replace(container, annotations={**container.annotations, key: text})
+        if key in container.annotations:
+            if not is_signed(text, container.id, self.machine.key):
+                return container
+            resources = replace(resources, cpus="", mems="")
+        annotations = {**container.annotations, key: text}
+        return replace(container, annotations=annotations, resources=resources)
 
     def _mark(self, container_id: str) -> None:
         """Write on its cgroup what no annotation of a running container can say."""

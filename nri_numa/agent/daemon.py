@@ -348,6 +348,8 @@ class Daemon:
         interrupts, keep_off = Interrupts(config.state_dir), config.interrupts_off_exclusive_cpus
         if keep_off or interrupts.changed:
             loops["interrupts"] = interrupts.run(agent, self.clock, wanted=keep_off)
+        if config.room.far_pages < 1:
+            loops["far memory"] = self._mover.look_for_far(config)
         if config.offline_capacity.file:
             loops["capacity from outside"] = self._outside.run(agent, self, self._kubelet)
         if self._claims is not None:
@@ -383,6 +385,8 @@ class Daemon:
                 refused = agent.refused
                 await self._rereading.read_all(agent)
                 agent.release_kept()
+            if number % MEMORY_EVERY == 0:
+                self._mover.look()
             self._beside.look()
             self.store.maintain()
             self._contested()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec import UNSET, convert
@@ -33,11 +34,11 @@ from nri_numa.engine.others import KUBELETS, granted_names, shown_kind
 from nri_numa.engine.room import freed_by_moving
 from nri_numa.engine.state import Allocation, Kind, NodeState, displaced, effective_cpus
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
-from nri_numa.model.machine import CoreKind, cpus_text, topology_document
+from nri_numa.model.machine import CoreKind, cpus_text, numa_text, topology_document
 from nri_numa.model.workload import CPUMode, MemoryPolicy, Policy, QoSClass, Scope
 from nri_numa.observe.metrics import NUMANodeSample, Snapshot
 from nri_numa.runtime import LinkState
-from nri_numa.text import utc_text
+from nri_numa.text import human_bytes, utc_text
 from nri_numa.web import responses as shown
 
 if TYPE_CHECKING:
@@ -321,8 +322,9 @@ class LiveView:
         agent, late = self._agent, self._more.late
         known = agent.differences.known
         return Moment(
-            agent.machine, agent.state, known, self._watches, None if late is None else late.known
-        )
+            agent.machine, agent.state, known, self._watches,
+            None if late is None else late.known, agent.moving,
+        )  # fmt: skip
 
 
 def _ordered(
@@ -342,7 +344,7 @@ class Moment:
     """What was decided at one moment, and what is known of what containers really have.
 
     ``known`` is what differs from the decision, ``late`` seconds by which containers were late, by
-    id; None where they cannot be.
+    id; None where they cannot be. ``moving`` is what `Agent.moving` is.
     """
 
     def __init__(
@@ -352,8 +354,10 @@ class Moment:
         known: Known,
         watches: Watches = Watches(),  # noqa: B008 - a value
         late: Mapping[str, float] | None = None,
+        moving: Mapping[str, tuple[NUMASet, int, int]] = MappingProxyType({}),
     ) -> None:
         self.machine, self.state, self.known, self.late = machine, state, known, late
+        self.moving = moving
         self.pool = state.pool(machine.topology, machine.settings)
         self.memory = None if watches.memory is None else watches.memory.known
         self.waiting = None if watches.waiting is None else watches.waiting.known
@@ -380,6 +384,7 @@ class Moment:
             cpus=str(cpus),
             pinned=str(a.pinned),
             mems=str(a.mems),
+            moving=self.way_of(a) or UNSET,
             mempolicy=UNSET if a.mempolicy is MemoryPolicy.DEFAULT else a.mempolicy.value,
             numa_nodes=str(a.numa_nodes),
             idle=str(a.idle),
@@ -395,6 +400,14 @@ class Moment:
             late=UNSET if self.late is None else self.late.get(i, UNSET),
             waiting=UNSET if waiting is None else waiting.get(i, WAITING_NOT_READ),
         )
+
+    def way_of(self, a: Allocation) -> str:
+        """Where the memory of a container is going, and how much has gone; empty where it stays."""
+        under_way = self.moving.get(a.container_id)
+        if under_way is None:
+            return f"from {numa_text(a.leaves)} to {a.mems - a.leaves}" if a.leaves else ""
+        sources, target, done = under_way
+        return f"from {numa_text(sources)} to {target}, {human_bytes(done)} so far"
 
     def actual(self, container_id: str) -> shown.Actual | None:
         """What this one has; None while it is as meant, and on no exclusive CPUs of others."""

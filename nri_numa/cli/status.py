@@ -363,7 +363,13 @@ def _mark(one: Mapping[str, Any], key: str) -> str:
 
 
 def _legend(containers: Sequence[Mapping[str, Any]], now: float) -> Iterator[str]:
-    """Below the table: one paragraph for each container that differs, the worst first."""
+    """Below the table: what is moving, and each container that differs, the worst first."""
+    moving = [one for one in containers if one.get("moving")]
+    if moving:
+        yield ""
+    for one in moving:
+        name = f"{one['namespace']}/{one['pod']}/{one['container']}"
+        yield from wrapped(f"{name}: its memory moves {one['moving']}", "", "    ")
     differing = [one for one in containers if one.get("actual") or one.get("displaced")]
     if not differing:
         return

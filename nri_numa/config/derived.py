@@ -98,6 +98,8 @@ def settings(config: AgentConfig) -> Settings:
         "kept_seconds": parse_duration(config.keep_exclusive_cpus),
         "kubelet_override": config.kubelet.override,
         "room_moves": config.room.moves,
+        "room_keep": (config.room.keep.cpus, parse_quantity(config.room.keep.memory)),
+        "room_budget": (parse_quantity(config.room.budget.bytes), config.room.budget.moves),
     }
     # What has the same name in both is the same.
     same = set(Settings.__struct_fields__) & set(AgentConfig.__struct_fields__)

@@ -573,11 +573,38 @@ class Reconcile(Section, frozen=True):
     wait until it is back. CPU limits wait in any case."""
 
 
+class KeptRoom(Section, frozen=True):
+    """A request that is to fit on one NUMA node at any time, with exclusive CPUs."""
+
+    cpus: Annotated[int, Meta(ge=0, le=8192)] = 0
+    """While no pod starts, movable containers move so that a container with so many exclusive CPUs
+    would fit. 0 beside memory 0 is off."""
+    memory: Annotated[Quantity, checked(values.parse_quantity)] = 0
+    """Its memory: bytes, or a text such as 16Gi."""
+
+
+class RoomBudget(Section, frozen=True):
+    """What may move ahead of need: for room.keep and room.farPages, never for a waiting pod."""
+
+    bytes: Annotated[Quantity, checked(values.parse_quantity)] = "1Gi"
+    """Memory that moves in a minute at most; 0: none ever."""
+    moves: Annotated[int, Meta(ge=0)] = 12
+    """Containers that move in an hour at most; 0: none ever."""
+
+
 class Room(Section, frozen=True):
-    """Moving containers that are movable, so that another one is not refused."""
+    """Moving containers that are movable, so that another one is not refused; and far memory."""
 
     moves: Annotated[int, Meta(ge=0, le=3)] = 2
     """Containers that move at most for one that would be refused otherwise; 0: none ever."""
+    far_pages: Annotated[float, Meta(ge=0, le=1), AT_START] = 1.0
+    """The part of its memory, from 0 to 1, that a pinned container may have on NUMA nodes that are
+    not its own. Where it is more, and more than 64 MiB, it is moved home while no pod starts,
+    whether the container is movable or not. 1 is off."""
+    keep: KeptRoom = KeptRoom()
+    """A request that is to fit at any time."""
+    budget: RoomBudget = RoomBudget()
+    """What may move ahead of need."""
 
 
 class MemoryLocality(Section, frozen=True):

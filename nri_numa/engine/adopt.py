@@ -35,7 +35,7 @@ from nri_numa.engine.request.demand import (
     with_slots,
     with_static_cpus,
 )
-from nri_numa.engine.state import COMPUTED, Allocation, Kind, contradiction, identity
+from nri_numa.engine.state import COMPUTED, NOTHING, Allocation, Kind, contradiction, identity
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, ListFormatError, NUMASet
 from nri_numa.model.machine import NO_QUOTA, agree, cpus_text, numa_text
 from nri_numa.model.workload import (
@@ -79,6 +79,8 @@ def assigned(allocation: Allocation, cpus: str, key: bytes) -> str:
         document["owned"] = True
     if allocation.movable:
         document["movable"] = True
+    if allocation.leaves:
+        document["leaves"] = str(allocation.leaves)
     if allocation.soft:
         document["soft"] = str(allocation.cpus)  # it may start with fewer of them
     text = _encode(document)
@@ -176,6 +178,8 @@ def _read(
         mems = NUMASet.parse(document["mems"])
         if mems and resources.mems:
             mems = NUMASet.parse(resources.mems)
+        leaves = NUMASet.parse(document.get("leaves", "")) & mems
+        mems = mems - leaves or mems
         numa_nodes = NUMASet.parse(document["numa"])
         # Before it was recorded, only isolation kept siblings idle.
         told = document.get("smt", SMT.ISOLATE if document.get("idle") else SMT.ANY)
@@ -238,6 +242,9 @@ def _read(
         quota=0 if resources.cpu_quota == NO_QUOTA and owned else None,
         slots=slots_held(machine.settings, container) if kind is Kind.EXCLUSIVE else "",
     )
+    if leaves - mems:
+        still = dict.fromkeys(leaves, next(iter(allocation.charges.values()), NOTHING))
+        allocation = allocation.after(replace(allocation, mems=leaves, charges=still))
     return _contradicts(allocation) or (allocation, same)
 
 

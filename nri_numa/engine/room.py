@@ -25,7 +25,7 @@ from msgspec.structs import replace
 
 from nri_numa.engine.accounting import ownable
 from nri_numa.engine.admit import admit, place, pool_updates, without_each
-from nri_numa.engine.decision import Admitted, Case, Machine, Move, Reading, Refused
+from nri_numa.engine.decision import Admitted, Case, Decision, Machine, Move, Reading, Refused
 from nri_numa.engine.place.needs import exclusive_text, pod_demand
 from nri_numa.engine.request.demand import Demand
 from nri_numa.engine.state import (
@@ -38,16 +38,20 @@ from nri_numa.engine.state import (
     effective_cpus,
     without_cpus,
 )
-from nri_numa.engine.whole import admit_whole
+from nri_numa.engine.whole import admit_whole, limits
 from nri_numa.model.cpuset import NO_CPUS, NUMASet
-from nri_numa.model.machine import cpus_text, human_milli, numa_text
+from nri_numa.model.machine import counted, cpus_text, human_milli, numa_text
 from nri_numa.model.workload import (
+    NO_CHANGE,
     SMT,
     Bind,
     Container,
     ContainerUpdate,
     CPUMode,
+    OnFailure,
     PodSandbox,
+    Policy,
+    QoSClass,
     Refusal,
     Requested,
     Scope,
@@ -122,34 +126,45 @@ def with_room(
     reading: Reading | None,
     now: float,
     still: Collection[str] = (),
+    *,
+    keep: str = "",
+    most: int = MOST_MOVES,
 ) -> Admitted | Refused:
     """The container that was refused, once movable ones make room; refused where they cannot.
 
-    None of the containers in ``still`` moves.
+    None of the containers in ``still`` moves. Where it is for a request that is to ``keep`` room,
+    in words, the state is the one without it.
     """
     pod, container = refused.trace.pod, refused.trace.container
     tied = _tied(state, still)
     stay = tied | {i for i, a in state.allocations.items() if not a.movable}
-    plan, most = None, machine.settings.room_moves
+    plan, most = None, min(most, machine.settings.room_moves)
     if most and len(stay) < len(state.allocations):
         plan = make_room(machine, state, refused, reading, still=stay, most=most, running=True)
     if plan is None:
-        return in_the_way(machine, state, refused, reading, tied)
-    why = f"{_MOVED}{pod.full_name}/{container.name}"
+        return refused if keep else in_the_way(machine, state, refused, reading, tied)
+    why = f"{_MOVED}{keep or f'make room for {pod.full_name}/{container.name}'}"
     moves = tuple(
         Move(m.before, replace(m.after, reason=f"{m.after.reason}{why}")) for m in plan.moves
     )
     base = _moved_in(state, without_each(state, (m.before for m in moves)), moves)
     for m in moves:
         reading = None if reading is None else reading.with_own(m.after.arrived, -1)
-    decision = admit_whole(machine, base, pod, container, reading, now)
+    decision: Decision
+    if keep:
+        requested = refused.trace.requested
+        decision = admit(machine, base, pod, container, reading, now, resolved=requested)
+    else:
+        decision = admit_whole(machine, base, pod, container, reading, now)
     if isinstance(decision, Refused):
-        return in_the_way(machine, state, refused, reading, tied)
+        return refused if keep else in_the_way(machine, state, refused, reading, tied)
     newcomer = decision.allocation
     newcomer = replace(newcomer, reason=f"{newcomer.reason}; {after_moving(moves)}")
-    after = decision.state
-    after = replace(after, allocations={**after.allocations, container.id: newcomer})
-    its, moving = decision.change, {m.after.container_id for m in moves}
+    after, its = base, NO_CHANGE
+    if not keep:
+        after, its = decision.state, decision.change
+        after = replace(after, allocations={**after.allocations, container.id: newcomer})
+    moving = {m.after.container_id for m in moves}
     pool = after.pool(machine.topology, machine.settings)
     own = tuple(
         ContainerUpdate(
@@ -200,14 +215,50 @@ def all_arrived(decision: Admitted) -> NodeState:
     return state
 
 
-_MOVED: Final = "; moved to make room for "
+_MOVED: Final = "; moved to "
 """In the reason of one that moved."""
+_KEEP: Final = "keep room for "
+
+
+def keep_room(
+    machine: Machine,
+    state: NodeState,
+    reading: Reading | None,
+    now: float,
+    still: Collection[str],
+    most: int,
+) -> Admitted | None:
+    """Moves, ``most`` of them, after which a request of ``room_keep`` would fit on one NUMA node.
+
+    None where it fits as it is, or in no way. The state is the one without it.
+    """
+    cpus, memory = machine.settings.room_keep
+    pod = PodSandbox(id="", uid="", namespace="", name="", qos=QoSClass.GUARANTEED)
+    container = Container(id="", pod_id="", name="", resources=limits(1000 * cpus, memory))
+    requested = Requested(
+        policy=Policy.SINGLE_NUMA_NODE,
+        cpus=CPUMode.EXCLUSIVE if cpus else CPUMode.SHARED,
+        on_failure=OnFailure.REJECT,
+        given=frozenset({"policy", "cpus", "on-failure"}),
+    )
+    decision = admit(machine, state, pod, container, reading, now, resolved=requested)
+    if isinstance(decision, Admitted):
+        return None
+    what = [counted(cpus, "CPU")] if cpus else []
+    keep = f"{_KEEP}{', '.join(what + ([human_bytes(memory)] if memory else []))}"
+    found = with_room(machine, state, decision, reading, now, still, keep=keep, most=most)
+    return found if isinstance(found, Admitted) else None
 
 
 def for_whom(allocation: Allocation) -> str:
     """`` to make room for shop/web/app``, as the end of a sentence; empty where it did not move."""
-    _, moved, whom = allocation.reason.partition(_MOVED)
-    return f" to make room for {whom}" if moved else ""
+    _, moved, what = allocation.reason.partition(_MOVED)
+    return f" to {what}" if moved else ""
+
+
+def ahead(allocation: Allocation) -> bool:
+    """Whether it moved for `keep_room`, so that nothing waits for it."""
+    return f"{_MOVED}{_KEEP}" in allocation.reason
 
 
 def after_moving(moves: Collection[Move]) -> str:

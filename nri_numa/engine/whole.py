@@ -63,7 +63,7 @@ class ExpectedContainer(msgspec.Struct, frozen=True, kw_only=True):
     ends: bool = False
 
 
-def _limits(milli: int, memory: int) -> Resources:
+def limits(milli: int, memory: int) -> Resources:
     """What the kubelet makes of limits that are the requests."""
     return Resources(
         cpu_shares=max(2, milli * SHARES_PER_CPU // 1000),
@@ -209,7 +209,7 @@ def _with_named(
     for name, one in expected.items():
         if name == first.name:
             continue
-        resources = _limits(one.milli, one.memory)
+        resources = limits(one.milli, one.memory)
         made = Container(id=f"{pod.id}/{name}", pod_id=pod.id, name=name, resources=resources)
         found = admit(machine, plan, pod, made, reading, now)
         if isinstance(found, Refused):
@@ -264,7 +264,7 @@ def _with_sum(
     if its.scope is Scope.CONTAINER:
         # How many containers share it, and each has its own place: any place will do.
         its = replace(its, policy=Policy.BEST_EFFORT)
-    rest = _limits(milli, max(0, memory - decided.allocation.memory_bytes))
+    rest = limits(milli, max(0, memory - decided.allocation.memory_bytes))
     others = Container(id=f"{pod.id}/{ALL}", pod_id=pod.id, name=ALL, resources=rest)
     found = admit(machine, state, pod, others, reading, now, resolved=its)
     if isinstance(found, Admitted):

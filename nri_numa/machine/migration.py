@@ -77,6 +77,8 @@ def hindrance(reader: CgroupReader) -> str:
         return f"how pages are moved on {platform.machine()} is not known"
     if "0" in text_or_empty(f"{reader.hierarchy}/cgroup.procs").split():
         return "the processes of the host cannot be seen (hostPID)"
+    if text_or_empty("/proc/self/attr/current").startswith("nri-numa"):
+        return "the AppArmor profile nri-numa lets no process be read"
     rights = re.search(r"^CapEff:\s*([0-9a-f]+)$", text("/proc/self/status"), re.MULTILINE)
     if rights is None or not int(rights[1], 16) >> _SYS_PTRACE & 1:
         return "CAP_SYS_PTRACE is missing"

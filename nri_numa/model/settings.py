@@ -193,6 +193,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         memory_only_nodes: NUMA nodes without CPUs that computed assignments may use (HBM, CXL).
         memory_tiers: memory tiers of the kernel whose NUMA nodes without CPUs may be used.
         room_moves: movable containers that move at most to make room for one.
+        room_keep: exclusive CPUs and bytes of a request that is to fit at any time.
+        room_budget: bytes in a minute and moves in an hour that this may take.
         kubelet_reserved: CPUs that the kubelet's static CPU Manager never grants, where known.
     """
 
@@ -228,4 +230,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     kubelet_override: KubeletOverride = KubeletOverride.NEVER
     kept_seconds: float = 0.0
     room_moves: int = 0
+    room_keep: tuple[int, int] = (0, 0)
+    room_budget: tuple[int, int] = (1 << 30, 12)
     kubelet_reserved: CPUSet = NO_CPUS

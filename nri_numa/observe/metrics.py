@@ -230,9 +230,12 @@ class Metrics(Registry):
             "Starting containers whose cgroup was put right before their program ran.",
         )
         self.moves = self.counter(
-            "moves_total", "Running containers that moved, by what for: room.", "reason"
+            "moves_total",
+            "Running containers that moved, by what for: room, keep, or far_pages.",
+            "reason",
         )
-        self.moves.labels("room")  # 0 is shown, too
+        for reason in ("room", "keep", "far_pages"):
+            self.moves.labels(reason)  # 0 is shown, too
         self.migrated_bytes = self.counter(
             "migrated_bytes_total", "Memory of running containers moved between NUMA nodes."
         )

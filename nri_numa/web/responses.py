@@ -116,6 +116,10 @@ class Assignment(Document, frozen=True, kw_only=True):
     cpus: Annotated[str, "CPUs it is meant to run on; empty when they are left alone."]
     pinned: Annotated[str, "CPUs that others pinned it to, for foreign and kubelet."] = ""
     mems: Annotated[str, "Its memory nodes; empty when they are left alone."]
+    moving: Annotated[
+        str | UnsetType,
+        "Its memory is on its way: from where to where, and how much has moved; left out else.",
+    ] = UNSET
     mempolicy: Annotated[
         str | UnsetType, "The memory policy that the runtime was asked for; left out without one."
     ] = UNSET

@@ -107,3 +107,18 @@ def test_what_cannot_be_written_goes_back(node: Node) -> None:
     with pytest.raises(CRIError, match=r"no room could be made: .*cpuset.cpus"):
         node.run("new", SINGLE, cpus=6)
     assert {i: one["cpus"] for i, one in node.assignments().items()} == before
+
+
+def test_the_checkpoint_is_lost_on_the_way(node: Node) -> None:
+    """Who moved and who came stay where they are, and its memory still follows."""
+    node.plugin.kill()
+    node.start("call:nri_numa.agent.agent:Agent.arrived:before")
+    new = node.run("new", SINGLE, cpus=6)
+    until(lambda: not node.plugin.running, "the plugin is dead")
+    for file in node.plugin.state_directory.glob("checkpoint*"):
+        file.unlink()
+    node.start()
+    right(node)
+    assert len(moved(node)) == 1
+    assert len(CPUSet.parse(new.cpus)) == 6
+    assert not [one for one in node.assignments().values() if "moving" in one]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
@@ -9,10 +13,16 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nri_numa.agent.agent import Start
-from nri_numa.agent.view import zones_document
+from nri_numa.agent.mover import Mover
+from nri_numa.agent.view import Moment, zones_document
+from nri_numa.config import AgentConfig
+from nri_numa.config.sections import Room
+from nri_numa.engine.adopt import ASSIGNED, assigned
 from nri_numa.engine.decision import Admitted, Reading, Refused
-from nri_numa.engine.room import MOST_MOVES, make_room
+from nri_numa.engine.room import MOST_MOVES, keep_room, make_room
 from nri_numa.engine.state import NodeState, violations
+from nri_numa.machine.cgroups import CgroupReader, CgroupWriter
+from nri_numa.machine.migration import Step
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.machine import Topology
@@ -24,7 +34,8 @@ from nri_numa.scheduler.fit import Fits
 from nri_numa.scheduler.nodes import Hold, Nodes
 from nri_numa.scheduler.pod_reader import PodReader
 from nri_numa.scheduler.published import read
-from tests.beds.world import GIB, World, container, pod, resources
+from tests.beds.cgroup_tree import CgroupTree
+from tests.beds.world import GIB, StillClock, World, container, pod, resources
 from tests.unit.scheduler.objects import PREFIX, single
 from tests.unit.scheduler.objects import container as container_object
 from tests.unit.scheduler.objects import pod as pod_object
@@ -193,6 +204,7 @@ PODS = st.lists(
                 "scope": st.sampled_from(["container", "pod"]),
                 "bind": st.sampled_from(["cpu", "cpu+mem"]),
                 "on-failure": st.just("reject"),
+                "movable": st.just("true"),
             },
         ),
         st.sampled_from(list(QoSClass)),
@@ -247,6 +259,16 @@ def test_after_a_plan_everything_holds(
             assert bool(now.mems) == bool(before.mems)
             assert now.preferred >= before.preferred
         assert not after
+    state, node = world.agent.state, world.agent.machine
+    node = replace(node, settings=replace(node.settings, room_moves=3, room_keep=(3, GIB)))
+    if (kept := keep_room(node, state, None, 0.0, (), 2)) is None:
+        return
+    assert violations(kept.state, topology, node.settings) == []
+    after = dict(kept.state.allocations)
+    moved = {move.before.container_id for move in kept.moves if move.before.movable}
+    assert {i for i, a in state.allocations.items() if after.pop(i) != a} == moved
+    assert (len(kept.moves) <= 2, after, set(kept.state.pods)) == (True, {}, set(state.pods))
+    assert keep_room(node, kept.state, None, 0.0, (), 2) is None
 
 
 # --- it happens -----------------------------------------------------------------------------------
@@ -404,12 +426,20 @@ def test_a_list_does_not_move_and_says_so() -> None:
     assert not answer.allocation.movable
 
 
-def test_without_the_checkpoint_it_is_still_movable() -> None:
+def test_without_the_checkpoint_it_is_still_on_its_way() -> None:
+    """By what its cgroup carries."""
     world = movable(*A_AND_B)
+    new(world)
+    before, made = world.agent.state.allocations["b-app"], world.live["b-app"]
+    carried = {f"{PREFIX}/{ASSIGNED}": assigned(before, made.resources.cpus, world.key)}
+    world.live["b-app"] = replace(made, annotations={**made.annotations, **carried})
     world.store.documents.clear()
     world.boot()
     world.synchronize()
-    assert world.agent.state.allocations["b-app"].movable
+    after = world.agent.state.allocations["b-app"]
+    assert (after.movable, after.leaves, after.mems) == (True, NUMASet([1]), NUMASet([0, 1]))
+    assert (after.charges, world.has("new-app")) == (before.charges, ("8-13", "1"))
+    world.check()
 
 
 def test_one_that_stays_though_the_sums_said_otherwise_makes_no_room() -> None:
@@ -424,3 +454,115 @@ def test_one_that_stays_though_the_sums_said_otherwise_makes_no_room() -> None:
     of = pod("new", SINGLE | isolate)
     assert isinstance(world.create(of, container(of, wants=resources(1, 3))), Refused)
     assert violations(world.agent.state, world.topology, world.settings) == []
+
+
+def keeping(*there: tuple[str, float, float, dict[str, str]], cpus: int = 6) -> World:
+    world = movable(*there)
+    keep = replace(world.settings, room_keep=(cpus, GIB))
+    world.agent.machine = replace(world.agent.machine, settings=keep)
+    world.synchronize()
+    return world
+
+
+def test_room_is_kept_ahead_of_need() -> None:
+    """The one that is least to move makes room for what is not there yet; then nothing moves."""
+    (a, b) = A_AND_B
+    world = keeping((*a[:3], {"movable": "false"}), b)
+    of = pod("free", {}, qos=QoSClass.BEST_EFFORT)
+    world.place(of, container(of))
+    assert world.agent.keep_room(0) == 0
+    assert world.agent.keep_room(2) == 1
+    assert world.has("b-app") == ("3-6", "0-1")
+    assert booked(world) == {0: 3, 1: 1}
+    assert set(world.agent.state.pods) == {"uid-a", "uid-b", "uid-free"}
+    reason = world.agent.state.allocations["b-app"].reason
+    assert reason.endswith("; moved to keep room for 6 CPUs, 1 GiB")
+    world.check()
+    assert world.agent.keep_room(2) == 0
+    assert isinstance(new(world), Admitted)
+    world.check()
+
+
+def test_no_room_is_kept_where_none_can_be() -> None:
+    world = keeping(*A_AND_B, cpus=16)
+    before = world.agent.state
+    assert world.agent.keep_room(2) == 0
+    assert world.agent.state is before
+
+
+class Ticking(StillClock):
+    """Waiting takes the time that it takes; nothing is read a second time."""
+
+    passed = 0.0
+
+    def monotonic(self) -> float:
+        return self.passed
+
+    async def sleep(self, seconds: float) -> None:
+        if seconds > 1:
+            await asyncio.Event().wait()
+        self.passed += seconds
+
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("budget", "part", "starts_at", "said"),
+    [
+        ((60 * MIB, 2), 0.4, 0, "128 MiB of far memory moved from NUMA node 1 to 0 in 128.0 s"),
+        ((60 * MIB, 2), 0.4, 3, "24 MiB of far memory moved from NUMA node 1 to 0 in 16.0 s"),
+        ((60 * MIB, 2), 0.6, 0, ""),
+        ((0, 2), 0.4, 0, ""),
+        ((60 * MIB, 0), 0.4, 0, ""),
+    ],
+)
+def test_far_memory_comes_home_while_no_pod_starts(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    budget: tuple[int, int],
+    part: float,
+    starts_at: int,
+    said: str,
+) -> None:
+    """Whether it is movable or not; by the minute no more than the budget has."""
+    topology = machine(2, 8)
+    tree = CgroupTree(tmp_path / "cgroup", 2, topology.online, NUMASet([0, 1]))
+    tree.write("/a")
+    stat = tree.directory("/a") / "memory.numa_stat"
+    stat.write_text(f"anon N0={128 * MIB} N1={128 * MIB}\n")
+    world = World(topology, Settings(room_budget=budget), cgroups=CgroupReader(str(tree.root)))
+    of = pod("a", SINGLE)
+    world.place(of, replace(container(of, wants=resources(2, 1)), cgroups_path="/a"))
+    world.synchronize()
+    steps = iter(range(1, 17))
+
+    def migrate(*of_what: object) -> Iterator[Step]:
+        assert of_what[2:] == (NUMASet([1]), 0)
+        for step in steps:
+            if step == starts_at:
+                world.agent.run_pod(pod("new", SINGLE))
+            elif step == 3:
+                state, moving = world.agent.state, world.agent.moving
+                (a,) = state.allocations.values()
+                shown = Moment(world.agent.machine, state, {}, moving=moving).assignment(a)
+                assert shown.moving == "from NUMA node 1 to 0, 16 MiB so far"
+            yield Step(8 * MIB, 0)
+
+    async def live() -> None:
+        clock = Ticking()
+        mover = Mover(world.agent, world.metrics, CgroupWriter(world.cgroups), clock)
+        monkeypatch.setattr("nri_numa.agent.mover.migrate", migrate)
+        world.agent.moves_memory = True
+        config = AgentConfig(cgroup_root=str(tree.root), room=Room(far_pages=part))
+        work = [asyncio.create_task(one) for one in (mover.look_for_far(config), mover.run())]
+        for _ in range(100):
+            mover.look()
+            await asyncio.sleep(0.002)
+            clock.passed = max(clock.passed, 60.0)
+        for one in work:
+            one.cancel()
+
+    asyncio.run(live())
+    assert [n.message for n in world.agent.notices.after()] == [said] * bool(said)
+    assert world.agent.moving == {}

@@ -246,8 +246,8 @@ def test_the_optional_containers_go_together() -> None:
         (["release"], "releaseContainers=true"),
         (["base", "device-plugin"], "devicePlugin.enabled=true"),
         (
-            ["base", "seccomp", "device-plugin"],
-            "devicePlugin.enabled=true,seccompProfile=nri-numa.json",
+            ["base", "seccomp", "device-plugin", "moves-memory"],
+            "devicePlugin.enabled=true,seccompProfile=nri-numa.json,movesMemory=true",
         ),
         (["base", "apparmor"], "appArmorProfile=nri-numa"),
     ],

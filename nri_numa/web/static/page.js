@@ -872,7 +872,7 @@ const COLUMNS = [
   { name: "CPUs", by: (c) => [cpusOf(c) ? parseList(cpusOf(c)).length : Infinity],
     text: (c) => (cpusOf(c) ? `${parseList(cpusOf(c)).length}` : "any") },
   { name: "CPU list", by: (c) => [first(cpusOf(c))], text: (c) => cpusOf(c) || "any" },
-  { name: "Mems", by: (c) => [first(c.mems)], text: (c) => c.mems || "any" },
+  { name: "Mems", by: (c) => [first(c.mems)], text: (c) => `${c.mems || "any"}${c.moving ? " \u2192" : ""}` },
   { name: "Policy", by: (c) => [c.policy], text: (c) => c.policy },
   { name: "Age", by: (c) => [-c.since], text: (c) => age(c.since) },
 ];
@@ -1002,7 +1002,7 @@ function drawKinds(all) {
 
 function drawRow(c, old) {
   const number = numbers.get(c.id);
-  const key = JSON.stringify([c.kind, cpusOf(c), c.mems, c.policy, c.preferred, number, c.actual]);
+  const key = JSON.stringify([c.kind, cpusOf(c), c.mems, c.moving, c.policy, c.preferred, number, c.actual]);
   const is = isChosen(c);
   if (old && old.dataset.key === key) {
     setText(old.lastElementChild.firstChild, age(c.since));
@@ -1256,6 +1256,7 @@ function aboutContainer(what) {
     a?.actual && el("p", { class: "problem", id: "differs" }, `! Not as meant: ${a.actual.text} since `,
       el("span", { "data-since": a.actual.since }, age(a.actual.since)), foreign(disturbs(a.actual))),
     a && facts([["CPUs", a.cpus ? `${a.cpus} (${parseList(a.cpus).length})` : a.pinned ? `${a.pinned} (pinned by ${a.kind === "kubelet" ? "the kubelet" : "another program"})` : "any"], ["Memory nodes", a.mems || "any"],
+      ["Its memory moves", a.moving],
       ["Memory policy", a.mempolicy], ["NUMA nodes", a.numaNodes],
       ["Kept idle for it", a.idle], ["Kind", a.kind], ["Policy", a.policy], ["QoS class", a.qos],
       ["Threads", a.kind === "exclusive" ? a.smt : ""],

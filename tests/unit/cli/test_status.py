@@ -24,7 +24,7 @@ def crowded(agent: Agent) -> str:
     """An agent with a pod that no 80 columns hold; its address."""
     agent[1].containers = [
         replace(assignment(1), pod=LONG, cpus=IDS, policy="single-numa-node", qos="Guaranteed"),
-        replace(assignment(2), policy="single-numa-node"),
+        replace(assignment(2), policy="single-numa-node", moving="from NUMA node 1 to 0"),
     ]
     return agent[0]
 
@@ -36,6 +36,7 @@ def test_a_pipe_gets_every_word_whole(crowded: str) -> None:
     assert IDS in row.split()
     assert "…" not in output
     assert "LATE" not in output  # over NRI nobody is
+    assert ": its memory moves from NUMA node 1 to 0\n" in output
 
 
 @pytest.mark.parametrize("width", [40, 60, 80])

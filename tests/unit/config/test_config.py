@@ -449,12 +449,15 @@ reservedMemory: {0: 1Gi}
 cpuOrder: kubelet
 memoryOnlyNodes: 2
 environment: false
+room: {keep: {cpus: 8, memory: 16Gi}, budget: {bytes: 2Gi, moves: 3}}
 """
         )
     )
     assert made == Settings(
         kept_seconds=90.0,
         room_moves=2,
+        room_keep=(8, 16 << 30),
+        room_budget=(2 << 30, 3),
         prefix="numa.example.org",
         defaults={"policy": "restricted"},
         rules=(

@@ -220,7 +220,8 @@ def _until_bound(client: Client, last: str) -> None:
     """
     limit = time.monotonic() + PATIENCE_S
     path = f"{_PODS}/{last}?resourceVersion=0"
-    while "nodeName" not in client.ask("GET", path)["spec"] or _left(client):
+    # The API server's memory of a busy machine may not have it yet.
+    while "nodeName" not in client.request("GET", path)[1].get("spec", {}) or _left(client):
         if time.monotonic() > limit:
             raise TimeoutError(f"{_left(client)} pods have no node after {PATIENCE_S:.0f} s")
         time.sleep(_LOOK_S)

@@ -292,10 +292,9 @@ class Agent:
 
         Returns how many were to.
         """
-        state = self.state
-        if self.observe or not (self.synchronized and self._cgroups.usable):
+        state, memory, now = self.state, self._readings.memory, self._now()
+        if not self._cgroups.usable:
             return 0
-        memory, now = self._readings.memory, self._now()
         found = keep_room(self.machine, state, memory, now, self._still(), most)
         if found is None:
             return 0

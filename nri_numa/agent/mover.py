@@ -216,12 +216,14 @@ class Mover:
         agent, (_, most) = self._agent, self._budget()
         keep = agent.machine.settings.room_keep
         tried = agent.state.serial, keep, most
-        if any(keep) and most and tried != self._tried:
+        if not most or agent.observe or not agent.synchronized:
+            return
+        if any(keep) and tried != self._tried:
             self._tried = tried
             self._spent.extend([self._clock.monotonic()] * (moves := agent.keep_room(most)))
             if moves:
                 return
-        if most and agent.moves_memory and agent.synchronized and not agent.observe:
+        if agent.moves_memory:
             far = [found for a in agent.state.allocations.values() if (found := self._far(a))]
             if far:
                 # The most bytes first, then by id.

@@ -389,24 +389,6 @@ def test_no_machine_at_all_is_said_and_the_rest_is_looked_at_too(tmp_path: Path)
     assert {"NRI", "state"} <= {f.subject for f in found}
 
 
-def test_a_socket_that_nobody_serves_is_told_from_one_that_is_missing(tmp_path: Path) -> None:
-    path = tmp_path / "nri.sock"
-    loaded = AgentConfig(runtime=Runtime(nri_socket=str(path)))
-    assert any("there is no socket" in f.message for f in preflight.runtime(loaded, tmp_path))
-    path.write_text("")
-    assert any("is no socket" in f.message for f in preflight.runtime(loaded, tmp_path))
-    path.unlink()
-    with socket.socket(socket.AF_UNIX) as deaf:
-        deaf.bind(str(path))
-        assert any("does not answer" in f.message for f in preflight.runtime(loaded, tmp_path))
-
-
-def test_a_state_directory_below_a_file_is_no_directory(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    found = only(preflight.state_directory(tmp_path / "file" / "state"))
-    assert (found.level, "is no directory" in found.message) == (Level.FAIL, True)
-
-
 def test_an_expired_certificate_is_a_failure(tmp_path: Path) -> None:
     make_expired(tmp_path)
     files = {"tls_cert": str(tmp_path / "cert.pem"), "tls_key": str(tmp_path / "key.pem")}

@@ -255,16 +255,6 @@ def test_containers_being_started_wait_until_they_run(bed: Bed) -> None:
     assert bed.has("slow-app") == "2-7"
 
 
-def test_observe_writes_nothing(tree: CgroupTree) -> None:
-    bed = Bed(tree, observe=True)
-    bed.run(pod("plain"))
-    bed.run(pod("listed", {"numacpu": "1"}))
-    own(bed)
-    bed.look()
-    assert bed.has("plain-app") == bed.has("listed-app") in ("", "0-7")
-    assert bed.count("late_repairs_total") == 0
-
-
 def test_hundreds_of_late_containers_are_said_in_a_few_lines(bed: Bed) -> None:
     for n in range(31):
         bed.run(pod(f"p{n}", {"numacpu": "1"}), has="0-7")

@@ -160,11 +160,6 @@ def test_a_container_that_was_refused_and_then_placed_is_explained_once(bed: Bed
     assert one.outcome == "admitted"
 
 
-def test_refusals_are_newest_first(bed: Bed) -> None:
-    bed.create("later", numacpu="9998")
-    assert [r.pod for r in bed.view.refusals()] == ["later", "greedy"]
-
-
 def test_the_kubelets_attempts_are_one_refusal_until_their_pod_goes(bed: Bed) -> None:
     for _ in range(3):
         bed.create("again", numacpu="9998")

@@ -11,12 +11,11 @@ import pytest
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
-from nri_numa.agent.usage import MAX_SERIES, WaitingWatch, Watches
+from nri_numa.agent.usage import WaitingWatch, Watches
 from nri_numa.agent.view import LiveView
 from nri_numa.cli import status
 from nri_numa.config.sections import CPUWaiting
 from nri_numa.engine.decision import Machine
-from nri_numa.engine.state import NodeState
 from nri_numa.machine.cgroups import CgroupPlace
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Container, PodSandbox, QoSClass, Resources
@@ -127,27 +126,6 @@ def test_a_scrape_has_series_of_what_is_known_only(bed: Bed) -> None:
         "unknown": 1,
         "left out": 0,
     }
-
-
-def test_series_are_bounded_and_who_waits_most_is_told(tmp_path: Path) -> None:
-    bed = Bed(tmp_path, CPUWaiting(enabled=True, metric=True))
-    for n in range(MAX_SERIES):
-        bed.create(f"calm-{n}", 11 + n, 0.0)
-    bed.create("busy", 10, 62.5)
-    bed.round()
-    pressure = bed.samples("container_cpu_pressure_ratio")
-    assert (len(pressure), pressure["busy"]) == (MAX_SERIES, 0.625)
-    assert bed.samples("cpu_waiting_containers", "state")["left out"] == 1
-
-
-def test_without_the_metric_and_where_nobody_looks_it_is_as_before(tmp_path: Path) -> None:
-    bed = Bed(tmp_path, CPUWaiting(enabled=True))
-    bed.create("busy", 10, 62.5)
-    bed.round()
-    assert "pressure" not in bed.metrics.text()
-    assert bed.watch.samples(NodeState()) is None
-    view = bed.looking(None)
-    assert all(b'"waiting":' not in msgspec.json.encode(c) for c in view.listing().containers)
 
 
 def test_a_container_that_ended_is_forgotten(bed: Bed) -> None:

@@ -52,6 +52,10 @@ PARTS: dict[str, tuple[str, Callable[[bool], str]]] = {
         "Exclusive CPUs with many to tell, beside an empty plugin that names the same containers",
         lambda quick: told.report(asyncio.run(told.measure(rounds=40 if quick else 150))),
     ),
+    "plan": (
+        "CreateContainer for which one container moves, against one that fits",
+        lambda quick: latency.with_plan(20 if quick else 100),
+    ),
     "devices": (
         "CreateContainer with devices looked for, on against off",
         lambda quick: devices.report(asyncio.run(devices.measure(rounds=40 if quick else 120))),

@@ -29,6 +29,7 @@ from bench.beds import (
     scratch,
 )
 from bench.stats import Summary, summary, table, us
+from tests.beds.embedded_node import Node, until
 
 RESIDENTS = (0, 100, 500)
 
@@ -177,3 +178,59 @@ def report(found: list[Measured]) -> str:
         ),
         rows,
     )  # fmt: skip
+
+
+def _arrived(node: Node) -> bool:
+    return all("-" not in one["mems"] for one in node.assignments().values())
+
+
+def with_plan(rounds: int) -> str:
+    """CreateContainer for which a movable container makes room, against one that fits as it is.
+
+    On each NUMA node a movable container owns three eighths of the CPUs. Half of them fit beside
+    it, and for three quarters it has to move. The residents follow the shared pool both times.
+    """
+    single = {"policy": "single-numa-node"}
+    rows = []
+    for machine, build in MACHINES.items():
+        topology = build()
+        size = min(len(numa_node.cpus) for numa_node in topology.numa_nodes.values())
+        for residents in (0, 100):
+            with scratch() as name, Node(Path(name), topology=topology, request_timeout=30) as node:
+                node.start()
+                for n in range(residents):
+                    node.free(f"resident-{n}")
+                seconds: dict[bool, list[float]] = {False: [], True: []}
+                for n in range(-5, rounds):
+                    movers = [
+                        node.run(f"mover-{n}-{i}", single | {"movable": "true"}, cpus=size * 3 // 8)
+                        for i in topology.numa_nodes
+                    ]
+                    made = [node.cgroups.directory(node.cgroup(one.id)) for one in movers]
+                    until(lambda made=made: all(one.exists() for one in made), "they run")
+                    for plan, cpus in ((False, size // 2), (True, size * 3 // 4)):
+                        new = node.create(node.pod(f"new-{n}-{plan}", single), cpus=cpus)
+                        call = next(
+                            one for one in reversed(node.runtime.calls)
+                            if one.method == "CreateContainer"
+                        )  # fmt: skip
+                        reason = node.assignments()[new.id]["reason"]
+                        if ("fits after moving" in reason) is not plan:
+                            raise RuntimeError(f"{cpus} CPUs: {reason}")
+                        if n >= 0:
+                            seconds[plan].append(call.seconds)
+                        node.remove(new)
+                    until(lambda node=node: _arrived(node), "all memory has moved")
+                    for one in movers:
+                        node.remove(one)
+            without, planned = summary(seconds[False]), summary(seconds[True])
+            rows.append((
+                machine, residents,
+                *(us(n) for one in (without, planned) for n in (one.least, one.p50, one.p99)),
+                f"{planned.least / without.least:.2f}", f"{planned.p50 / without.p50:.2f}",
+            ))  # fmt: skip
+    head = (
+        "machine", "residents", "min µs", "p50 µs", "p99 µs", "with a plan min", "p50", "p99",
+        "min ×", "p50 ×",
+    )  # fmt: skip
+    return table(head, rows)

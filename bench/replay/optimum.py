@@ -8,6 +8,7 @@ solutions can be found without knowing the future.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -106,3 +107,60 @@ def fewest_refused(
     dual = found.mip_dual_bound
     limit = min(len(pods), int(-dual + 1e-6)) if dual is not None else len(pods)
     return Optimum(len(pods) - placed, len(pods) - max(placed, limit))
+
+
+def moved_least(
+    topology: Topology, reserved: CPUSet, pods: Sequence[Pod], homes: Sequence[int | None]
+) -> list[int] | None:
+    """A NUMA node for each of these pods at one moment, of as few moves as can be; None for none.
+
+    Pods of one size are alike, so it is a question of how many are where.
+
+    Args:
+        topology: of the machine.
+        reserved: CPUs that no pod may have.
+        pods: all of them.
+        homes: where each is; None for one that comes.
+    """
+    nodes = sorted(topology.numa_nodes)
+    size_of = [(pod.cpus, pod.memory / GIB) for pod in pods]
+    sizes = sorted(set(size_of))
+    there = Counter(zip(size_of, homes, strict=True))
+    had = numpy.array([there[size, node] for size in sizes for node in nodes])
+    room = [
+        (len(set(n.cpus) - set(reserved)), n.memory_bytes / GIB)
+        for _, n in sorted(topology.numa_nodes.items())
+    ]
+    # How many there are, and of these those that stay.
+    each, one, none = numpy.eye(len(had)), numpy.eye(len(nodes)), numpy.zeros(len(had))
+    counts = [size_of.count(size) for size in sizes]
+    rows = numpy.kron(numpy.eye(len(sizes)), numpy.ones(len(nodes)))
+    limits = [
+        (numpy.kron([size[k] for size in sizes], one), [amounts[k] for amounts in room])
+        for k in (0, 1)
+    ]
+    found = milp(
+        numpy.concatenate([none, none - 1]),
+        constraints=[
+            LinearConstraint(numpy.hstack([rows, 0 * rows]), counts, counts),
+            *(LinearConstraint(numpy.hstack([m, 0 * m]), -numpy.inf, most) for m, most in limits),
+            LinearConstraint(numpy.hstack([each, -each]), 0, numpy.inf),
+        ],
+        integrality=numpy.ones(2 * len(had)),
+        bounds=Bounds(0, numpy.concatenate([none + len(pods), had])),
+    )
+    if found.x is None:
+        return None
+    number = found.x[: len(had)].round().astype(int).reshape(len(sizes), len(nodes))
+    left = {(s, n): number[i, j] for i, s in enumerate(sizes) for j, n in enumerate(nodes)}
+    placed: list[int | None] = []
+    for size, home in zip(size_of, homes, strict=True):
+        stays = home is not None and left[size, home] > 0
+        placed.append(home if stays else None)
+        if stays and home is not None:
+            left[size, home] -= 1
+    for p, size in enumerate(size_of):
+        if placed[p] is None:
+            placed[p] = next(node for node in nodes if left[size, node] > 0)
+            left[size, placed[p]] -= 1
+    return [node for node in placed if node is not None]

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
 
+from bench.replay.optimum import moved_least
 from bench.replay.trace import Pod
 from nri_numa.engine.admit import admit, forget_pod, release
-from nri_numa.engine.decision import Admitted, Machine
-from nri_numa.engine.room import make_room
+from nri_numa.engine.decision import Machine, Refused
+from nri_numa.engine.room import all_arrived, with_room
 from nri_numa.engine.state import Allocation, NodeState
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import Topology
@@ -66,18 +67,22 @@ class Ours:
     ) -> None:
         self._movable = movable
         self.moved: dict[int, Got] = {}
-        settings = Settings(strategy=strategy, reserved_cpus=reserved)
+        settings = Settings(strategy=strategy, reserved_cpus=reserved, room_moves=2)
         self._machine = Machine(topology=topology, settings=settings)
         self._annotations = {
             f"{settings.prefix}/policy": policy.value,
             f"{settings.prefix}/cpus": "exclusive",
         }
+        self._movable_key = f"{settings.prefix}/movable"
         self._state = NodeState()
 
     def start(self, pod: Pod) -> Got | None:
+        # Spread evenly over the numbers: 50 % are every other one.
+        movable = self._movable and not pod.number * self._movable % 100
         sandbox = PodSandbox(
             id=f"s{pod.number}", uid=f"u{pod.number}", namespace="d", name=f"p{pod.number}",
-            annotations=self._annotations, qos=QoSClass.GUARANTEED,
+            annotations=self._annotations | {self._movable_key: "true" if movable else "false"},
+            qos=QoSClass.GUARANTEED,
         )  # fmt: skip
         resources = Resources(
             cpu_shares=pod.cpus * 1024, cpu_quota=pod.cpus * 100_000, cpu_period=100_000,
@@ -86,19 +91,14 @@ class Ours:
         container = Container(id=f"c{pod.number}", pod_id=sandbox.id, name="c", resources=resources)
         decision = admit(self._machine, self._state, sandbox, container)
         self.moved = {}
-        if isinstance(decision, Admitted):
-            self._state = decision.state
-            return _got(decision.allocation)
-        plan = None
-        if self._movable:
-            # Spread evenly over the numbers: 50 % are every other one.
-            still = [c for c in self._state.allocations if int(c[1:]) * self._movable % 100]
-            plan = make_room(self._machine, self._state, decision, still=still)
-        if plan is None:
+        if isinstance(decision, Refused) and self._movable:
+            decision = with_room(self._machine, self._state, decision, None, 0.0)
+        if isinstance(decision, Refused):
             return None
-        self._state = plan.state
-        self.moved = {int(m.after.pod[1:]): _got(m.after) for m in plan.moves}
-        return _got(plan.newcomer)
+        # Memory has moved before the next pod comes.
+        self._state = all_arrived(decision)
+        self.moved = {int(m.after.pod[1:]): _got(m.after.arrived) for m in decision.moves}
+        return _got(decision.allocation)
 
     def end(self, pod: Pod) -> None:
         self._state = release(self._machine, self._state, f"c{pod.number}").state
@@ -107,6 +107,59 @@ class Ours:
 
 def _got(made: Allocation) -> Got:
     return Got(frozenset(made.cpus), frozenset(made.mems))
+
+
+class AtWill:
+    """No engine: whoever fits by any moves at all of those that run, one NUMA node each.
+
+    What no search can be better than, for a node that refuses nobody who fits.
+    """
+
+    def __init__(self, topology: Topology, reserved: CPUSet) -> None:
+        self._topology, self._reserved = topology, reserved
+        self._pods: dict[int, tuple[Pod, int, Got]] = {}
+        self.moved: dict[int, Got] = {}
+
+    def start(self, pod: Pod) -> Got | None:
+        self.moved = {}
+        there = [*self._pods.values()]
+        homes = [home for _, home, _ in there]
+        to, goes = self._first(pod), {}
+        if to is None:
+            every = [*(one for one, _, _ in there), pod]
+            found = moved_least(self._topology, self._reserved, every, [*homes, None])
+            if found is None:
+                return None
+            *places, to = found
+            goes = {
+                p.number: (p, n) for (p, at, _), n in zip(there, places, strict=True) if at != n
+            }
+        for number in goes:
+            del self._pods[number]
+        for one, n in [*goes.values(), (pod, to)]:
+            got = Got(frozenset(self._free(n)[: one.cpus]), frozenset({n}))
+            self._pods[one.number] = one, n, got
+        self.moved = {number: self._pods[number][2] for number in goes}
+        return self._pods[pod.number][2]
+
+    def _free(self, numa_node: int) -> list[int]:
+        taken = {cpu for _, _, got in self._pods.values() for cpu in got.cpus}
+        return sorted(self._topology.numa_nodes[numa_node].cpus - self._reserved - CPUSet(taken))
+
+    def _first(self, pod: Pod) -> int | None:
+        """The fullest NUMA node that has room, then the lowest id."""
+        memory = {i: n.memory_bytes for i, n in self._topology.numa_nodes.items()}
+        for one, home, _ in self._pods.values():
+            memory[home] -= one.memory
+        fits = [
+            (len(free), i)
+            for i, left in memory.items()
+            if left >= pod.memory and len(free := self._free(i)) >= pod.cpus
+        ]
+        return min(fits)[1] if fits else None
+
+    def end(self, pod: Pod) -> None:
+        del self._pods[pod.number]
 
 
 class Kubelets:
@@ -172,6 +225,7 @@ PLACEMENTS: Mapping[str, Placement] = {
     "single-pack": _ours(Policy.SINGLE_NUMA_NODE, Strategy.PACK),
     "single-pack-50": _ours(Policy.SINGLE_NUMA_NODE, Strategy.PACK, movable=50),
     "single-pack-100": _ours(Policy.SINGLE_NUMA_NODE, Strategy.PACK, movable=100),
+    "single-at-will": Placement("single-numa-node, all moved at will", True, AtWill),
     "single-spread": _ours(Policy.SINGLE_NUMA_NODE, Strategy.SPREAD),
     "best-effort-pack": _ours(Policy.BEST_EFFORT, Strategy.PACK),
     "best-effort-spread": _ours(Policy.BEST_EFFORT, Strategy.SPREAD),

@@ -159,7 +159,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     environment["NRI_NUMA_VM"] = "all" if options.thorough else MACHINES
     if options.thorough:
-        environment.update(HYPOTHESIS_PROFILE="ci", NRI_NUMA_SERIES="all")
+        environment.update(
+            HYPOTHESIS_PROFILE="ci", NRI_NUMA_SERIES="all", NRI_NUMA_ROOM_SECONDS="240"
+        )
     chosen = lanes(options.seed, thorough=options.thorough)
     processes: set[subprocess.Popen[str]] = set()
     threads = [

@@ -263,4 +263,5 @@ class Mover:
         seconds = self._clock.monotonic() - began
         message = f"{human_bytes(moved.done)} of far memory moved {where} in {seconds:.1f} s"
         agent.notices.about(a, What.MOVED, message)
+        agent.notify()
         log.info("far memory moved", container=a.full_name, where=where, bytes=moved.done)

@@ -79,8 +79,8 @@ def assigned(allocation: Allocation, cpus: str, key: bytes) -> str:
         document["owned"] = True
     if allocation.movable:
         document["movable"] = True
-    if allocation.leaves:
-        document["leaves"] = str(allocation.leaves)
+        if allocation.leaves:
+            document["leaves"] = str(allocation.leaves)
     if allocation.soft:
         document["soft"] = str(allocation.cpus)  # it may start with fewer of them
     text = _encode(document)

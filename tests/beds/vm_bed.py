@@ -40,6 +40,7 @@ from tests.beds.testbed import TestbedUnavailable, cache_dir, locked
 from tests.beds.vm_kernel import Kernel, KernelCache
 from tests.beds.vm_qmp import QMPError, execute
 from tests.beds.vm_records import (
+    ROOM_SECONDS,
     Answer,
     Ask,
     Begin,
@@ -453,6 +454,7 @@ def guest_variables() -> dict[str, str]:
     """What every program in a guest has in its environment."""
     return {
         "NRI_NUMA_CACHE": str(cache_dir()),
+        ROOM_SECONDS: os.environ.get(ROOM_SECONDS, ""),
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONUNBUFFERED": "1",
         "HOME": "/run",

@@ -14,6 +14,8 @@ from pathlib import Path
 import msgspec
 
 RECORDS = "records.jsonl"
+ROOM_SECONDS = "NRI_NUMA_ROOM_SECONDS"
+"""Of making room again and again; 0 or empty: once."""
 
 
 class Outcome(enum.Enum):

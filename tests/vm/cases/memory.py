@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import platform
+import random
 import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tests.beds.cri import Container, Resources, poll
-from tests.machines.vm_machine import Machine, format_list
+from tests.beds.cri import Container, CRIError, Resources, poll
+from tests.beds.vm_records import ROOM_SECONDS
+from tests.machines.vm_machine import Machine
 from tests.vm import words
 from tests.vm.cases.explicit import several_memory_nodes
 from tests.vm.guest import Guest
@@ -188,54 +193,175 @@ def _roomy(machine: Machine) -> bool:
     return two and all(len(n.cpus & machine.online) >= 8 and n.memory_mib for n in machine.numa)
 
 
+def _mask(pid: int) -> int:
+    """``Cpus_allowed`` of a process; read with as little work as can be."""
+    file = os.open(f"/proc/{pid}/status", os.O_RDONLY)
+    try:
+        text = os.read(file, 8192)
+    finally:
+        os.close(file)
+    _, _, rest = text.partition(b"\nCpus_allowed:\t")
+    return int(rest[: rest.index(b"\n")].replace(b",", b""), 16)
+
+
+@contextlib.contextmanager
+def _watched(guest: Guest) -> Iterator[dict[int, int]]:
+    """Insist that no CPU has two owners, and read that every 5 ms.
+
+    Processes are in what is given, with the only CPUs that each may have as bits, or 0 for any.
+    """
+    watched, over, wrong, count = dict[int, int](), threading.Event(), [""], 0
+
+    def watch() -> None:
+        nonlocal count
+        while not over.wait(0.005):
+            every = 0
+            for pid, only in tuple(watched.items()):
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError, ValueError):
+                    cpus = _mask(pid)
+                    if cpus != (only or cpus) or cpus & every:
+                        wrong.append(f"{cpus:x}, others {every:x}, its own {only:x}")
+                    every |= cpus
+            count += 1
+
+    watching, began = threading.Thread(target=watch), time.monotonic()
+    watching.start()
+    try:
+        yield watched
+    finally:
+        over.set()
+        watching.join()
+    every = (time.monotonic() - began) / max(1, count)
+    guest.notes.append(f"CPUs of owners read {count} times, every {1000 * every:.0f} ms")
+    assert wrong == [""], wrong[:4]
+
+
+def _arrives(pid: int, away: int) -> dict[int, int]:
+    """Wait until the memory of a process is on one NUMA node."""
+
+    def arrived() -> dict[int, int] | None:
+        # A task has its new memory nodes before the kernel has moved the last pages.
+        found = words.anonymous_memory(pid)
+        there = found.get(away, 0) >= 0.99 * sum(found.values()) > 0
+        return found if there and words.allowed(pid).mems == {away} else None
+
+    return poll(arrived, "memory of the mover", timeout_s=400, every_s=0.2)
+
+
+def _moves_memory(guest: Guest, **room: object) -> None:
+    """Have an agent that can; on Linux 6.1 nothing moves with NUMA balancing."""
+    guest.plugin.terminate()
+    _BALANCING.write_text("0")
+    guest.plugin.write_config({"room": room})
+    guest.plugin.start()
+
+
+_SECONDS = float(os.environ.get(ROOM_SECONDS) or 0)
+_SINGLE = {"policy": "single-numa-node"}
+_MOVABLE = _SINGLE | {"movable": "true"}
+
+
 @case(applies=_roomy, limit_s=900)
 def room_is_made(guest: Guest) -> None:
     """A movable container and its memory change NUMA nodes, so that another one has room."""
-    guest.plugin.terminate()
-    _BALANCING.write_text("0")  # on Linux 6.1 nothing moves with it
-    guest.plugin.start()
-    asks = {"policy": "single-numa-node", "movable": "true"}
+    _moves_memory(guest)
     movers = {
         guest.pid(made): _toucher(guest, made, _MOVED_MIB)
         for made in (
-            guest.pod(name, asks, cpus=2, memory_mib=_MOVED_MIB + 32, command=touch(_MOVED_MIB))
+            guest.pod(name, _MOVABLE, cpus=2, memory_mib=_MOVED_MIB + 32, command=touch(_MOVED_MIB))
             for name in ("mover-a", "mover-b")
         )
     }
     homes = {pid: next(iter(words.allowed(pid).mems)) for pid in movers}
     assert sorted(homes.values()) == [0, 1], "each on a NUMA node, so that neither has 7 CPUs free"
-    watched, over, twice = list(movers), threading.Event(), list[str]()
-
-    def watch() -> None:
-        while not over.wait(0.02):
-            sets = [words.allowed(pid).cpus for pid in tuple(watched)]
-            if sum(map(len, sets)) != len(frozenset().union(*sets)):
-                twice.append(", ".join(map(format_list, sets)))
-
-    watching = threading.Thread(target=watch)
-    watching.start()
-    try:
-        newcomer = guest.pod("newcomer", {"policy": "single-numa-node"}, cpus=7)
-        watched.append(guest.pid(newcomer))
+    with _watched(guest) as watched:
+        watched.update(dict.fromkeys(movers, 0))
+        newcomer = _newcomer(guest, watched, "newcomer", 7)
         (numa_node,) = guest.pinned(newcomer).mems
         (mover,) = (pid for pid, home in homes.items() if home == numa_node)
         away = 1 - numa_node
         assert guest.nodes_of(words.allowed(mover).cpus) == {away}
         free = {i: words.numa_memory(i, "MemFree") // _MIB for i in (0, 1)}
         guest.notes.append(f"during: {words.anonymous_memory(movers[mover])}, MiB free: {free}")
+        guest.notes.append(f"afterwards: {_arrives(movers[mover], away)}")
+        assert guest.plugin.metric("nri_numa_moves_total", reason="room") >= 1
+        counted = guest.plugin.metric("nri_numa_migrated_bytes_total")
+        assert counted >= 0.9 * _MOVED_MIB * _MIB, f"{counted / _MIB:.1f} MiB were moved in steps"
+        if _SECONDS:
+            guest.containerd.cri.remove_pod(newcomer.pod)
+            _again_and_again(guest, watched)
+            for pid in movers.values():
+                _arrives(pid, away)
 
-        def arrived() -> dict[int, int] | None:
-            # A task has its new memory nodes before the kernel has moved the last pages.
-            found = words.anonymous_memory(movers[mover])
-            there = found.get(away, 0) >= 0.99 * sum(found.values()) > 0
-            return found if there and words.allowed(mover).mems == {away} else None
 
-        found = poll(arrived, "memory of the mover", timeout_s=400, every_s=0.5)
-    finally:
-        over.set()
-        watching.join()
-    assert not twice, f"CPUs of two containers: {twice[:3]}"
-    guest.notes.append(f"afterwards: {found}")
-    assert guest.plugin.metric("nri_numa_moves_total", reason="room") >= 1
-    counted = guest.plugin.metric("nri_numa_migrated_bytes_total")
-    assert counted >= 0.9 * _MOVED_MIB * _MIB, f"{counted / _MIB:.1f} MiB were moved in steps"
+@case(applies=lambda machine: _SECONDS > 0 and _roomy(machine), limit_s=900)
+def work_goes_on(guest: Guest) -> None:
+    """A container that writes all of its memory works while that moves; far memory comes home."""
+    _moves_memory(guest, farPages=0.2)
+    command = ("/bin/dd", "if=/dev/zero", "of=/dev/null", f"bs={_MOVED_MIB}M")
+    guest.pod("beside", _SINGLE, cpus=2)  # it has the other NUMA node
+    busy = guest.pod("busy", _MOVABLE, cpus=3, memory_mib=_MOVED_MIB + 32, command=command)
+    pid = guest.pid(busy)
+    poll(lambda: words.anonymous_memory(pid), "memory of the busy one", timeout_s=90, every_s=0.5)
+    figures = []
+
+    def measured(what: str, action: Callable[[], object]) -> None:
+        def done() -> int:
+            return int(Path(f"/proc/{pid}/io").read_text().split()[1]) // (_MOVED_MIB * _MIB)
+
+        began, before = time.monotonic(), done()
+        action()
+        seconds = time.monotonic() - began
+        figures.append(f"{what} {(done() - before) / seconds:.2f} in {seconds:.1f} s")
+
+    home = next(iter(words.allowed(pid).mems))
+    measured("alone", lambda: time.sleep(15))
+    measured("a pod starts", lambda: _newcomer(guest, {}, "newcomer", 7))
+    measured("its memory moves", lambda: _arrives(pid, 1 - home))
+    measured("afterwards", lambda: time.sleep(15))
+    guest.notes.append(f"iterations a second, {_MOVED_MIB} MiB each: {', '.join(figures)}")
+    before = guest.plugin.metric("nri_numa_moves_total", reason="far_pages")
+    _migrate(pid, 1 - home, home)
+    guest.notes.append(f"far: {words.anonymous_memory(pid)}")
+    began = time.monotonic()
+    guest.notes.append(f"home: {_arrives(pid, 1 - home)}, {time.monotonic() - began:.0f} s later")
+    assert guest.plugin.metric("nri_numa_moves_total", reason="far_pages") > before
+    guest.plugin.write_config({})
+
+
+def _newcomer(guest: Guest, watched: dict[int, int], name: str, cpus: int) -> Container:
+    """A container that others make room for; made again, as the kubelet does, if that took long."""
+    pod = guest.sandbox(name, _SINGLE)
+    while True:
+        try:
+            made = guest.container(pod, "main", cpus=cpus)
+            break
+        except CRIError as error:
+            if "the kernel holds up writes of cpusets" not in error.message:
+                raise
+            guest.notes.append(f"{name}: refused once, the kernel held up writes of cpusets")
+    watched[guest.pid(made)] = sum(1 << cpu for cpu in guest.first(made).cpus)
+    return made
+
+
+def _again_and_again(guest: Guest, watched: dict[int, int]) -> None:
+    """Of two random containers the first has to move for the second, every time."""
+    until, rounds, chance = time.monotonic() + _SECONDS, 0, random.Random(7)
+    moves = guest.plugin.metric("nri_numa_moves_total", reason="room")
+    while time.monotonic() < until:
+        rounds += 1
+        mib, cpus = chance.randrange(16, 64), chance.choice((2, 3))
+        mover = guest.pod(f"m{rounds}", _MOVABLE, cpus=cpus, memory_mib=96, command=touch(mib))
+        pid = guest.pid(mover)
+        process = _toucher(guest, mover, mib)
+        home = next(iter(words.allowed(pid).mems))
+        watched[pid] = 0
+        new = _newcomer(guest, watched, f"n{rounds}", chance.randrange(9 - cpus, 8))
+        assert guest.nodes_of(guest.first(new).cpus) == {home}
+        _arrives(process, 1 - home)
+        for one in (new, mover):
+            del watched[guest.pid(one)]
+            guest.containerd.cri.remove_pod(one.pod)
+    moves = guest.plugin.metric("nri_numa_moves_total", reason="room") - moves
+    guest.notes.append(f"{rounds} times room was made, {moves:.0f} moves")
+    assert moves >= rounds

@@ -150,8 +150,11 @@ def test_what_was_decided_is_a_span_below_the_runtimes(tmp_path: Path) -> None:
 
 def test_without_the_exporter_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter", None)
+    monkeypatch.setitem(sys.modules, "opentelemetry", None)
     monkeypatch.setenv("NRI_NUMA_PUBLISH_OTLP_ENDPOINT", "http://127.0.0.1:4318")
     done = invoke("publish", "--socket", "/run/agent.sock", "--node-name", "n1")
     assert done.exit_code == 2
     assert "publish.otlpEndpoint: http://127.0.0.1:4318 needs opentelemetry" in done.output
     assert "which is not installed; expected nri-numa[otel]" in done.output
+    checked = invoke("check")
+    assert "publish.otlpEndpoint is http://127.0.0.1:4318, and the exporter is" in checked.output

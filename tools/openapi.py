@@ -55,6 +55,7 @@ _RECORDS = (
     documents.Zones,
     documents.Kubelet,
     documents.Notices,
+    documents.DecidedRequests,
     documents.Use,
     documents.ContainerUses,
     documents.NUMAInfo,
@@ -190,6 +191,13 @@ _PATHS: dict[str, tuple[str, str, list[dict[str, Any]], dict[str, Any], bool]] =
         "What happened to containers that users of the pod want to know.",
         [_AFTER],
         {"200": _document("Notices", "The notices, in the order of their numbers.")},
+        True,
+    ),
+    "/v1/requests": (
+        "requests",
+        "What was decided about requests of the runtime; spans are made of it.",
+        [_AFTER],
+        {"200": _document("DecidedRequests", "The requests, in the order of their numbers.")},
         True,
     ),
     "/v1/use": (

@@ -56,7 +56,7 @@ from nri_numa.model.workload import (
 from nri_numa.observe import logs
 from nri_numa.observe.decisions import RUNNING, DecisionLog
 from nri_numa.observe.metrics import Metrics
-from nri_numa.observe.notices import Notices
+from nri_numa.observe.notices import DecidedRequests, Notices
 from nri_numa.observe.traces import KeptTrace, keep, unpack
 from nri_numa.store.checkpoint import CheckpointStore
 
@@ -205,6 +205,7 @@ class Agent:
         self._refusals: dict[tuple[str, str, str, str], RefusedContainer] = {}
         self.refused = 0
         self.notices = Notices(clock.time)
+        self.decided = DecidedRequests(clock.time)
         self.synchronized = False
         self.observe = observe
         self.checkpoint = store
@@ -225,7 +226,7 @@ class Agent:
         self._clock = clock
         self._readings = readings
         self._cgroups = cgroups
-        self._tell = DecisionLog(metrics, self.notices)
+        self._tell = DecisionLog(metrics, self.notices, self.decided)
         self._foreign = ForeignPins(metrics)
         self._tasks = DeferredTasks(clock)
         self._traces: dict[str, Trace | KeptTrace] = {}

@@ -82,6 +82,8 @@ EXPLANATIONS_EVERY: Final = 10
 """Rounds between two looks at whether there are new explanations to save."""
 GAPS: Final = 120
 """Rounds that the recent longest gap of the event loop is taken over."""
+DECIDED_REQUESTS: Final = 1024
+"""Requests kept for spans, about a megabyte: `nri-numa publish` reads them within two seconds."""
 BLIND_EVERY: Final = 15
 """Rounds between two pictures of the node where the runtime gives launched plugins none."""
 
@@ -177,6 +179,8 @@ class Daemon:
         if problem := self._notices.open(writable=self.store.locked):
             log.warning("notices", problem=problem)
         agent.notices.changed = agent.notify
+        if config.publish.otlp_endpoint:
+            agent.decided.limit, agent.decided.changed = DECIDED_REQUESTS, agent.notify
         self.unmatched = UnmatchedAnnotations(agent, clock)
         self._device_watch = self._devices.watch(agent)
         self._claims = claim_book(config, name, agent)

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -469,8 +470,11 @@ def state_directory(directory: Path) -> Iterator[Finding]:
 
 
 def http(config: AgentConfig) -> Iterator[Finding]:
-    """Whether the API's address is free, or ours, and its files are in order."""
+    """Whether the API's address is free, or ours, and its files are in order; and the exporter."""
     section = config.http
+    if (endpoint := config.publish.otlp_endpoint) and find_spec("opentelemetry") is None:
+        problem = f"publish.otlpEndpoint is {endpoint}, and the exporter is not installed here"
+        yield _fail("traces", problem, "Install nri-numa[otel] where nri-numa publish runs.")
     address = split_address(section.address)
     if address is None:
         yield _ok("http", "off")

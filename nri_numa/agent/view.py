@@ -271,6 +271,14 @@ class LiveView:
         found = tuple(shown.Notice(**asdict(one)) for one in kept.after(after))
         return shown.Notices(instance=kept.instance, number=number, evicted=evicted, notices=found)
 
+    def requests(self, after: int) -> shown.DecidedRequests:
+        """What was decided about requests of the runtime after a number of the sequence."""
+        decided, instance = self._agent.decided, f"{int(self._about.started * 1000):x}"
+        number = decided.number  # before the requests: one too many is no harm
+        return shown.DecidedRequests(
+            instance=instance, number=number, requests=decided.after(after)
+        )
+
     def notice_number(self) -> int:
         """The last number of that sequence."""
         return self._agent.notices.number

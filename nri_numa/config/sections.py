@@ -295,7 +295,7 @@ class DRA(Section, frozen=True):
 
 
 class Publish(Section, frozen=True):
-    """What ``nri-numa publish`` writes to the API server; the agent itself reads none of it."""
+    """What ``nri-numa publish`` writes to the API server, and the spans that it sends."""
 
     events: bool = True
     """Events on pods: refused, placed wider than ideal, not pinned, late, drift, moved, placed
@@ -326,6 +326,9 @@ class Publish(Section, frozen=True):
     numatopology: bool = False
     """A Numatopology of the Node, for Volcano's plugin numaaware. Needs Volcano's definition in the
     cluster and the rights to create and patch it."""
+    otlp_endpoint: Annotated[str, checked(values.query_url)] = ""
+    """OTLP receiver over HTTP, such as http://127.0.0.1:4318, that gets a span of each request of
+    the runtime that was decided; empty for none. Needs nri-numa[otel]."""
     rate: Annotated[float, Meta(gt=0, le=100)] = 5.0
     """Requests to the API server per second at most."""
     resync: Interval = "5m"

@@ -54,6 +54,7 @@ from nri_numa.nri.wire.versions import (
     synchronizes_launched_plugins,
 )
 from nri_numa.observe.logs import get_logger
+from nri_numa.observe.notices import received
 from nri_numa.runtime import (
     STABLE_SECONDS,
     LinkState,
@@ -170,7 +171,7 @@ async def push_one_shot(plan: Planner, *, socket_path: str, name: str, index: st
                 # One harmless bit: zero would mean all events, and make us a validator.
                 mask = Event.REMOVE_POD_SANDBOX.bit
                 session.reply(stream, pb.ConfigureResponse(events=mask))
-            case ev.SynchronizeRequested(stream, pods, containers):
+            case ev.SynchronizeRequested(stream, pods, containers, _):
                 session.reply(stream, conversion.synchronize_response(plan, pods, containers))
                 if not answered.done():
                     answered.set_result("")
@@ -399,6 +400,8 @@ class NRILink(RuntimeLink):
                     self._stopped[message.pod.id] = time.monotonic()
                 elif kind is Event.REMOVE_POD_SANDBOX:
                     self._stopped.pop(message.pod.id, None)
+                about = getattr(message, "container", None)
+                received(kind.method, about.id if about else "", event.traceparent, time.time())
                 self._answer(stream, event.method, lambda: conversion.answer(self._handler, event))
 
     def _answer(
@@ -476,6 +479,7 @@ class NRILink(RuntimeLink):
         self.watch.answered(REGISTRATION)
         self._stopped.clear()
         started = time.perf_counter()
+        received(event.method, "", event.traceparent, time.time())
         refusal = self._answer(
             event.stream, event.method, lambda: conversion.answer(self._handler, event)
         )

@@ -11,7 +11,7 @@ from nri_numa.model.machine import Topology
 from nri_numa.model.workload import Container, PodSandbox
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import Metrics
-from nri_numa.observe.notices import Notices, What
+from nri_numa.observe.notices import DecidedRequests, Notices, What
 
 log = get_logger("agent")
 
@@ -60,9 +60,10 @@ class DecisionLog:
     Most of it is called once the reply has left.
     """
 
-    def __init__(self, metrics: Metrics, notices: Notices) -> None:
+    def __init__(self, metrics: Metrics, notices: Notices, requests: DecidedRequests) -> None:
         self._metrics = metrics
         self._notices = notices
+        self._requests = requests
 
     def ignored(self, trace: Trace) -> None:
         """Annotations that are not permitted, and that the operator wants ignored."""
@@ -112,6 +113,7 @@ class DecisionLog:
         else:
             outcome, reason = "widened", str(allocation.kind)
         self._metrics.decision(outcome, reason, str(allocation.policy))
+        self._decided(allocation, outcome, cpus)
         log.info(
             "container placed",
             outcome=outcome,
@@ -125,6 +127,13 @@ class DecisionLog:
         trace = decision.trace
         policy = trace.requested.policy.value if trace.requested is not None else "none"
         self._metrics.decision("refused", decision.reason, policy)
+        pod, container = trace.pod, trace.container
+        self._requests.decided(
+            container.id,
+            (pod.namespace, pod.name, pod.uid, container.name),
+            {"outcome": "refused", "policy": policy, "reason": decision.reason},
+            "" if observed else decision.message,
+        )
         log.warning(
             "container refused",
             pod=trace.pod.full_name,
@@ -169,11 +178,19 @@ class DecisionLog:
             old, new = getattr(before, name), getattr(allocation, name)
             if old != new:
                 fields[name] = f"{old} -> {new}"
+        self._decided(allocation, "resized", cpus)
         log.info("container resized", **fields)
 
     def released(self, allocation: Allocation, cpus: Callable[[Allocation], str]) -> None:
         """A container gave back what it had; ``cpus`` makes the kernel list of it."""
-        log.info("container released", **fields_of(allocation, cpus(allocation)))
+        had = cpus(allocation)
+        self._decided(allocation, "released", had)
+        log.info("container released", **fields_of(allocation, had))
+
+    def _decided(self, one: Allocation, outcome: str, cpus: str) -> None:
+        fields = {name: getattr(one, name) for name in ("kind", "mems", "policy", "reason")}
+        who = (one.namespace, one.pod, one.pod_uid, one.container)
+        self._requests.decided(one.container_id, who, {"outcome": outcome, "cpus": cpus, **fields})
 
     def let_go(self, allocation: Allocation) -> None:
         """Its pod kept CPUs of a container that ended, and does no more."""
@@ -211,15 +228,16 @@ class DecisionLog:
         self._metrics.drift_repaired.inc(len(outcome.repaired))
         for problem in outcome.problems:
             log.warning("synchronize", problem=problem)
-        log.info(
-            "synchronized",
-            containers=len(outcome.state.allocations),
-            adopted=len(outcome.adopted),
-            gap=gap,
-            repaired=len(outcome.repaired),
-            gone=len(outcome.removed),
-            updates=len(outcome.updates),
-        )
+        counts = {
+            "containers": len(outcome.state.allocations),
+            "adopted": len(outcome.adopted),
+            "gap": gap,
+            "repaired": len(outcome.repaired),
+            "gone": len(outcome.removed),
+            "updates": len(outcome.updates),
+        }
+        self._requests.decided("", (), {"outcome": "synchronized", **counts})
+        log.info("synchronized", **counts)
 
     def broken(self, sentences: Sequence[str]) -> None:
         """Broken invariants are counted and said, never a reason to stop."""

@@ -11,9 +11,10 @@ The HTTP side reads from another thread: a notice never changes, another one tak
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from enum import StrEnum
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 from msgspec.structs import replace
@@ -27,6 +28,7 @@ MERGE: Final = 600.0
 gathers similar Events for as long."""
 LONGEST: Final = 1024
 """Characters of a message; what becomes an Event may have as many bytes."""
+WHO: Final = ("namespace.name", "pod.name", "pod.uid", "container.name")
 
 
 class What(StrEnum):
@@ -157,3 +159,53 @@ class Notices:
 
 def _key(notice: Notice) -> _Key:
     return notice.pod_uid, notice.container, notice.what, notice.reason
+
+
+class DecidedRequest(msgspec.Struct, rename="camel"):
+    """A request of the runtime, and what was decided about the container that it is about."""
+
+    method: Annotated[str, "The request as NRI names it, such as CreateContainer."]
+    container_id: Annotated[str, "Empty for Synchronize, which is about all containers."]
+    traceparent: Annotated[str, "The runtime's span in W3C Trace Context; empty without one."]
+    start: Annotated[float, "When it came; seconds since the epoch."]
+    number: Annotated[int, "Where in the sequence."] = 0
+    end: Annotated[float, "When it was decided; seconds since the epoch."] = 0.0
+    refused: Annotated[str, "Why it was refused; else empty."] = ""
+    attributes: Annotated[dict[str, str | int], "By their names in OpenTelemetry."] = {}
+
+
+_request: ContextVar[DecidedRequest | None] = ContextVar("_request", default=None)
+
+
+def received(method: str, container_id: str, traceparent: str, at: float) -> None:
+    """A request begins; what it defers runs in its context, and is its decision too."""
+    _request.set(DecidedRequest(method, container_id, traceparent, at))
+
+
+class DecidedRequests:
+    """The latest ``limit`` requests that were decided; one that has a number never changes."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self.limit = self.number = 0
+        self.changed: Callable[[], object] = lambda: None
+        self._kept: tuple[DecidedRequest, ...] = ()
+
+    def decided(
+        self, container: str, who: Sequence[str], fields: Mapping[str, object], refused: str = ""
+    ) -> None:
+        """Something was decided about a container, whose `WHO` this is, or about all."""
+        one = _request.get()
+        if self.limit and one is not None and not one.number and one.container_id == container:
+            named = {"container.id": container} if container else {}
+            named |= {f"k8s.{name}": value for name, value in zip(WHO, who, strict=False)}
+            own = {f"numa.{k}": v if isinstance(v, int) else str(v) for k, v in fields.items()}
+            one.attributes, one.refused = {**named, **own}, refused
+            one.end, one.number = self._now(), self.number + 1
+            self._kept = (*self._kept[1 - self.limit :], one)
+            self.number = one.number
+            self.changed()
+
+    def after(self, number: int) -> tuple[DecidedRequest, ...]:
+        """Those after a number of the sequence."""
+        return tuple([one for one in self._kept if one.number > number])

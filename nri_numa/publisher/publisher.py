@@ -36,6 +36,7 @@ from nri_numa.publisher.outputs import (
 )
 from nri_numa.publisher.source import AgentSource, AgentUnavailable, Changed
 from nri_numa.publisher.topology import GUARANTEED, UNLISTED, TopologyOutput
+from nri_numa.publisher.traces import SpanSender
 from nri_numa.publisher.writer import Writer, WriterMetrics
 from nri_numa.web.responses import (
     Assignments,
@@ -138,7 +139,7 @@ class Publisher:
     """One node's publisher; `settle` is `SETTLE` but for tests.
 
     Raises:
-        ConfigError: there is no socket to read.
+        ConfigError: there is no socket to read, or no exporter for `publish.otlpEndpoint`.
     """
 
     def __init__(
@@ -165,6 +166,7 @@ class Publisher:
         # What is written, the most important first.
         self._topology = self._node = self._pods = self._capacity = self._numatopology = None
         self._slices = self._claims = self._events = self._handover = self._bound = None
+        self._spans: SpanSender | None = None
         self._bound_changed = asyncio.Event()
         if publish.node_resource_topology:
             force = publish.node_resource_topology_force
@@ -197,6 +199,9 @@ class Publisher:
             )
         if publish.events:
             self._events = EventOutput(node, prefix)
+        if publish.otlp_endpoint:
+            dropped = self.metrics.dropped.labels("traces").inc
+            self._spans = SpanSender(publish.otlp_endpoint, node, self._source, dropped)
         if config.offline_capacity.file:
             interval = parse_duration(config.offline_capacity.interval)
             self._handover = HandoverOutput(node, prefix, interval)
@@ -255,6 +260,8 @@ class Publisher:
             tasks += self._bound.watch.run(), self._follow_bound()
         if self._claims is not None:
             tasks.append(self._claims.run())
+        if self._spans is not None:
+            tasks.append(self._spans.run())
         try:
             async with asyncio.TaskGroup() as group:
                 for task in tasks:
@@ -294,6 +301,8 @@ class Publisher:
 
     async def _read(self, changed: Changed) -> None:
         """Read what changed, and want what follows from it."""
+        if self._spans is not None:
+            self._spans.wake.set()
         await self._read_zones()
         if self._node is not None and not self._machine_read:
             info = await self._source.read(NUMAInfo)

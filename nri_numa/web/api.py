@@ -82,7 +82,8 @@ class API:
             document("/v1/slots", view.slots),
             document("/v1/zones", view.zones),
             document("/v1/kubelet", view.kubelet),
-            get("/v1/notices", self._notices, "after"),
+            get("/v1/notices", partial(self._after, view.notices), "after"),
+            get("/v1/requests", partial(self._after, view.requests), "after"),
             document("/v1/use", view.use),
             get("/v1/use/{namespace}/{pod}/{container}", self._container_use),
             Route("GET", "/v1/events", self._events, admit=self._changes.admit, query=()),
@@ -136,11 +137,11 @@ class API:
             )
         return _json(shown.Explanations(explanations=tuple(found)))
 
-    def _notices(self, request: Request) -> Response:
+    def _after(self, read: Callable[[int], object], request: Request) -> Response:
         text = request.query.get("after", "0")
         if not (text.isascii() and text.isdigit() and len(text) <= 18):
             raise APIError(400, "BadRequest", f"after={text[:80]!r}, expected a number")
-        return _json(self._view.notices(int(text)))
+        return _json(read(int(text)))
 
     async def _container_use(self, request: Request) -> Response:
         namespace, pod, container = request.segments[2:]

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from msgspec import UNSET, Struct, UnsetType
 
 from nri_numa.config.sections import camel_case
+from nri_numa.observe.notices import DecidedRequest
 
 IdList = Annotated[str, "Ids in the kernel's list format, such as 0-3,8."]
 Seconds = Annotated[float, "Seconds since the epoch."]
@@ -231,6 +232,14 @@ class Notices(Document, frozen=True, kw_only=True):
     number: Annotated[int, "The last number given out."]
     evicted: Annotated[int, "Notices that made room for newer ones."]
     notices: tuple[Notice, ...]
+
+
+class DecidedRequests(Document, frozen=True, kw_only=True):
+    """Requests in the order of their numbers; none without publish.otlpEndpoint."""
+
+    instance: Annotated[str, "Names the sequence; when it is another one, ask from 0 again."]
+    number: Annotated[int, "The last number given out."]
+    requests: tuple[DecidedRequest, ...]
 
 
 class NUMANodeLoad(Document, frozen=True, kw_only=True):

@@ -159,6 +159,7 @@ class Containerd(processes.Daemon):
         self.log_root = directory / "pods"
         self.cdi_directory = directory / "cdi"
         self.end_limit_s = 180.0
+        self.spans_to = ""  # an OTLP receiver over HTTP
         self._image_archive = image
         self._cni = cni
         self._cri: CRI | None = None
@@ -204,6 +205,8 @@ class Containerd(processes.Daemon):
           conf_dir = '{self.directory}/cni/conf'
           bin_dir = '{self.directory}/cni/bin'
 """
+        tracing = "'io.containerd.internal.v1.tracing', 'io.containerd.tracing.processor.v1.otlp',"
+        tracing = "" if self.spans_to else tracing
         common = f"""
 root = '{self.root}'
 state = '{self.state}'
@@ -211,8 +214,7 @@ disabled_plugins = [
   'io.containerd.internal.v1.opt', 'io.containerd.snapshotter.v1.btrfs',
   'io.containerd.snapshotter.v1.devmapper', 'io.containerd.snapshotter.v1.zfs',
   'io.containerd.snapshotter.v1.aufs', 'io.containerd.snapshotter.v1.blockfile',
-  'io.containerd.snapshotter.v1.erofs', 'io.containerd.internal.v1.tracing',
-  'io.containerd.tracing.processor.v1.otlp', 'io.containerd.internal.v1.restart',
+  'io.containerd.snapshotter.v1.erofs', {tracing} 'io.containerd.internal.v1.restart',
 ]
 [grpc]
   address = '{self.socket}'
@@ -274,7 +276,9 @@ disabled_plugins = [
         path = os.environ.get("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
         tools = f"{self.binaries.directory}:{self.binaries.runc.parent}"
         # No proxies and no locale of ours: the daemon talks to nobody.
-        return {"PATH": f"{tools}:{path}", "HOME": str(self.directory), "LC_ALL": "C"}
+        traced = {"ENDPOINT": self.spans_to, "PROTOCOL": "http/protobuf"} if self.spans_to else {}
+        exporter = {f"OTEL_EXPORTER_OTLP_{name}": value for name, value in traced.items()}
+        return {"PATH": f"{tools}:{path}", "HOME": str(self.directory), "LC_ALL": "C", **exporter}
 
     def start(self, *, timeout_s: float = 180.0, keep_configuration: bool = False) -> None:
         """Start the daemon, wait until it serves CRI, have the image there.

@@ -263,6 +263,9 @@ class FakeView:
             instance=self.instance, number=self.notice_number(), evicted=0, notices=found
         )
 
+    def requests(self, after: int) -> shown.DecidedRequests:
+        return shown.DecidedRequests(instance="1", number=after, requests=())
+
     def notice_number(self) -> int:
         return max((one.number for one in self.noted), default=0)
 

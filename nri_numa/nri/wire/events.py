@@ -42,6 +42,7 @@ class SynchronizeRequested(msgspec.Struct, frozen=True):
         stream: of the last slice.
         pods: every pod sandbox the runtime knows, in no order.
         containers: every created or running container; its pod may be missing.
+        traceparent: as of `nri_numa.nri.wire.ttrpc.Call`.
     """
 
     method: ClassVar[str] = "Synchronize"
@@ -49,6 +50,7 @@ class SynchronizeRequested(msgspec.Struct, frozen=True):
     stream: int
     pods: Sequence[pb.PodSandbox]
     containers: Sequence[pb.Container]
+    traceparent: str = ""
 
 
 class Requested(msgspec.Struct, frozen=True):
@@ -59,11 +61,13 @@ class Requested(msgspec.Struct, frozen=True):
             own, to all others it is empty.
         message: has the ``pod``, the ``container`` if it is about one, and of an update the
             ``linux_resources``.
+        traceparent: as of `nri_numa.nri.wire.ttrpc.Call`.
     """
 
     stream: int
     event: Event
     message: Any
+    traceparent: str = ""
 
     @property
     def method(self) -> str:

@@ -395,7 +395,7 @@ class PluginSession(Session[ev.PluginEvent]):
                 return None
             case pb.SynchronizeRequest():
                 self._step(Step.SYNCHRONIZE)
-                return self._slice(stream, request, len(call.payload))
+                return self._slice(call, request)
             case pb.ConfigureRequest():
                 self._step(Step.CONFIGURE)
                 self._configure = stream
@@ -413,17 +413,15 @@ class PluginSession(Session[ev.PluginEvent]):
                     # Never subscribed to, or of a later release: no reason to fail the runtime.
                     self._server.reply(stream, b"")
                     return None
-                return ev.Requested(stream, event, request)
+                return ev.Requested(stream, event, request, call.traceparent)
 
-    def _slice(
-        self, stream: int, request: pb.SynchronizeRequest, size: int
-    ) -> ev.PluginEvent | None:
+    def _slice(self, call: ttrpc.Call, request: pb.SynchronizeRequest) -> ev.PluginEvent | None:
         """Collect one slice; the last one makes the event, the others are answered here.
 
         Slices with nothing in them arrive by the thousand from runtimes up to NRI 0.12 that have
         few pods with big containers; they cost one parse and one 22-byte answer each.
         """
-        self._size += size
+        self._size += len(call.payload)
         self._pods.extend(request.pods)
         self._containers.extend(request.containers)
         objects = len(self._pods) + len(self._containers)
@@ -433,11 +431,11 @@ class PluginSession(Session[ev.PluginEvent]):
                 f" {self.max_objects} in {self.max_bytes} are taken"
             )
         if request.more:
-            self._server.reply(stream, pb.SynchronizeResponse(more=True).SerializeToString())
+            self._server.reply(call.stream, pb.SynchronizeResponse(more=True).SerializeToString())
             return None
-        event = ev.SynchronizeRequested(stream, self._pods, self._containers)
+        event = ev.SynchronizeRequested(call.stream, self._pods, self._containers, call.traceparent)
         self._pods, self._containers, self._size = [], [], 0
-        self._synchronize = stream
+        self._synchronize = call.stream
         return event
 
 

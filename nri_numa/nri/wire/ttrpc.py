@@ -201,6 +201,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         timeout_nano: time left in nanoseconds; 0 without a deadline, negative when already late.
+        traceparent: the caller's span in W3C Trace Context, from a runtime that traces; or empty.
     """
 
     stream: int
@@ -208,6 +209,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     method: str
     payload: bytes
     timeout_nano: int
+    traceparent: str = ""
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
@@ -326,12 +328,14 @@ class TTRPCServer:
                     if len(self._unanswered) >= MAX_UNANSWERED:
                         raise LocalProtocolError(f"more than {MAX_UNANSWERED} calls unanswered")
                     self._unanswered.add(stream)
+                    metadata = {one.key: one.value for one in request.metadata}
                     return Call(
                         stream=stream,
                         service=request.service,
                         method=request.method,
                         payload=request.payload,
                         timeout_nano=request.timeout_nano,
+                        traceparent=metadata.get("traceparent", ""),
                     )
             self._send_status(stream, Code.INVALID_ARGUMENT, mistake)
         return None

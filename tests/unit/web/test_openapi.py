@@ -68,6 +68,7 @@ TARGETS = [
     ("/v1/notices", "/v1/notices"),
     ("/v1/notices", "/v1/notices?after=7"),
     ("/v1/notices", "/v1/notices?after=seven"),
+    ("/v1/requests", "/v1/requests?after=7"),
     ("/v1/use", "/v1/use"),
     ("/v1/use/{namespace}/{pod}/{container}", "/v1/use/shop/pod-1/server"),
     ("/v1/use/{namespace}/{pod}/{container}", "/v1/use/shop/pod-1/nobody"),

@@ -1,0 +1,43 @@
+"""Spans of decisions beside those of a real containerd."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.beds.containerd import Containerd, find_binaries
+from tests.beds.cri import poll
+from tests.beds.plugin_process import StartPlugin
+from tests.beds.testbed import TestbedUnavailable
+from tests.e2e.conftest import unavailable
+from tests.integration.test_traces import receiving
+
+
+@pytest.mark.e2e
+def test_a_decision_is_below_the_request_in_the_trace_of_containerd() -> None:
+    with (
+        tempfile.TemporaryDirectory(prefix="nri-numa-e2e-") as name,
+        receiving() as receiver,
+    ):
+        try:
+            bed = Containerd(find_binaries(), Path(name))
+            bed.spans_to = receiver.url
+            bed.start()
+        except TestbedUnavailable as error:
+            unavailable(error)
+        with bed:
+            start = StartPlugin(bed.directory, bed.nri_socket)
+            plugin = start({"publish": {"otlpEndpoint": receiver.url}})
+            try:
+                bed.cri.run(bed.cri.run_pod("traced"))
+                _, created = plugin.json("/v1/requests")["requests"]
+            finally:
+                plugin.close()
+            _, trace, span, _ = created["traceparent"].split("-")
+            poll(lambda: bytes.fromhex(span) in receiver.spans, "containerd's span")
+            above = receiver.spans[bytes.fromhex(span)]
+            assert above.name == "nri.pkg.api.v1alpha1.Plugin/CreateContainer"
+            assert above.trace_id.hex() == trace
+            bed.cri.remove_all()

@@ -1,0 +1,160 @@
+"""Spans of decisions: from the runtime's requests to an OTLP receiver, through both processes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+
+from tests.beds.embedded_node import CRIError, Node, limits, until
+from tests.beds.plugin_process import plugin_environment
+from tests.beds.processes import Daemon
+from tests.unit.cli.conftest import invoke
+
+TRACE, ABOVE = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+
+
+class Receiver:
+    """What came, and the resource that it came from; ``refuses`` answers with an error."""
+
+    def __init__(self) -> None:
+        self.spans: dict[bytes, Span] = {}
+        self.resource: dict[str, Any] = {}
+        self.refused = 0
+        self.refuses = False
+        self.url = ""
+
+    def take(self, body: bytes) -> int:
+        if self.refuses:
+            self.refused += 1
+            return 400
+        for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
+            self.resource = values(resource.resource)
+            for scope in resource.scope_spans:
+                self.spans |= {span.span_id: span for span in scope.spans}
+        return 200
+
+    def named(self, method: str, **attributes: str) -> Span:
+        """The span of a request, as soon as it is there."""
+
+        def found() -> list[Span]:
+            wanted = {name.replace("_", "."): text for name, text in attributes.items()}.items()
+            every = tuple(self.spans.values())
+            return [one for one in every if one.name == method and wanted <= values(one).items()]
+
+        until(found, f"a span of {method} {attributes}")
+        (one,) = found()
+        return one
+
+
+def values(message: Any) -> dict[str, Any]:
+    """Attributes of a span or a resource."""
+    return {
+        each.key: getattr(each.value, str(each.value.WhichOneof("value")))
+        for each in message.attributes
+    }
+
+
+@contextmanager
+def receiving() -> Iterator[Receiver]:
+    receiver = Receiver()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            assert self.path == "/v1/traces"
+            self.send_response(receiver.take(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        receiver.url = f"http://127.0.0.1:{server.server_port}"
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        yield receiver
+        server.shutdown()
+        thread.join()
+
+
+def test_what_was_decided_is_a_span_below_the_runtimes(tmp_path: Path) -> None:
+    """One for each request, sent again after an outage, with what an operator searches for."""
+    with receiving() as receiver:
+        off = dict.fromkeys(("events", "nodeAnnotations", "nodeLabels"), False)
+        socket = {"socket": str(tmp_path / "agent.sock")}
+        publish = {"otlpEndpoint": receiver.url, "address": "off", **off}
+        with Node(tmp_path, config={"http": socket, "publish": publish}) as node:
+            faults = node.runtime.faults
+            faults.metadata = {"traceparent": f"00-{TRACE}-{ABOVE}-01"}
+            node.start()
+            words = [sys.executable, "-m", "nri_numa", "publish", "--node-name=n1"]
+            config = f"--config={node.plugin.config_file}"
+            publisher = Daemon("publish", [*words, config], tmp_path, plugin_environment())
+            with publisher:
+                assert values(receiver.named("Synchronize"))["numa.outcome"] == "synchronized"
+                receiver.refuses = True
+                db = node.owner("db", 2)
+                until(lambda: receiver.refused, "the receiver refuses")
+                receiver.refuses = False
+                span = receiver.named("CreateContainer", k8s_pod_name="db")
+                assert (span.trace_id.hex(), span.parent_span_id.hex()) == (TRACE, ABOVE)
+                assert 0 < span.end_time_unix_nano - span.start_time_unix_nano < 60e9
+                assert values(span) == {
+                    "k8s.namespace.name": "default",
+                    "k8s.pod.name": "db",
+                    "k8s.pod.uid": "uid-db",
+                    "k8s.container.name": "app",
+                    "container.id": db.id,
+                    "numa.outcome": "admitted",
+                    "numa.kind": "exclusive",
+                    "numa.cpus": "0-1",
+                    "numa.mems": "0",
+                    "numa.policy": "single-numa-node",
+                    "numa.reason": "2 exclusive CPUs on NUMA node 0",
+                }
+                node.call(node.runtime.update_container(db.id, limits(3)))
+                resized = values(receiver.named("UpdateContainer", k8s_pod_name="db"))
+                assert (resized["numa.outcome"], resized["numa.cpus"]) == ("resized", "0-2")
+                assert receiver.resource["service.name"] == "nri-numa"
+                assert receiver.resource["k8s.node.name"] == "n1"
+                with pytest.raises(CRIError):
+                    node.run("big", {"policy": "single-numa-node"}, cpus=33)
+                refused = receiver.named("CreateContainer", k8s_pod_name="big")
+                assert refused.status.code == Status.STATUS_CODE_ERROR
+                assert "exclusive CPUs" in refused.status.message
+                faults.metadata = {"traceparent": f"00-{TRACE}-{ABOVE}-00"}
+                node.free("unsampled")
+                faults.metadata = {"traceparent": "00-0"}
+                node.call(node.runtime.stop_container(db.id))
+                stopped = receiver.named("StopContainer", k8s_pod_name="db")
+                assert stopped.trace_id.hex() != TRACE
+                assert not stopped.parent_span_id
+                named = {values(one).get("k8s.pod.name") for one in receiver.spans.values()}
+                assert "unsampled" not in named
+                sent = dict(receiver.spans)
+                publisher.end()
+                publisher.start()
+                node.owner("after", 2)
+                receiver.named("CreateContainer", k8s_pod_name="after")
+                assert len(receiver.spans) == len(sent) + 1
+
+
+def test_without_the_exporter_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter", None)
+    monkeypatch.setitem(sys.modules, "opentelemetry", None)
+    monkeypatch.setenv("NRI_NUMA_PUBLISH_OTLP_ENDPOINT", "http://127.0.0.1:4318")
+    done = invoke("publish", "--socket", "/run/agent.sock", "--node-name", "n1")
+    assert done.exit_code == 2
+    assert "publish.otlpEndpoint: http://127.0.0.1:4318 needs opentelemetry" in done.output
+    assert "which is not installed; expected nri-numa[otel]" in done.output
+    checked = invoke("check")
+    assert "publish.otlpEndpoint is http://127.0.0.1:4318, and the exporter is" in checked.output

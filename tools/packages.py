@@ -23,6 +23,7 @@ _HOME: Final = "usr/lib/nri-numa"
 _SUMMARY: Final = "NUMA placement for Kubernetes nodes, an NRI plugin"
 _TEXT: Final = "Pins containers to CPUs and memory nodes before their first instruction."
 _CONFIG: Final = "/etc/nri-numa/agent.yaml"
+_UNITS: Final = sorted((REPOSITORY / "systemd").glob("nri-numa.*"))
 # The interpreter finds its library beside the name it was called by, and what it starts calls that.
 _PYTHON: Final = """#!/bin/sh
 here=$(dirname "$(readlink -f "$0")")/..
@@ -55,15 +56,20 @@ def bundle(programs: Rootfs, architecture: str) -> Rootfs:
     return made
 
 
-def _unit(program: str) -> bytes:
-    text = (REPOSITORY / "systemd" / "nri-numa.service").read_text(encoding="utf-8")
-    return text.replace("/usr/local/bin/nri-numa", program).encode()
+def _units(program: str) -> dict[str, bytes]:
+    """The service, and the socket without which it has no HTTP, by name."""
+    texts = {path.name: path.read_text(encoding="utf-8") for path in _UNITS}
+    return {
+        name: text.replace("/usr/local/bin/nri-numa", program).encode()
+        for name, text in texts.items()
+    }
 
 
 def archive(made: Rootfs) -> bytes:
     """The bundle to unpack anywhere, with unit and configuration beside it."""
     files = made.under(f"nri-numa-{version()}")
-    files.add(f"nri-numa-{version()}/nri-numa.service", _unit("/usr/local/bin/nri-numa"))
+    for name, unit in _units("/usr/local/bin/nri-numa").items():
+        files.add(f"nri-numa-{version()}/{name}", unit)
     config = (REPOSITORY / "config" / "agent.yaml").read_bytes()
     files.add(f"nri-numa-{version()}/agent.yaml", config)
     return gzip.compress(files.tar(), 9, mtime=EPOCH)
@@ -76,7 +82,8 @@ def _installed(made: Rootfs) -> Rootfs:
 
     files = made.under(_HOME)
     files.add(_CONFIG, (REPOSITORY / "config" / "agent.yaml").read_bytes())
-    files.add("usr/lib/systemd/system/nri-numa.service", _unit("/usr/bin/nri-numa"))
+    for name, unit in _units("/usr/bin/nri-numa").items():
+        files.add(f"usr/lib/systemd/system/{name}", unit)
     completion = BashComplete(cli, {}, "nri-numa", "_NRI_NUMA_COMPLETE").source()
     files.add("usr/share/bash-completion/completions/nri-numa", completion.encode())
     files.add("usr/share/doc/nri-numa/copyright", (REPOSITORY / "LICENSE").read_bytes())
@@ -150,7 +157,7 @@ if [ "$1" = 0 ]; then {_STOP.strip()}; fi
 %config(noreplace) {_CONFIG}
 /{_HOME}
 /usr/bin/nri-numa
-/usr/lib/systemd/system/nri-numa.service
+/usr/lib/systemd/system/nri-numa.*
 /usr/share/bash-completion/completions/nri-numa
 /usr/share/doc/nri-numa
 """,

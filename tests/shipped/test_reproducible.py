@@ -158,7 +158,8 @@ def test_the_bundle_runs_where_it_is_unpacked_and_packages_hold_it(
     listed = subprocess.run(["dpkg-deb", "-c", deb], capture_output=True, text=True, check=True)
     (rpm,) = one.glob("*.rpm")
     asked = subprocess.run(["rpm", "-qpl", rpm], capture_output=True, text=True, check=True)
-    for name in ("/etc/nri-numa/agent.yaml", "/usr/lib/systemd/system/nri-numa.service"):
+    units = ("/usr/lib/systemd/system/nri-numa.service", "/usr/lib/systemd/system/nri-numa.socket")
+    for name in ("/etc/nri-numa/agent.yaml", *units):
         assert name[1:] in listed.stdout
         assert name in asked.stdout
 

@@ -112,7 +112,7 @@ def _got(made: Allocation) -> Got:
 class AtWill:
     """No engine: whoever fits by any moves at all of those that run, one NUMA node each.
 
-    What no search can be better than, for a node that refuses nobody who fits.
+    No bound: who fits so is in the way of those that come later.
     """
 
     def __init__(self, topology: Topology, reserved: CPUSet) -> None:

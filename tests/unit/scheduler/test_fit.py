@@ -37,12 +37,6 @@ def text(found: Fits | Short) -> str:
     return found.text(found.most)
 
 
-def test_restricted_goes_by_what_is_neediest() -> None:
-    assert places(fit(table(12, 12), request(single(20, policy="restricted")), SPREAD)) == {
-        "main": "0-1"
-    }
-
-
 @pytest.mark.parametrize(
     ("document", "room", "expected"),
     [

@@ -280,16 +280,6 @@ def events(*notices: Notice) -> tuple[EventOutput, World]:
     return output, World(output)
 
 
-def test_an_event_is_made_once_and_then_counted_up() -> None:
-    output, world = events(NOTICE)
-    world.work()
-    assert "series" not in world.event
-    output.want([replace(NOTICE, count=7, number=40)], NOW)
-    world.work(until=20.0)
-    assert world.event["series"]["count"] == 7
-    assert world.server.verbs() == ["create", "patch"]
-
-
 def test_what_goes_on_for_hours_costs_little() -> None:
     """Refused every ten seconds for an hour, told every five minutes, and in the end exactly."""
     output, world = events(NOTICE)
@@ -299,20 +289,6 @@ def test_what_goes_on_for_hours_costs_little() -> None:
     world.work(until=world.now + 301.0)
     assert world.event["series"]["count"] == 361
     assert len(world.server.requests) < 20
-
-
-def test_a_restarted_publisher_finds_its_event_and_doubles_nothing() -> None:
-    _, world = events(replace(NOTICE, count=3))
-    world.work()
-    before = dict(world.server.objects)
-    output = EventOutput("n1", "x.io")
-    output.want([replace(NOTICE, count=5)], NOW)
-    later = World(output)
-    later.server.objects = world.server.objects
-    later.work()
-    assert later.server.objects.keys() == before.keys()
-    assert later.event["series"]["count"] == 5
-    assert later.server.verbs() == ["create", "patch"]
 
 
 def test_one_that_exists_and_happened_once_needs_no_more() -> None:

@@ -209,23 +209,6 @@ async def test_what_waits_and_what_will_never_be_written_is_counted(world: World
     assert 'publish_dropped_total{output="events"} 1.0' in world.text()
 
 
-def test_a_missing_socket_is_said_once_and_waited_for(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def run() -> None:
-        world = World(tmp_path)
-        world.start_publisher()
-        await until(lambda: "agent.sock" in world.publisher.problem)
-        await asyncio.sleep(0)
-        await world.start_agent()
-        await until(lambda: "agent.sock" not in world.publisher.problem)
-        await world.stop_publisher()
-        await world.stop_agent()
-
-    asyncio.run(run())
-    assert len([r for r in caplog.records if "the agent does not answer" in r.message]) == 1
-
-
 def test_somebody_else_at_the_socket(tmp_path: Path) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readline()

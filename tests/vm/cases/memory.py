@@ -325,7 +325,11 @@ def work_goes_on(guest: Guest) -> None:
     guest.notes.append(f"far: {words.anonymous_memory(pid)}")
     began = time.monotonic()
     guest.notes.append(f"home: {_arrives(pid, 1 - home)}, {time.monotonic() - began:.0f} s later")
-    assert guest.plugin.metric("nri_numa_moves_total", reason="far_pages") > before
+
+    def counted() -> bool:
+        return guest.plugin.metric("nri_numa_moves_total", reason="far_pages") > before
+
+    poll(counted, "the move counted", timeout_s=120)  # the mover looks a second time before
     guest.plugin.write_config({})
 
 

@@ -1,4 +1,4 @@
-"""``python -m bench``: measure everything within a few minutes, print it, write it down.
+"""``python -m bench``: measure everything in about twenty minutes, print it, write it down.
 
 The result is printed and written to ``artifacts/performance-DATE.md``, ready for
 docs/performance.md.

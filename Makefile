@@ -83,10 +83,10 @@ test-kube: $(STAMP) ## The tests in a real Kubernetes, built once (root)
 	$(BIN)/python -m tests.beds.kube.build
 	NRI_NUMA_REQUIRE_KUBE=1 $(PYTEST) -m kube
 
-# Suites of Debian and names in PATH; python3.12 is in no suite.
-INTERPRETERS := trixie sid python3.12
+# Suites of Debian and names in PATH; python3.12 is in no suite. arm64 is the bundle, emulated.
+INTERPRETERS := trixie sid python3.12 arm64
 
-interpreters: $(STAMP) ## The core of the tests on newer Pythons (root)
+interpreters: $(STAMP) ## The core of the tests on newer Pythons and on arm64 (root)
 	$(BIN)/python -m tests.interpreters $(INTERPRETERS)
 
 kube: $(STAMP) ## A shell with kubectl in front of a real Kubernetes with nri-numa (root)

@@ -202,8 +202,6 @@ def purl(distribution: importlib.metadata.Distribution) -> str:
 
 def _add_distributions(rootfs: Rootfs, architecture: str) -> None:
     """Add what is pinned, from wheels for that architecture."""
-    machine = interpreter.ARCHITECTURES[architecture]
-    versions = ("2014", "_2_17", "_2_26", "_2_27", "_2_28", "_2_31", "_2_34")
     with tempfile.TemporaryDirectory() as site:
         subprocess.run(  # noqa: S603 - the interpreter that runs this
             [
@@ -213,7 +211,7 @@ def _add_distributions(rootfs: Rootfs, architecture: str) -> None:
                 *("--only-binary=:all:", "--no-binary=cgroupspy"),
                 *(f"--python-version={interpreter.PYTHON}", "--implementation=cp"),
                 *("--target", site),
-                *(f"--platform=manylinux{one}_{machine}" for one in versions),
+                *interpreter.platforms(architecture),
                 *("--requirement", str(RUNTIME_LOCK)),
             ],
             check=True,

@@ -46,6 +46,13 @@ def here() -> str:
     return found[0]
 
 
+def platforms(architecture: str) -> list[str]:
+    """The words by which pip takes wheels that this interpreter can load there."""
+    versions = ("2014", "_2_17", "_2_26", "_2_27", "_2_28", "_2_31", "_2_34")
+    machine = ARCHITECTURES[architecture]
+    return [f"--platform=manylinux{version}_{machine}" for version in versions]
+
+
 class Package(NamedTuple):
     """One line of `PINNED`; the path is that in a Debian archive."""
 
@@ -100,15 +107,6 @@ class _Archive(DebCache):
 
     archive_suites = (SUITE,)
 
-    def __init__(self, directory: Path, architecture: str) -> None:
-        super().__init__(directory)
-        self._architecture = architecture
-
-    def _apt_options(self) -> list[str]:
-        only = f"-oAPT::Architectures={self._architecture}"
-        state = "-oDir::State::Status=/dev/null"
-        return [*super()._apt_options(), f"-oAPT::Architecture={self._architecture}", only, state]
-
     def pinned(self) -> Iterator[str]:
         self._update_lists()
         for line in self._apt("apt-get", "--print-uris", "download", *_NAMES).splitlines():
@@ -116,7 +114,7 @@ class _Archive(DebCache):
             package, version, _ = name.replace("%3a", ":").split("_")
             path = re.sub("^.*?/(?=pool/)", "", address.strip("'"))
             sha256 = digest.removeprefix("SHA256:")
-            yield f"{self._architecture} {package} {version} {path} {sha256}\n"
+            yield f"{self.architecture} {package} {version} {path} {sha256}\n"
 
 
 def compiled(files: Mapping[str, bytes], sources: Mapping[str, bytes]) -> dict[str, bytes]:
@@ -169,8 +167,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as directory:
         lines = [
             line
-            for architecture in ARCHITECTURES
-            for line in _Archive(Path(directory, architecture), architecture).pinned()
+            for each in ARCHITECTURES
+            for line in _Archive(Path(directory, each), architecture=each).pinned()
         ]
     PINNED.write_text("".join(lines), encoding="utf-8")
     sys.stdout.write(f"{PINNED}: {len(lines)} packages\n")

@@ -1,7 +1,8 @@
 """Sizes and start times of what `make release` made: ``python -m tools.sizes build/release``.
 
 A start is ``nri-numa check --help`` (interpreter, command line, one command), the best of five;
-the image's is in its root file system, without a runtime (root).
+the image's is in its root file system, without a runtime (root). A bundle of another architecture
+is started where the kernel has QEMU for it (qemu-user-static).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from tools.build_image import assemble, programs, unpack
 from tools.docs_regions import table
-from tools.interpreter import here
+from tools.interpreter import ARCHITECTURES, here
 
 
 def _best(*command: str) -> str:
@@ -41,10 +42,15 @@ def main() -> int:
     sys.stdout.write("\n".join(table(("file", "size"), rows)) + "\n\n")
     starts = [("wheel, in this environment", _best(str(Path(sys.executable).parent / "nri-numa")))]
     with tempfile.TemporaryDirectory() as scratch:
-        (packed,) = folder.glob(f"*-linux-{here()}.tar.gz")
-        unpack(packed, scratch)
-        (program,) = Path(scratch).glob("*/bin/nri-numa")
-        starts.append(("bundle", _best(str(program))))
+        for packed in sorted(folder.glob("*-linux-*.tar.gz")):
+            architecture = packed.name.rpartition("-")[2].partition(".")[0]
+            rule = Path("/proc/sys/fs/binfmt_misc", f"qemu-{ARCHITECTURES[architecture]}")
+            if architecture != here() and not rule.exists():
+                continue
+            unpack(packed, f"{scratch}/{architecture}")
+            (program,) = Path(scratch, architecture).glob("*/bin/nri-numa")
+            emulated = "" if architecture == here() else ", emulated"
+            starts.append((f"bundle of {architecture}{emulated}", _best(str(program))))
         if os.geteuid() == 0:
             unpack(assemble(programs(here())).tar(), f"{scratch}/image")
             inside = _best("chroot", f"{scratch}/image", "/usr/local/bin/nri-numa")

@@ -142,12 +142,20 @@ class DebCache:
     Args:
         directory: the cache; default `cache_dir`.
         mirror: the archive; default: found in the machine's apt sources when first needed.
+        architecture: of packages, where it is not this machine's; in a directory of its own.
     """
 
     archive_suites: tuple[str, ...] = SUITES
 
-    def __init__(self, directory: Path | None = None, mirror: Mirror | None = None) -> None:
-        self.directory = (directory or cache_dir()) / "debs"
+    def __init__(
+        self,
+        directory: Path | None = None,
+        mirror: Mirror | None = None,
+        *,
+        architecture: str = "",
+    ) -> None:
+        self.directory = (directory or cache_dir() / architecture) / "debs"
+        self.architecture = architecture
         self._mirror = mirror
         self._lists_fresh = False
 
@@ -205,6 +213,9 @@ class DebCache:
             "Acquire::Retries": "2",
             "Acquire::http::Timeout": "30",
         }
+        if self.architecture:
+            options["APT::Architecture"] = options["APT::Architectures"] = self.architecture
+            options["Dir::State::Status"] = "/dev/null"
         if os.geteuid() == 0:
             options["APT::Sandbox::User"] = "root"  # the cache may be closed to user _apt
         return [f"-o{key}={value}" for key, value in options.items()]

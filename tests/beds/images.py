@@ -11,6 +11,7 @@ import tarfile
 from pathlib import Path
 
 from nri_numa import __version__
+from tools.interpreter import here
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 AGENT_IMAGE = f"localhost/nri-numa:{__version__}"
@@ -72,7 +73,7 @@ def build_image(busybox: Path, target: Path, *, name: str = IMAGE) -> Path:
     layer = _layer(busybox)
     config = json.dumps(
         {
-            "architecture": "amd64",
+            "architecture": here(),
             "os": "linux",
             "created": "1970-01-01T00:00:00Z",
             # As pause image it only has to stay; as a test image the command is given each time.

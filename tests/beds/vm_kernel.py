@@ -1,7 +1,7 @@
 """A Debian kernel in the cache: downloaded once, and indexed.
 
-The full ``linux-image-<version>-amd64`` is taken, because the one for clouds has no 9p. Nothing is
-installed; virtme-ng finds the modules beside the kernel.
+The full ``linux-image-<version>-amd64`` (or ``-arm64``) is taken, because the one for clouds has no
+9p. Nothing is installed; virtme-ng finds the modules beside the kernel.
 """
 
 from __future__ import annotations
@@ -49,17 +49,18 @@ class KernelCache(DebCache):
 
     def _package_name(self, series: str) -> str:
         """What the meta package ``linux-image-amd64`` stands for now."""
+        kind = self.architecture or "amd64"
         with self._lock():
             self._update_lists()
-            text = self._apt("apt-cache", "show", "--all-versions", "linux-image-amd64")
-        names = re.findall(r"^Depends:.*?\b(linux-image-[0-9][^ ,]*-amd64)\b", text, re.MULTILINE)
+            text = self._apt("apt-cache", "show", "--all-versions", f"linux-image-{kind}")
+        names = re.findall(rf"^Depends:.*?\b(linux-image-[0-9][^ ,]*-{kind})\b", text, re.MULTILINE)
         versions: list[str] = sorted(
             {name for name in names if name.startswith(f"linux-image-{series}")},
             key=lambda name: [int(part) for part in re.findall(r"\d+", name)],
         )
         if not versions:
             raise TestbedUnavailable(
-                "the Debian archive names no linux-image for amd64",
+                f"the Debian archive names no linux-image for {kind}",
                 "check the archive named in /etc/apt, or NRI_NUMA_DEBIAN_MIRROR",
             )
         return versions[0]  # the lowest version is the oldest suite's

@@ -24,14 +24,15 @@ from tests.beds.debs import BUSYBOX, machine_mirror
 from tests.beds.testbed import TestbedUnavailable, cache_dir, require_root
 from tests.beds.vm_kernel import Kernel, KernelCache
 from tests.machines.vm_machine import Machine, qemu_options
+from tools.interpreter import platforms
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CHECKOUT: Final = Path("/opt/nri-numa")
 VENV: Final = Path("/opt/venv")
 SHARED: Final = Path("/run/out")
 CACHE: Final = Path("/run/cache")
-_PYTHON: Final = {"trixie": "3.13", "bookworm": "3.11"}
-_KERNEL: Final = {"trixie": "6.12", "bookworm": "6.1"}
+_PYTHON: Final = {"trixie": "3.13", "arm64-trixie": "3.13", "bookworm": "3.11"}
+_KERNEL: Final = {"trixie": "6.12", "arm64-trixie": "6.12", "bookworm": "6.1"}
 _PACKAGES: Final = (
     *("systemd", "systemd-sysv", "dbus", "udev", "kmod", "procps", "iproute2"),
     *("python3", "python3-venv", "runc", "containerd", "busybox-static"),
@@ -96,7 +97,7 @@ class System:
 
 def system(release: str) -> System:
     """An image, made where it is missing: minutes."""
-    debs = KernelCache()
+    debs = KernelCache(architecture=release.rpartition("-")[0])
     kernel = debs.kernel(_KERNEL[release])
     directory = cache_dir() / "systems"
     pinned = (REPOSITORY / "requirements/runtime.txt").read_text()
@@ -114,18 +115,21 @@ def system(release: str) -> System:
     )
     recipe = sha256(repr((*parts, pinned)).encode()).hexdigest()
     image = directory / f"{release}-{recipe[:12]}.img"
-    tree = directory / f"{release}.tree"
     initrd = directory / f"{release}-{recipe[:12]}.initrd"
     if not image.exists():
         require_root("an image of Debian")
         directory.mkdir(parents=True, exist_ok=True)
         for old in (*directory.glob(f"{release}-*.img"), *directory.glob(f"{release}-*.initrd")):
             old.unlink()
-        (busybox,) = debs.fetch(BUSYBOX)
-        _make_initrd(kernel, next(busybox.root.glob("**/bin/busybox")), initrd)
-        _make_image(release, bootstrapped(release, tree), kernel, image)
+        tree = bootstrapped(release, directory / f"{release}.tree")
+        (there,), (here,) = debs.fetch(BUSYBOX), KernelCache().fetch(BUSYBOX)
+        busybox, packs = (next(each.root.glob("**/bin/busybox")) for each in (there, here))
+        _make_initrd(kernel, busybox, packs, initrd)
+        _make_image(release, tree, kernel, image)
     # The guest cannot write into the checkout, and would compile at each start of a program.
-    _run(*inside(bootstrapped(release, tree)), *_COMPILE, "nri_numa", "tests")
+    suite = release.rpartition("-")[2]
+    python = inside(bootstrapped(suite, directory / f"{suite}.tree"))
+    _run(*python, *_COMPILE, "nri_numa", "tests")
     return System(release=release, image=image, initrd=initrd, kernel=kernel)
 
 
@@ -143,11 +147,24 @@ def _run(*command: str | Path, **more: object) -> None:
 def bootstrapped(release: str, tree: Path) -> Path:
     """The packages of the release, as debootstrap leaves them; kept for the next image."""
     done = tree.with_suffix(".done")
+    architecture, _, suite = release.rpartition("-")
     if not done.exists() or done.read_text() != " ".join(_PACKAGES):
         shutil.rmtree(tree, ignore_errors=True)
         include = f"--include={','.join(_PACKAGES)}"
-        mirror = machine_mirror()
-        _run("debootstrap", "--variant=minbase", include, release, tree, mirror.uri)
+        words = ("debootstrap", "--variant=minbase", include)
+        if architecture:
+            # Its scripts would be run by QEMU, for an hour: what they write is here already.
+            here = bootstrapped(suite, tree.with_name(f"{suite}.tree"))
+            tree.mkdir()
+            _run("cp", "-a", f"{here}/.", tree)  # not as a link, where it is one
+            (tree / "etc/ld.so.cache").unlink()
+            more = (f"--arch={architecture}", "--download-only")
+            with tempfile.TemporaryDirectory(dir=tree.parent) as debs:
+                _run(*words, *more, suite, debs, machine_mirror().uri)
+                for deb in sorted(Path(debs).glob("var/cache/apt/archives/*.deb")):
+                    _run("dpkg-deb", "-x", deb, tree)
+        else:
+            _run(*words, suite, tree, machine_mirror().uri)
         done.write_text(" ".join(_PACKAGES))
     return tree
 
@@ -222,18 +239,20 @@ def _install(release: str, root: Path) -> None:
     wheels.write_text("".join(kept))
     _run(
         *(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--require-hashes"),
+        *(platforms("arm64") if release.startswith("arm64-") else ()),
         *("--only-binary=:all:", "--python-version", version, "--target", packages, "-r", wheels),
     )
     import cgroupspy
 
     shutil.copytree(Path(cgroupspy.__file__).parent, packages / "cgroupspy")
-    _run("chroot", root, *_COMPILE, f"/{packages.relative_to(root)}")
+    if not release.startswith("arm64-"):  # nothing of it runs here
+        _run("chroot", root, *_COMPILE, f"/{packages.relative_to(root)}")
     program = root / "usr/local/bin/nri-numa"
     program.write_text(_PROGRAM)
     program.chmod(0o755)
 
 
-def _make_initrd(kernel: Kernel, busybox: Path, initrd: Path) -> None:
+def _make_initrd(kernel: Kernel, busybox: Path, packs: Path, initrd: Path) -> None:
     """The first file system: busybox, and the modules up to the disk with the root."""
     modules = next(kernel.root.glob(f"**/lib/modules/{kernel.version}"))
     needs: dict[str, list[str]] = {}
@@ -263,7 +282,7 @@ def _make_initrd(kernel: Kernel, busybox: Path, initrd: Path) -> None:
         with initrd.open("wb") as out:
             files = "\n".join(str(p.relative_to(root)) for p in sorted(root.rglob("*")))
             subprocess.run(
-                [str(busybox), "cpio", "-o", "-H", "newc"],
+                [str(packs), "cpio", "-o", "-H", "newc"],
                 input=files.encode(), stdout=out, stderr=subprocess.DEVNULL, cwd=root, check=True,
             )  # fmt: skip
 
@@ -286,8 +305,14 @@ def command(
     more: Sequence[str] = (),
 ) -> list[str]:
     """The command line of QEMU that boots a machine; its console is the standard output."""
+    console, board = "console=ttyS0 pci=nomsi", "q35"
+    if machine.arm64:
+        # On a busy host systemd itself takes longer to start than units may by default.
+        console = "console=ttyAMA0 systemd.getty_auto=0 systemd.default_timeout_start_sec=600"
+        board = "virt,gic-version=3"
+        qemu = qemu.replace("x86_64", "aarch64")
     parameters = (
-        "root=/dev/vda rw console=ttyS0 pci=nomsi mitigations=off loglevel=5 panic=-1 "
+        f"root=/dev/vda rw {console} mitigations=off loglevel=5 panic=-1 "
         "systemd.show_status=0 systemd.unit=multi-user.target"
     )
     exports = [
@@ -297,7 +322,7 @@ def command(
     ]
     return [
         qemu,
-        *("-machine", "q35", "-nodefaults", "-no-reboot", "-display", "none"),
+        *("-machine", board, "-nodefaults", "-no-reboot", "-display", "none"),
         *("-serial", "stdio", "-m", f"{machine.memory_mib}M", "-name", machine.name),
         "-smp",
         f"{len(machine.present)},maxcpus={machine.cpu_count},sockets={machine.sockets},"

@@ -22,7 +22,9 @@ The document (``tests/vm/machines/*.yaml``)::
       - {numa_node: 1, device: e1000e}
     containerd: "2.3"         # series of containerd in the guest: "1.7", "2.3" or "2.4"
     core: true                # part of the core set, which CI runs
-    system: trixie            # a whole Debian of this release, with systemd as init
+    system: trixie            # a whole Debian of this release, with systemd as init; arm64-trixie:
+                              # of that architecture, emulated with its processors
+    cases: [created_at_once]  # only these; default: all that make sense
     kubernetes: true          # a node of a Kubernetes on the host (tests/kube), not for the cases
 
 Everything here is pure; `tests.beds.vm_bed` does the booting.
@@ -45,6 +47,7 @@ CACHED_ROOT_TAG = "cached-root"
 # Two hardware threads per core are shown to the guest for few CPU models only (not for `max` and
 # not for EPYC), and numpy and friends want the instructions of x86-64-v2.
 CPU_MODEL = "Nehalem"
+ARM_MODEL = "cortex-a72"
 QEMU_PCI_DEVICES = ("e1000e", "igb", "nvme", "virtio-net-pci", "virtio-rng-pci")
 _DISK_BYTES = 64 * 1024 * 1024
 
@@ -113,7 +116,8 @@ class Machine(
     pci: list[PciDevice] = []
     containerd: Literal["1.7", "2.3", "2.4"] = "2.3"
     core: bool = False
-    system: Literal["", "bookworm", "trixie"] = ""
+    system: Literal["", "bookworm", "trixie", "arm64-trixie"] = ""
+    cases: list[str] = []
     kubernetes: bool = False
     name: str = ""
 
@@ -155,6 +159,10 @@ class Machine(
     def iommu(self) -> bool:
         """Whether it has one, for VFIO: disks are given to containers by it."""
         return any(each.device == "nvme" for each in self.pci)
+
+    @property
+    def arm64(self) -> bool:
+        return self.system.startswith("arm64-")
 
     @property
     def present(self) -> frozenset[int]:
@@ -260,7 +268,7 @@ def qemu_options(machine: Machine) -> list[str]:
     """
     # One thread for all processors: with one for each, QEMU 7.2 now and then goes on executing a
     # breakpoint that the guest's kernel has patched away again (text_poke), and the machine hangs.
-    options = ["-accel", "tcg,thread=single", "-cpu", CPU_MODEL]
+    options = ["-accel", "tcg,thread=single", "-cpu", ARM_MODEL if machine.arm64 else CPU_MODEL]
     for i, node in enumerate(machine.numa):
         value = f"node,nodeid={i}"
         if node.cpus:

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from tests.shipped.test_install_manifests import program
-from tools import packages, release
-from tools.build_image import Rootfs, unpack
+from tools import release
+from tools.build_image import unpack
 from tools.interpreter import here
 
 # Everything is built twice; on a busy machine that takes more than ten minutes.
@@ -162,38 +162,6 @@ def test_the_bundle_runs_where_it_is_unpacked_and_packages_hold_it(
     for name in ("/etc/nri-numa/agent.yaml", *units):
         assert name[1:] in listed.stdout
         assert name in asked.stdout
-
-
-@pytest.mark.skipif(shutil.which("dpkg") is None, reason="dpkg is not on this machine")
-def test_only_an_upgrade_restarts_the_service_and_settings_are_kept(tmp_path: Path) -> None:
-    """The .deb with a program that does nothing, in a root of its own."""
-    bundle = Rootfs()
-    bundle.add("bin/nri-numa", b"#!/bin/sh\n", 0o755)
-    deb, root = tmp_path / "nri-numa.deb", tmp_path / "root"
-    deb.write_bytes(packages.deb(bundle, here()))
-    calls, programs, config = root / "calls", root / "programs", root / "etc/nri-numa/agent.yaml"
-    for name in ("programs", "run/systemd/system", "var/lib/dpkg/info", "var/lib/dpkg/updates"):
-        (root / name).mkdir(parents=True)
-    (root / "var/lib/dpkg/status").touch()
-    (programs / "systemctl").write_text(f'#!/bin/sh\necho "$@" >> {calls}\n')
-    (programs / "systemctl").chmod(0o755)
-
-    def asked(*arguments: str | Path) -> list[str]:
-        """What systemctl was called with."""
-        calls.write_text("")
-        command = ["dpkg", f"--root={root}", "--force-not-root,script-chrootless", *arguments]
-        path = f"{programs}:/usr/sbin:/usr/bin:/sbin:/bin"
-        subprocess.run(command, env={"PATH": path}, check=True, stdout=subprocess.DEVNULL)
-        return calls.read_text().splitlines()
-
-    assert asked("--install", deb) == ["daemon-reload"]
-    config.write_text("reservedCPUs: 0-1\n")
-    assert asked("--install", deb)[-2:] == ["daemon-reload", "try-restart nri-numa"]
-    assert asked("--remove", "nri-numa") == ["disable --now nri-numa", "daemon-reload"]
-    assert config.read_text() == "reservedCPUs: 0-1\n"
-    assert not (root / "usr/lib/nri-numa").exists()
-    asked("--purge", "nri-numa")
-    assert not config.exists()
 
 
 class _Registry(BaseHTTPRequestHandler):

@@ -96,6 +96,8 @@ def cases_for(machine: Machine) -> list[Case]:
     """The cases that make sense on a machine, in the order of running."""
     if machine.kubernetes:
         return []  # tests/kube boots it, with a kubelet in it
+    if machine.cases:
+        return [all_cases()[name] for name in machine.cases]
     return [
         each
         for each in all_cases().values()

@@ -67,6 +67,17 @@ def test_a_refusal_is_1_with_message_and_how_it_came_about() -> None:
     assert "Policy single-numa-node finds no place" in text
 
 
+def test_a_movable_container_makes_room() -> None:
+    aside = pod("aside", 2, "1Gi", {**SINGLE, "movable": "true"})
+    lists = ("4-7,20-21", "8-11,24-25", "12-15,28-29")
+    listed = [pod(f"on-{i + 1}", 6, "1Gi", {"numacpu": text}) for i, text in enumerate(lists)]
+    done = simulate(write(aside, *listed, pod("whole", 8, "1Gi", SINGLE)))
+    assert done.exit_code == 0, done.output
+    text = " ".join(done.output.split())
+    assert "fits after moving default/aside/app (1 GiB) from NUMA node 0 to 1" in text
+    assert "All 5 pods placed." in text
+
+
 def test_continue_goes_on() -> None:
     files = write(pod("big", 9, "1Gi", SINGLE), pod("small", 1, "1Gi", SINGLE))
     done = simulate("--continue", files)

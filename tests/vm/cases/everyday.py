@@ -25,9 +25,12 @@ from tests.beds.vm_system import VENV
 from tests.machines.vm_machine import Machine, format_list, parse_list
 from tests.vm import words
 from tests.vm.guest import Guest
-from tests.vm.plugin import UnitPlugin, systemctl
+from tests.vm.plugin import UNIT, UnitPlugin, systemctl
 from tests.vm.registry import case
 from tests.vm.scopes import systemd_agrees
+from tools import packages
+from tools.build_image import Rootfs
+from tools.interpreter import here
 
 _OWNERS = 3
 
@@ -264,6 +267,7 @@ def network_namespaces_by_a_drop_in(guest: Guest) -> None:
 
 _RUNTIME = Path("/run/containerd/containerd.sock")
 _CONTAINERD = "/etc/containerd/config.toml"
+_SETTINGS = Path("/etc/nri-numa/agent.yaml")
 # What a node has before nri-numa: Debian's containerd 1.7, which has NRI off.
 _NODE = f"""set -e
 mkdir -p /etc/containerd
@@ -286,17 +290,46 @@ def _commands(section: str, first: str = "") -> str:
     return textwrap.dedent(next(block for block in blocks if block.lstrip().startswith(first)))
 
 
+# The .deb with the program that the image has, and the same of a higher version.
+_UPGRADE = """cd /run
+dpkg-deb -R old.deb tree
+sed -i 's/^Version: .*/Version: 1000/' tree/DEBIAN/control
+dpkg-deb -Znone -b tree new.deb
+"""
+
+
+def _upgraded(plugin: UnitPlugin, type_in: Callable[[str], str]) -> None:
+    """Install the package, upgrade and remove it: only an upgrade restarts it, settings stay."""
+    processes = [plugin.pid]
+    UNIT.unlink()
+    UNIT.with_suffix(".socket").unlink()
+    made = Rootfs()
+    made.add("bin/nri-numa", b'#!/bin/sh\nexec /usr/local/bin/nri-numa "$@"\n', 0o755)
+    Path("/run/old.deb").write_bytes(packages.deb(made, here()))
+    type_in(_UPGRADE)
+    for name in ("old", "new"):
+        type_in(f"dpkg -i /run/{name}.deb; echo '# kept' >> {_SETTINGS}")
+        processes.append(plugin.pid)
+    assert processes[0] == processes[1] != processes[2] != 0
+    assert re.search(r"default +owner +main +exclusive", type_in("nri-numa status"))
+    type_in("dpkg -r nri-numa")
+    type_in("dpkg -i /run/new.deb")
+    assert plugin.pid == 0
+    assert _SETTINGS.read_text().endswith("# kept\n# kept\n")
+
+
 @case(
-    applies=lambda machine: _everyday(machine) and machine.containerd == "1.7",
+    applies=lambda machine: machine.system == "trixie" and not machine.kubernetes,
     system=True,
     plugin=False,
     runtime=False,
-    limit_s=800,  # a dozen programs and two restarts
+    limit_s=800,  # a score of programs and three restarts
 )
 def installed_by_the_page(guest: Guest) -> None:
     """docs/install.md as it stands, on Debian's own containerd: from ``check`` to ``release``.
 
-    All but ``make node`` and its link, which the image has already.
+    All but ``make node`` and its link, which the image has already. In `make test-all` the package
+    takes the place of the page's units in between.
     """
     plugin = guest.plugin
     assert isinstance(plugin, UnitPlugin)
@@ -334,7 +367,14 @@ def installed_by_the_page(guest: Guest) -> None:
             (cpu,) = parse_list(cri.first_line(owner).cpus)
             assert words.allowed(cri.pid(plain)).cpus == guest.online - {cpu}
             assert re.search(r"default +owner +main +exclusive", type_in("sudo nri-numa status"))
+            before = [words.allowed(cri.pid(each)) for each in (plain, owner)]
+            if not guest.machine.core:
+                _upgraded(plugin, type_in)
+                assert before == [words.allowed(cri.pid(each)) for each in (plain, owner)]
             type_in(_commands("Uninstall", "sudo systemctl disable"))
+            if not guest.machine.core:
+                type_in("dpkg -P nri-numa")
+                assert not _SETTINGS.exists()
             for each in (plain, owner):
                 assert words.allowed(cri.pid(each)).cpus == guest.online
         finally:

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import IO
 
 from tests import slow
+from tests.beds.processes import prioritize
 
 BIN = os.path.dirname(sys.executable)
 # More than eight NUMA nodes on containerd 2.3, the everyday node (systemd and its cgroup driver,
@@ -54,7 +55,7 @@ class Lane:
             began = time.monotonic()
             self._say(f"$ {command}")
             process = subprocess.Popen(
-                ["nice", f"-n{self.nice}", "bash", "-c", command],
+                ["bash", "-c", command],
                 env=dict(environment),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -63,6 +64,7 @@ class Lane:
                 errors="replace",
                 start_new_session=True,
             )
+            prioritize(process.pid, self.nice)
             processes.add(process)
             reader = threading.Thread(target=self._say_all, args=(process.stdout,), daemon=True)
             reader.start()

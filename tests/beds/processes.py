@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import json
+import os
 import re
 import signal
 import subprocess
@@ -13,6 +14,13 @@ from pathlib import Path
 from typing import Any, Self
 
 from tests.beds.cri import poll
+
+
+def prioritize(pid: int, nice: int) -> None:
+    """Of a new session, whose processes share its own share of the CPUs (sched(7), autogroup)."""
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PGRP, pid, nice)
+        Path(f"/proc/{pid}/autogroup").write_text(str(nice))
 
 
 class Bed(abc.ABC):

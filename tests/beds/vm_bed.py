@@ -36,6 +36,7 @@ import msgspec
 from tests.beds import vm_counted, vm_system
 from tests.beds.containerd import find_binaries, find_crun
 from tests.beds.debs import CNI_PLUGINS
+from tests.beds.processes import prioritize
 from tests.beds.testbed import TestbedUnavailable, cache_dir, locked
 from tests.beds.vm_kernel import Kernel, KernelCache
 from tests.beds.vm_qmp import QMPError, execute
@@ -62,7 +63,6 @@ GUEST_SHARED = Path("/run/out")
 # Emulated machines on a busy host: a boot takes 10 to 60 s, of arm64 minutes, a pod 2 to 10 s.
 BOOT_LIMIT_S = 900.0
 CASE_LIMIT_S = 900.0
-_PRIORITY = -5
 
 _THIS_THREAD = threading.local()
 
@@ -444,10 +444,7 @@ def booted(
                 # One group, so that QEMU ends with it; not ours, which gets the Ctrl-C.
                 start_new_session=True,
             )
-        # It has one thread, which all cases of a machine wait for; autogroup: see sched(7).
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, process.pid, _PRIORITY)
-            Path(f"/proc/{process.pid}/autogroup").write_text(str(_PRIORITY))
+        prioritize(process.pid, -5)  # it has one thread, which all cases of a machine wait for
         try:
             yield process
         finally:

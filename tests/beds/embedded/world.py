@@ -106,7 +106,10 @@ class EmbeddedContainer:
         recorded = self.message.linux.resources.cpu.cpus
         with contextlib.suppress(OSError):
             if self.cpuset is not None:
-                recorded = self.cpuset.read_text().strip()
+                # Unlike the kernel's, a file that is being written is empty for a moment.
+                while not (text := self.cpuset.read_text().strip()) and recorded:
+                    pass
+                recorded = text
         return recorded or str(self.machine.cpus)
 
     @property

@@ -65,7 +65,10 @@ class DemoContainer:
 
     def _file(self, name: str, spec: str) -> str:
         path = self.cgroup / name
-        return path.read_text().strip() if path.exists() else spec
+        while path.exists():
+            if text := path.read_text().strip():  # unlike the kernel's, it is empty while written
+                return text
+        return spec
 
     def put_in_cgroup(self) -> None:
         """Do what a runtime does as a container starts, and with updates of one that runs."""

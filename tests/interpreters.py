@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Final
 
 from tests.beds.debs import SUITES
-from tests.beds.testbed import cache_dir
 from tests.beds.vm_system import REPOSITORY, bootstrapped, inside
 from tools.build_image import programs, unpack
 from tools.interpreter import PYTHON, packages, platforms
@@ -36,8 +35,7 @@ def run(name: str) -> int:
     root, core, foreign = Path("/"), _CORE, list[str]()
     program = shutil.which(name)
     if name in SUITES:
-        tree = cache_dir() / "systems" / f"{name}.tree"
-        root, program = bootstrapped(name, tree), "/usr/bin/python3"
+        root, program = bootstrapped(name), "/usr/bin/python3"
     if name == "arm64":
         core, foreign, program = _ON_ARM64, platforms(name), _runs_foreign()
     if program is None:

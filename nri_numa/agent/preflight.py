@@ -100,6 +100,7 @@ def examine(config: AgentConfig, root: Path = Path("/")) -> Iterator[Finding]:
     yield from agents(config)
     yield from kubelet(config, topology)
     yield from state_directory(Path(config.state_dir))
+    yield from traces(config)
     yield from http(config)
     yield from balancing(root)
     yield from interrupts(config, root)
@@ -469,12 +470,16 @@ def state_directory(directory: Path) -> Iterator[Finding]:
         yield _ok("state", f"{directory} can be written")
 
 
-def http(config: AgentConfig) -> Iterator[Finding]:
-    """Whether the API's address is free, or ours, and its files are in order; and the exporter."""
-    section = config.http
+def traces(config: AgentConfig) -> Iterator[Finding]:
+    """Whether the exporter of spans is here, where they are asked for."""
     if (endpoint := config.publish.otlp_endpoint) and find_spec("opentelemetry") is None:
         problem = f"publish.otlpEndpoint is {endpoint}, and the exporter is not installed here"
         yield _fail("traces", problem, "Install nri-numa[otel] where nri-numa publish runs.")
+
+
+def http(config: AgentConfig) -> Iterator[Finding]:
+    """Whether the API's address is free, or ours, and its files are in order."""
+    section = config.http
     address = split_address(section.address)
     if address is None:
         yield _ok("http", "off")

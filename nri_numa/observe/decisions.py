@@ -188,6 +188,8 @@ class DecisionLog:
         log.info("container released", **fields_of(allocation, had))
 
     def _decided(self, one: Allocation, outcome: str, cpus: str) -> None:
+        if not self._requests.limit:
+            return
         fields = {name: getattr(one, name) for name in ("kind", "mems", "policy", "reason")}
         who = (one.namespace, one.pod, one.pod_uid, one.container)
         self._requests.decided(one.container_id, who, {"outcome": outcome, "cpus": cpus, **fields})

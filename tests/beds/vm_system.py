@@ -121,14 +121,14 @@ def system(release: str) -> System:
         directory.mkdir(parents=True, exist_ok=True)
         for old in (*directory.glob(f"{release}-*.img"), *directory.glob(f"{release}-*.initrd")):
             old.unlink()
-        tree = bootstrapped(release, directory / f"{release}.tree")
+        tree = bootstrapped(release)
         (there,), (here,) = debs.fetch(BUSYBOX), KernelCache().fetch(BUSYBOX)
         busybox, packs = (next(each.root.glob("**/bin/busybox")) for each in (there, here))
         _make_initrd(kernel, busybox, packs, initrd)
         _make_image(release, tree, kernel, image)
     # The guest cannot write into the checkout, and would compile at each start of a program.
     suite = release.rpartition("-")[2]
-    python = inside(bootstrapped(suite, directory / f"{suite}.tree"))
+    python = inside(bootstrapped(suite))
     _run(*python, *_COMPILE, "nri_numa", "tests")
     return System(release=release, image=image, initrd=initrd, kernel=kernel)
 
@@ -144,8 +144,9 @@ def _run(*command: str | Path, **more: object) -> None:
         )
 
 
-def bootstrapped(release: str, tree: Path) -> Path:
+def bootstrapped(release: str) -> Path:
     """The packages of the release, as debootstrap leaves them; kept for the next image."""
+    tree = cache_dir() / "systems" / f"{release}.tree"
     done = tree.with_suffix(".done")
     architecture, _, suite = release.rpartition("-")
     if not done.exists() or done.read_text() != " ".join(_PACKAGES):
@@ -154,7 +155,7 @@ def bootstrapped(release: str, tree: Path) -> Path:
         words = ("debootstrap", "--variant=minbase", include)
         if architecture:
             # Its scripts would be run by QEMU, for an hour: what they write is here already.
-            here = bootstrapped(suite, tree.with_name(f"{suite}.tree"))
+            here = bootstrapped(suite)
             tree.mkdir()
             _run("cp", "-a", f"{here}/.", tree)  # not as a link, where it is one
             (tree / "etc/ld.so.cache").unlink()

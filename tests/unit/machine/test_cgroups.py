@@ -260,3 +260,17 @@ def test_a_quota_is_read_where_there_is_one(tmp_path: Path, version: int) -> Non
     assert reader.quota(CgroupPlace(POD)) == 150_000
     tree.limit(POD, -1)
     assert reader.quota(CgroupPlace(POD)) == -1
+
+
+@pytest.mark.parametrize(("of_root", "left"), [("1", "0"), ("0", "1")])
+def test_scheduling_domains_are_not_built_anew_where_the_root_has_one(
+    tmp_path: Path, of_root: str, left: str
+) -> None:
+    tree = CgroupTree(tmp_path / "cgroup", 1, CPUS, MEMS)
+    tree.write(POD, "0-7", "0-1")
+    writer = CgroupWriter(CgroupReader(str(tree.root)))
+    flag = Path(writer.reader.directory_of(CgroupPlace(POD)), "cpuset.sched_load_balance")
+    flag.write_text("1")
+    Path(writer.reader.hierarchy, flag.name).write_text(of_root)
+    assert writer.put(Wanted(CgroupPlace(POD), "1-2")).changed
+    assert flag.read_text() == left

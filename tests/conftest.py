@@ -39,6 +39,8 @@ TARGETS = {
     "release": "of a release, built twice: make test-release",
 }
 """What `make test` leaves out, by marker, and which target runs it."""
+TURN = "NRI_NUMA_TURN"
+"""Whose turn it is where tests with the marker ``turn`` take turns, as in CI: 0 or 1."""
 
 
 class Report:
@@ -54,6 +56,17 @@ class Report:
             reporter.ensure_newline()
             reporter.write_line(f"FAILED {report.nodeid}, {report.when}:\n{report.longreprtext}")
 
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        if turn := os.environ.get(TURN):
+            there = len(items)
+            items[:] = [
+                item
+                for item in items
+                if all(mark.args == (int(turn),) for mark in item.iter_markers("turn"))
+            ]
+            if left := there - len(items):
+                self._left_out["turn"] = left
+
     def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
         for item in items:
             self._left_out.update(key for key in TARGETS if item.get_closest_marker(key))
@@ -68,7 +81,8 @@ class Report:
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         for key, count in self._left_out.items():
-            terminalreporter.write_line(f"left out: {count} tests {TARGETS[key]}")
+            where = TARGETS.get(key, "that have their turn on another day: make test-all")
+            terminalreporter.write_line(f"left out: {count} tests {where}")
 
 
 def pytest_configure(config: pytest.Config) -> None:

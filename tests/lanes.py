@@ -164,6 +164,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         environment.update(
             HYPOTHESIS_PROFILE="ci", NRI_NUMA_SERIES="all", NRI_NUMA_ROOM_SECONDS="240"
         )
+    elif options.seed.isdecimal():  # a day
+        environment["NRI_NUMA_TURN"] = str(int(options.seed) % 2)
     chosen = lanes(options.seed, thorough=options.thorough)
     processes: set[subprocess.Popen[str]] = set()
     threads = [

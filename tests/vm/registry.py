@@ -51,6 +51,7 @@ class Case:
     runtime: bool = True
     limit_s: int = CASE_LIMIT_S
     system: bool = False
+    turn: int | None = None
 
 
 _CASES: dict[str, Case] = {}
@@ -63,8 +64,12 @@ def case(
     runtime: bool = True,
     limit_s: int = CASE_LIMIT_S,
     system: bool = False,
+    turn: int | None = None,
 ) -> Callable[[Callable[[Guest], None]], Callable[[Guest], None]]:
-    """Register a function as a case under its own name; its docstring says what it proves."""
+    """Register a function as a case under its own name; its docstring says what it proves.
+
+    `turn`: CI runs it on even days (0) or on odd ones (1) only.
+    """
 
     def register(function: Callable[[Guest], None]) -> Callable[[Guest], None]:
         name = function.__name__
@@ -79,6 +84,7 @@ def case(
             runtime=runtime,
             limit_s=limit_s,
             system=system,
+            turn=turn,
         )
         return function
 

@@ -28,7 +28,11 @@ def _chosen() -> list[str]:
 @pytest.mark.parametrize(
     ("machine", "case"),
     [
-        pytest.param(name, case.name, id=f"{name}-{case.name}")
+        pytest.param(
+            *(name, case.name),
+            id=f"{name}-{case.name}",
+            marks=() if case.turn is None else pytest.mark.turn(case.turn),
+        )
         for name in _chosen()
         for case in cases_for(MACHINES[name])
     ],

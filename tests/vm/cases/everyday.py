@@ -44,7 +44,7 @@ def _outside_core(machine: Machine) -> bool:
     return _everyday(machine) and not machine.core
 
 
-@case(applies=_everyday, system=True, limit_s=800)  # seven pods
+@case(applies=_everyday, system=True, limit_s=800, turn=0)  # seven pods
 def placed_beside_neighbours(guest: Guest) -> None:
     """With three neighbours each kind of placement is right at its first instruction."""
     neighbours = [guest.pod(f"neighbour-{i}") for i in range(3)]
@@ -88,7 +88,7 @@ def drift_by_hand(guest: Guest) -> None:
     _drifts(guest, lambda cgroup, cpus: (cgroup / "cpuset.cpus").write_text(cpus))
 
 
-@case(applies=_everyday, system=True)
+@case(applies=_everyday, system=True, turn=1)
 def drift_by_systemd(guest: Guest) -> None:
     """The same where systemd was told the other set: by ``systemctl set-property AllowedCPUs=``."""
     _drifts(
@@ -99,7 +99,7 @@ def drift_by_systemd(guest: Guest) -> None:
     )
 
 
-@case(applies=_everyday, system=True)
+@case(applies=_everyday, system=True, turn=1)
 def killed_and_started_by_systemd(guest: Guest) -> None:
     """Kill -9 of the service: systemd starts it again, nobody moves, CPUs are given once."""
     neighbour = guest.pod("neighbour")
@@ -164,7 +164,7 @@ def nothing_brings_an_owned_cpu_back(guest: Guest) -> None:
     guest.pinned(again, cpus=guest.online - own)
 
 
-@case(applies=_everyday, system=True)
+@case(applies=_everyday, system=True, turn=1)
 def displaced_and_back(guest: Guest) -> None:
     """An owner whose CPU is offline makes room for the next owner, and has its CPU when it is back.
 
@@ -190,7 +190,9 @@ def displaced_and_back(guest: Guest) -> None:
     guest.settles(neighbour, cpus=guest.online - own - {2})
 
 
-@case(applies=_everyday, system=True, plugin=False, limit_s=800)  # three minutes of them hung
+@case(
+    applies=_everyday, system=True, plugin=False, limit_s=800, turn=0
+)  # three minutes of them hung
 def reloaded_hung_and_stopped(guest: Guest) -> None:
     """The service has no capability; it outlives a reload, a hang ends it, a stop moves nobody."""
     guest.plugin.ensure_ready()
@@ -215,7 +217,7 @@ def reloaded_hung_and_stopped(guest: Guest) -> None:
     assert words.allowed(guest.pid(owner)).cpus == own
 
 
-@case(applies=_everyday, system=True, plugin=False)
+@case(applies=_everyday, system=True, plugin=False, turn=0)
 def released(guest: Guest) -> None:
     """After ``release`` all have everything, in the cgroup and in systemd."""
     guest.plugin.ensure_ready()

@@ -81,7 +81,7 @@ def cpu_offline_and_back(guest: Guest) -> None:
     guest.settles(aligned, cpus=was[2].cpus - owner_cpus, mems=was[2].mems)
 
 
-@case(applies=_has_spare)
+@case(applies=_has_spare, turn=1)
 def partition_and_back(guest: Guest) -> None:
     """A cgroup beside the pods takes a CPU for itself and gives it back: so do all containers."""
     before = guest.online

@@ -54,7 +54,7 @@ class _Node:
         assert not own & taken, f"CPU {format_list(own)} belongs to somebody already"
 
 
-@case()
+@case(turn=0)
 def plugin_killed(guest: Guest) -> None:
     """Kill -9 of the plugin: containers stay while it is away and after it is back."""
     node = _Node.create(guest)
@@ -78,7 +78,7 @@ def started_while_away(guest: Guest) -> None:
     guest.settles(listed, cpus=frozenset({cpu}), mems=frozenset({numa_node}))
 
 
-@case()
+@case(turn=0)
 def runtime_killed(guest: Guest) -> None:
     """Kill -9 of containerd: nothing moves, and the plugin finds it again by itself."""
     node = _Node.create(guest)

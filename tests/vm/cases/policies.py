@@ -121,14 +121,14 @@ def exclusive_leaves_the_shared(guest: Guest) -> None:
     guest.settles(late, cpus=guest.online)
 
 
-@case(applies=smt, system=True)
+@case(applies=smt, system=True, turn=1)
 def exclusive_spreads_over_cores(guest: Guest) -> None:
     """By default an owner gets no two threads of one core while whole cores are free."""
     own = guest.pinned(guest.pod("spread", {"cpus": "exclusive"}, cpus=2)).cpus
     assert len({guest.machine.siblings(cpu) for cpu in own}) == 2
 
 
-@case(applies=smt, system=True)
+@case(applies=smt, system=True, turn=1)
 def full_cores(guest: Guest) -> None:
     """`smt: full-core` gives both threads of each core and refuses an odd number."""
     asks = {"cpus": "exclusive", "smt": "full-core"}
@@ -144,7 +144,7 @@ def full_cores(guest: Guest) -> None:
     guest.mentions(message, "default/odd", "full-core")
 
 
-@case(applies=smt, system=True)
+@case(applies=smt, system=True, turn=1)
 def isolated_cores(guest: Guest) -> None:
     """`smt: isolate` gives one thread per core, and nobody gets the other one."""
     shared = guest.pod("shared")

@@ -217,8 +217,9 @@ seLinuxOptions: {{- toYaml . | nindent 2 }}
 - name: state
   mountPath: /run/nri-numa
 # The node's cgroups: to see what containers really have, and so that this container's own cpuset is
-# not taken for the machine's. Written are cpuset.cpus and cpuset.mems of containers, and nothing
-# else: while they start, when the runtime applies no update, and when an update did not arrive.
+# not taken for the machine's. Written are cpuset.cpus and cpuset.mems of containers (on cgroup v1
+# also cpuset.sched_load_balance), and nothing else: before an exclusive container starts, and where a
+# set differs.
 - name: cgroup
   mountPath: /sys/fs/cgroup
 {{- if .Values.releaseContainers }}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -88,27 +87,6 @@ def test_containerd_reports_no_deprecated_interface_of_the_plugin(
     containerd.cri.update(owner, guaranteed(1))
     containerd.cri.remove_pod(owner.pod)
     assert "nri" not in containerd.ctr("deprecations", "list").lower()
-
-
-def test_a_lost_checkpoint_is_rebuilt_from_the_runtime(cri: CRI, plugin: PluginProcess) -> None:
-    node = Node.create(cri)
-    plugin.kill()
-    shutil.rmtree(plugin.state_directory)
-    plugin.start()
-    node.check(cri)
-
-
-def test_a_damaged_checkpoint_is_kept_aside(cri: CRI, plugin: PluginProcess) -> None:
-    node = Node.create(cri)
-    plugin.kill()
-    content = bytearray(plugin.checkpoint.read_bytes())
-    content[len(content) // 3] ^= 0xFF
-    plugin.checkpoint.write_bytes(content)
-    before = set(plugin.state_directory.iterdir())
-    plugin.start()
-    assert set(plugin.state_directory.iterdir()) - before, "the damaged file is under another name"
-    assert any("checkpoint" in str(record).lower() for record in plugin.records())
-    node.check(cri)
 
 
 # One pod's life, step by step; the plugin is killed after each of them in turn.

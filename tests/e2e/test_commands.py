@@ -45,24 +45,6 @@ def test_the_checkpoint_can_be_read_while_the_plugin_runs(cri: CRI, plugin: Plug
     assert container.id in done.stdout
 
 
-def test_a_second_plugin_with_a_state_of_its_own_waits_and_plain_pods_start(
-    containerd: Containerd, cri: CRI, plugin: PluginProcess
-) -> None:
-    """Both would set the annotation ``assigned``, and containerd failed every container."""
-    second = PluginProcess(plugin.directory / "second", containerd.nri_socket)
-    second.start(wait=False)
-    try:
-        poll(second.responsive, "the second one serves")
-        status, body = second.get("/readyz")
-        assert (status, "works on the runtime of this socket" in body) == (503, True)
-        cri.run(cri.run_pod("plain"))
-        plugin.kill()
-        second.wait_ready()
-        cri.run(cri.run_pod("later"))
-    finally:
-        second.close()
-
-
 def test_check_sees_a_runtime_that_answers(containerd: Containerd, tmp_path: Path) -> None:
     config = tmp_path / "agent.yaml"
     config.write_text(

@@ -23,7 +23,7 @@ from tests.beds.cri import (
     guaranteed,
     poll,
 )
-from tests.beds.plugin_process import PluginProcess, StartPlugin
+from tests.beds.plugin_process import PluginProcess
 from tests.machines.cpus import MACHINE
 
 pytestmark = [pytest.mark.e2e, pytest.mark.every_series]
@@ -151,14 +151,6 @@ def test_containers_started_while_we_were_away_are_found(cri: CRI, plugin: Plugi
     assert gaps, "found containers are in the log"
 
 
-def test_containers_gone_while_we_were_away_give_back(cri: CRI, plugin: PluginProcess) -> None:
-    node = Node.create(cri)
-    plugin.kill()
-    cri.remove_pod(node.owner.pod)
-    plugin.start()
-    cri.settles(node.shared, MACHINE)
-
-
 @pytest.mark.core
 @pytest.mark.parametrize("kill", [False, True], ids=["sigterm", "sigkill"])
 def test_containerd_restart_loses_nothing(
@@ -231,19 +223,6 @@ def test_a_create_that_its_client_cancelled_gives_back_when_its_pod_ends(
     poll(lambda: '"pod":"default/owner"' in plugin.log(), "decided")
     cri.stop_pod(pod)
     cri.settles(shared, MACHINE)
-
-
-def test_the_plugin_may_start_before_containerd(
-    containerd: Containerd, cri: CRI, start_plugin: StartPlugin
-) -> None:
-    containerd.stop()
-    plugin = start_plugin(wait=False)
-    poll(lambda: "disconnected" in plugin.log(), "dialled in vain")
-    assert plugin.running
-    assert not plugin.ready()
-    containerd.start()
-    plugin.wait_ready()
-    assert cri.first_line(cri.pod("listed", **LISTED)).cpus == "1"
 
 
 def test_updates_before_and_after_a_restart_agree(cri: CRI, plugin: PluginProcess) -> None:

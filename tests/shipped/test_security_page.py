@@ -12,11 +12,6 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs/security.md").read_text()
 
 
-@pytest.mark.parametrize("path", sorted(set(re.findall(r"`((?:tests|nri_numa)/[\w/.]+)`", PAGE))))
-def test_what_stands_for_a_sentence_is_there(path: str) -> None:
-    assert (ROOT / path).exists()
-
-
 @pytest.mark.parametrize("name", sorted(set(re.findall(r"`(test_\w+)`", PAGE))))
 def test_a_test_that_stands_for_a_sentence_is_there(name: str) -> None:
     files = (ROOT / "tests").rglob("test_*.py")

@@ -14,7 +14,7 @@ import pytest
 from nri_numa.model.workload import Container, PodSandbox
 from nri_numa.nri.link import LinkSettings, NRILink
 from nri_numa.nri.wire.versions import AGENT_EVENTS
-from nri_numa.runtime import LinkState, PushResult, RequestRefused
+from nri_numa.runtime import LinkState, PushResult
 from tests.beds.containerd import Containerd
 from tests.beds.cri import CRI, Resources, allowed, poll
 from tests.beds.recording_plugin import Created, RecordingPlugin, adjusted, update
@@ -25,18 +25,16 @@ _T = TypeVar("_T")
 
 
 def created(pod: PodSandbox, container: Container) -> Created:
-    """Pins to the CPUs in annotation ``cpus``, and refuses where there is ``refuse``."""
+    """Pins to the CPUs in annotation ``cpus``, with as long a note as ``note`` says."""
     wanted = pod.annotations
-    if "refuse" in wanted:
-        raise RequestRefused(f"no: {wanted['refuse']}")
     return adjusted(wanted.get("cpus", ""), note="n" * int(wanted.get("note", "0")))
 
 
 class Plugin:
     """A link that runs in a thread with a loop of its own."""
 
-    def __init__(self, containerd: Containerd, **hooks: Any) -> None:
-        self.handler = RecordingPlugin(create_container=created, **hooks)
+    def __init__(self, containerd: Containerd) -> None:
+        self.handler = RecordingPlugin(create_container=created)
         self._containerd = containerd
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -83,8 +81,8 @@ class Plugin:
 
 
 @contextmanager
-def linked(containerd: Containerd, **hooks: Any) -> Iterator[Plugin]:
-    plugin = Plugin(containerd, **hooks)
+def linked(containerd: Containerd) -> Iterator[Plugin]:
+    plugin = Plugin(containerd)
     try:
         plugin.wait_active()
         yield plugin

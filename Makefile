@@ -46,7 +46,7 @@ WITHOUT :=
 PARALLEL := -n auto --maxprocesses=8
 
 test: $(STAMP) ## What needs only Python, and as root the core of real containerd; says what it left out
-	$(PYTEST) -q $(PARALLEL) -m "not e2e and not vm and not kube and not browser and not release" --ignore=tests/perf $(WITHOUT:%=--ignore=%) --junitxml=artifacts/tests/python.xml
+	HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-quick} $(PYTEST) -q $(PARALLEL) -m "not e2e and not vm and not kube and not browser and not release" --ignore=tests/perf $(WITHOUT:%=--ignore=%) --junitxml=artifacts/tests/python.xml
 	@if [ "$$(id -u)" = 0 ]; then set -x; NRI_NUMA_SERIES=1.7 NRI_NUMA_RACE_ROUNDS=5 $(PYTEST) -q -m core --junitxml=artifacts/tests/core.xml tests/e2e; \
 	else echo "left out: the core of real containerd, which needs root"; fi
 	@echo "everything: make test-all (root)"

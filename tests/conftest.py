@@ -20,6 +20,7 @@ os.environ.pop("COLUMNS", None)
 settings.register_profile(
     "dev", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
+settings.register_profile("quick", settings.get_profile("dev"), max_examples=15)
 settings.register_profile("ci", settings.get_profile("dev"), max_examples=200, print_blob=True)
 settings.register_profile("nightly", settings.get_profile("dev"), max_examples=5000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))

@@ -159,6 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     shutil.rmtree("artifacts", ignore_errors=True)
     os.makedirs(slow.FOLDER)
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    environment.setdefault("HYPOTHESIS_PROFILE", "dev")  # make test alone takes fewer examples
     environment["NRI_NUMA_VM"] = "all" if options.thorough else MACHINES
     if options.thorough:
         environment.update(

@@ -9,6 +9,16 @@ lost. Free of pytest.
 from __future__ import annotations
 
 import asyncio
+import atexit
+import contextlib
+import functools
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
@@ -30,7 +40,7 @@ from tests.beds.embedded.runtime import (
     EmbeddedRuntime,
 )
 from tests.beds.embedded.world import World
-from tests.beds.plugin_process import PluginProcess
+from tests.beds.plugin_process import PluginProcess, plugin_environment
 from tests.machines.named import write_sysfs
 
 PREFIX = "numa.kubernetes.io/"
@@ -50,6 +60,63 @@ def limits(cpus: float) -> pb.LinuxResources:
     return resources
 
 
+@functools.cache
+def template() -> socket.socket:
+    """Where processes of this interpreter are asked for, which have imported everything."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, str(PRELUDE), f"forks:{theirs.fileno()}"],
+            env=plugin_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,
+        )
+
+    def end() -> None:
+        ours.close()
+        process.wait()
+
+    atexit.register(end)
+    return ours
+
+
+class Forked:
+    """A process of the template's, as far as `subprocess.Popen` would show it."""
+
+    def __init__(self, request: Mapping[str, Any], log: int) -> None:
+        self._told, theirs = os.pipe()
+        try:
+            socket.send_fds(template(), [json.dumps(request).encode()], [log, theirs])
+        finally:
+            os.close(theirs)
+        self.returncode: int | None = None
+        self.pid = int.from_bytes(os.read(self._told, 4), "little")
+        assert self.pid, "the template has ended"
+
+    def poll(self) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            if not select.select([self._told], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired("nri-numa", timeout or 0)
+            status = int.from_bytes(os.read(self._told, 4), "little")
+            os.close(self._told)
+            self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
 class FaultyPlugin(PluginProcess):
     """A plugin whose process begins with a prelude that breaks something (see `prelude.py`).
 
@@ -64,6 +131,15 @@ class FaultyPlugin(PluginProcess):
             return super().words()
         python, _, _, *rest = super().words()
         return [python, str(PRELUDE), self.fault, *rest]
+
+    def _spawn(self) -> Any:
+        # A clock has to jump, and rights to be missing, before anything is imported.
+        if self._python != sys.executable or self.fault.startswith(("clock", "confined")):
+            return super()._spawn()
+        words = [self.fault, *super().words()[3:]]
+        request = {"words": words, "environment": self.environment, "folder": str(self.directory)}
+        with self.log_file.open("ab") as log:
+            return Forked(request, log.fileno())
 
 
 @dataclass(frozen=True, slots=True)

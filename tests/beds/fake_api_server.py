@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import ssl
-import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.beds.certificates import make_certificate
 from tests.beds.processes import Bed
 
 
@@ -65,15 +65,7 @@ class FakeAPIServer(Bed):
         self.answer = answer
         self.skew = 0.0  # seconds that its clock is ahead
         self.asked: list[Asked] = []
-        subprocess.run(
-            [
-                *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1"),
-                *("-subj", "/CN=fake", "-addext", "subjectAltName=IP:127.0.0.1"),
-                *("-keyout", str(directory / "key"), "-out", str(directory / "ca.crt")),
-            ],
-            check=True,
-            capture_output=True,
-        )
+        make_certificate(directory, "fake", ("ca.crt", "key"))
         (directory / "token").write_text("first")
         (directory / "namespace").write_text("nri-numa")
         fake = self
@@ -139,7 +131,8 @@ class FakeAPIServer(Bed):
 
     def start(self) -> None:
         """Serve."""
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        # It looks so often whether it is to end, which is waited for; half a second otherwise.
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
 
     def close(self) -> None:
         """Close its socket."""

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -165,6 +166,23 @@ class PluginProcess(Daemon):
 
     def close(self) -> None:
         self.kill()
+
+    def release(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run ``nri-numa release`` with its configuration; of two same options the last counts."""
+        options = [
+            f"--config={self.config_file}",
+            f"--nri-socket={self.nri_socket}",
+            f"--state-dir={self.state_directory}",
+            f"--sysfs-root={self._sysfs_root}",
+        ]
+        return subprocess.run(
+            [self._python, "-m", "nri_numa", "release", *options, *arguments],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
 
     # -- seen from outside -----------------------------------------------------------------
 

@@ -33,7 +33,6 @@ from tests.checks.page_expressions import (
     SHAPES,
     STEPS,
     STICKING_OUT,
-    TITLE,
     WORST_CONTRAST,
     cell,
     fill,
@@ -164,18 +163,6 @@ def test_every_sort_of_machine_fits(
 # --- keeping up -------------------------------------------------------------------------------
 
 
-def test_a_new_pod_appears_and_goes_without_a_reload(page: Page, bed: PageBed) -> None:
-    visit(page, bed)
-    count = len(bed.agent.state.allocations)
-    page.wait(f"{TITLE} === 'Containers ({count})'")
-    bed.create("newcomer", policy="single-numa-node")
-    page.wait(f"{TITLE} === 'Containers ({count + 1})'")
-    (made,) = [a for a in bed.agent.state.allocations.values() if a.pod == "newcomer"]
-    page.wait(f"{label(made.cpus.first)}.includes('newcomer')")
-    bed.do(lambda: bed.agent.stop_container(made.container_id))
-    page.wait(f"{label(made.cpus.first)}.includes('shared pool')")
-
-
 def test_others_keep_their_colour_when_somebody_comes_and_goes(page: Page, bed: PageBed) -> None:
     visit(page, bed)
     before = set(page.run(LETTERS))
@@ -195,19 +182,6 @@ def test_a_lost_agent_is_said_and_found_again(page: Page, bed: PageBed) -> None:
     page.wait(f"{LIVE} && {BANNERS} === ''")
     bed.create("after", policy="single-numa-node")
     page.wait(f"{LIST}.includes('after')")
-
-
-def test_a_link_that_is_down_is_told_apart_from_a_lost_agent(page: Page, bed: PageBed) -> None:
-    visit(page, bed)
-    bed.link = replace(bed.link, state="disconnected", detail="no such file")
-    bed.do(bed.agent.notify)
-    page.wait(
-        f"{BANNERS}.includes('no link to the container runtime: disconnected (no such file)')"
-    )
-    assert page.run(LIVE)
-    bed.link = replace(bed.link, state="active", detail="")
-    bed.do(bed.agent.notify)
-    page.wait(f"{BANNERS} === ''")
 
 
 def test_a_runtime_that_does_not_answer_is_said(page: Page, bed: PageBed) -> None:
@@ -326,6 +300,7 @@ def test_an_answer_the_page_does_not_know_is_said_and_not_silent(page: Page, bed
 
 
 def test_a_guarded_agent_asks_for_its_token(page: Page, tmp_path: Path) -> None:
+    """And asks again where it was changed."""
     token = tmp_path / "token"
     token.write_text("0123456789abcdef")
     with page_bed(machines.dual_no_smt(), token_file=str(token)) as bed:
@@ -344,17 +319,6 @@ def test_a_guarded_agent_asks_for_its_token(page: Page, tmp_path: Path) -> None:
         assert page.run("document.cookie + JSON.stringify(localStorage)") == "{}"
         reload(page)
         assert page.run("document.getElementById('login').hidden")
-
-
-def test_a_token_that_is_changed_is_asked_for_again(page: Page, tmp_path: Path) -> None:
-    token = tmp_path / "token"
-    token.write_text("0123456789abcdef")
-    with page_bed(machines.dual_no_smt(), token_file=str(token)) as bed:
-        page.open(bed.url)
-        page.wait("document.activeElement?.id === 'token'")
-        page.type("0123456789abcdef")
-        page.press("Enter")
-        page.wait(LIVE)
         token.write_text("another token of length")
         bed.create("next", policy="single-numa-node")
         page.wait("document.getElementById('login').hidden === false")
@@ -404,15 +368,6 @@ def test_refusals_stand_there_with_their_reasons(page: Page, bed: PageBed) -> No
     page.click("#refusals li a:not(.reason)")
     page.wait(f"{DETAILS}.includes('Why it was refused')")
     page.wait(f"{STEPS} > 1")
-
-
-def test_a_refusal_appears_when_it_happens(page: Page) -> None:
-    with page_bed(machines.snc_smt()) as bed:
-        visit(page, bed)
-        empty = "document.getElementById('refused').hidden"
-        assert page.run(empty), "an empty panel takes no room"
-        bed.create("greedy", cpus=500, policy="restricted")
-        page.wait(f"{REFUSALS}.includes('shop/greedy') && !{empty}")
 
 
 def test_the_address_remembers_what_was_chosen(page: Page, bed: PageBed) -> None:

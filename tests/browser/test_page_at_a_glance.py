@@ -154,18 +154,6 @@ def test_one_number_for_one_thing(page: Page, bed: PageBed) -> None:
     assert pool == legend == str(len(state.pool(machine.topology, machine.settings)))
 
 
-def test_the_count_of_cpus_and_their_list_are_columns(page: Page, bed: PageBed) -> None:
-    bed.create("two", cpus=2, policy="single-numa-node")
-    bed.create("four", cpus=4, policy="single-numa-node")
-    visit(page, bed)
-    (two,) = (a for a in bed.agent.state.allocations.values() if a.pod == "two")
-    of = 'document.querySelector(\'tr[data-id="{}"] [data-label="{}"]\').textContent'
-    assert page.run(of.format(two.container_id, "CPUs")) == "2"
-    assert page.run(of.format(two.container_id, "CPU list")) == str(two.cpus)
-    page.run(press_button("#list th button", "CPUs"))
-    assert page.run(PODS) == ["two", "four"]
-
-
 def test_refusals_that_say_the_same_are_one_and_lead_to_the_remedy(
     page: Page, bed: PageBed
 ) -> None:

@@ -18,7 +18,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tools.docs_regions import DOCS
@@ -65,16 +65,7 @@ def blocks(page: Path = DOCS / "quick-start.md") -> list[Block]:
                 )
             )
         elif mark == "shows":
-            last = found[-1]
-            shows = (*last.shows, *text.splitlines())
-            found[-1] = Block(
-                text=last.text,
-                root=last.root,
-                stays=last.stays,
-                stops=last.stops,
-                code=last.code,
-                shows=shows,
-            )
+            found[-1] = replace(found[-1], shows=(*found[-1].shows, *text.splitlines()))
         elif kind not in ("text", "yaml"):
             raise ValueError(f"a block of an unknown kind {kind!r}: {text}")
     return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import subprocess
 import sys
@@ -13,8 +12,8 @@ from typing import Any
 import pytest
 
 from tests.beds.containerd import Containerd
-from tests.beds.cri import CRI, CRIError, guaranteed, poll
-from tests.beds.plugin_process import PluginProcess, StartPlugin, plugin_environment
+from tests.beds.cri import CRI, poll
+from tests.beds.plugin_process import PluginProcess, plugin_environment
 
 pytestmark = pytest.mark.e2e
 
@@ -39,106 +38,11 @@ def document(done: subprocess.CompletedProcess[str]) -> Any:
     return json.loads(done.stdout)
 
 
-def test_status_shows_who_has_what(cri: CRI, plugin: PluginProcess) -> None:
-    pod = cri.run_pod("listed", namespace="shop", annotations={f"{PREFIX}/numacpu": "0-1"})
-    container = cri.run(pod, "web", resources=guaranteed(2))
-    poll(lambda: plugin.responsive(), "HTTP served")
-    done = nri_numa("status", f"--api={plugin.address}", "-o", "json")
-    assert done.returncode == 0, done.stderr
-    text = json.dumps(document(done))
-    for words in ("shop", "listed", "web", "0-1"):
-        assert words in text
-    table = nri_numa("status", f"--api={plugin.address}")
-    assert table.returncode == 0
-    assert re.search(r"shop\s+listed\s+web\b.*\b0-1\b", table.stdout)
-    cri.remove(container)
-    gone = nri_numa("status", f"--api={plugin.address}")
-    assert "listed" not in gone.stdout
-    plugin.terminate()
-    absent = nri_numa("status", f"--api={plugin.address}")
-    assert absent.returncode == 3
-    assert absent.stderr.strip()
-    assert "Traceback" not in absent.stderr
-
-
-def test_explain_tells_placements_and_refusals(cri: CRI, plugin: PluginProcess) -> None:
-    cri.pod("fine", numacpu="1")
-    bad = cri.run_pod("bad", annotations={f"{PREFIX}/numacpu": "63"})
-    with pytest.raises(CRIError):
-        cri.create(bad)
-    poll(lambda: plugin.responsive(), "HTTP served")
-    fine = nri_numa("explain", "fine", f"--api={plugin.address}")
-    assert fine.returncode == 0, fine.stderr
-    assert "numacpu" in fine.stdout
-    refused = nri_numa("explain", "default/bad", f"--api={plugin.address}")
-    assert refused.returncode == 1
-    assert "63" in refused.stdout
-    unknown = nri_numa("explain", "nobody", f"--api={plugin.address}")
-    assert unknown.returncode == 1
-    assert "nobody" in unknown.stdout + unknown.stderr
-
-
 def test_the_checkpoint_can_be_read_while_the_plugin_runs(cri: CRI, plugin: PluginProcess) -> None:
     container = cri.pod("kept", numacpu="1")
     done = nri_numa("checkpoint", f"--state-dir={plugin.state_directory}", "-o", "json")
     assert done.returncode == 0, done.stderr
     assert container.id in done.stdout
-
-
-def test_a_second_plugin_on_the_same_state_leaves(
-    containerd: Containerd, cri: CRI, plugin: PluginProcess
-) -> None:
-    """It says so and goes, and the first one goes on as if nothing had been."""
-    owner = cri.owner()
-    second = PluginProcess(plugin.directory / "second", containerd.nri_socket)
-    second.state_directory = plugin.state_directory
-    with pytest.raises(RuntimeError, match=str(plugin.state_directory)):
-        second.start()
-    assert second.wait() != 0
-    assert "Traceback" not in second.log()
-    assert plugin.ready()
-    thief = cri.run_pod("thief", annotations={f"{PREFIX}/numacpu": cri.allowed(owner).cpus})
-    with pytest.raises(CRIError, match="default/owner/main"):
-        cri.create(thief)
-
-
-def test_a_second_plugin_with_a_state_of_its_own_waits_and_plain_pods_start(
-    containerd: Containerd, cri: CRI, plugin: PluginProcess
-) -> None:
-    """Both would set the annotation ``assigned``, and containerd failed every container."""
-    second = PluginProcess(plugin.directory / "second", containerd.nri_socket)
-    second.start(wait=False)
-    try:
-        poll(second.responsive, "the second one serves")
-        status, body = second.get("/readyz")
-        assert (status, "works on the runtime of this socket" in body) == (503, True)
-        cri.run(cri.run_pod("plain"))
-        plugin.kill()
-        second.wait_ready()
-        cri.run(cri.run_pod("later"))
-    finally:
-        second.close()
-
-
-@pytest.mark.parametrize(
-    ("config", "words"),
-    [
-        ({"strategie": "spread"}, ["strategie", "strategy"]),
-        ({"reservedCPUs": "0-63"}, ["reservedCPUs", "63"]),
-        ({"oversale": 0.5, "nonsense": 1}, ["oversale", "nonsense"]),
-    ],
-    ids=["misspelt", "absent-cpu", "both-mistakes-at-once"],
-)
-def test_a_configuration_with_mistakes_ends_the_start(
-    start_plugin: StartPlugin, config: dict[str, Any], words: list[str]
-) -> None:
-    with pytest.raises(RuntimeError) as caught:
-        start_plugin(config)
-    plugin = start_plugin.started[0]
-    assert plugin.wait() == 2
-    for word in words:
-        assert word in str(caught.value)
-    assert "Traceback" not in plugin.log()
 
 
 def test_check_sees_a_runtime_that_answers(containerd: Containerd, tmp_path: Path) -> None:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +17,7 @@ import pytest
 
 from tests.beds.containerd import Containerd, find_binaries
 from tests.beds.cri import CRI, MIB, Container, Seen, guaranteed, poll
-from tests.beds.plugin_process import PluginProcess, StartPlugin, plugin_environment
+from tests.beds.plugin_process import PluginProcess, StartPlugin
 from tests.beds.reports import attach_if_failed
 from tests.beds.testbed import TestbedUnavailable, require_root
 from tests.e2e.conftest import unavailable
@@ -225,15 +223,7 @@ def test_what_was_placed_over_cri_is_given_back_over_cri(
     container = listed(bed.cri, "given", FIRST)
     settled(bed.cri, container, FIRST)
     plugin.terminate()
-    command = [sys.executable, "-m", "nri_numa", "release", f"--config={plugin.config_file}"]
-    done = subprocess.run(
-        [*command, f"--state-dir={plugin.state_directory}", "-o", "json"],
-        env=plugin_environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    done = plugin.release("-o", "json")
     assert done.returncode == 0, done.stderr
     (one,) = json.loads(done.stdout)["containers"]
     assert (one["pod"], one["result"]) == ("given", "released")

@@ -20,7 +20,7 @@ from tests.beds.cri import (
     poll,
 )
 from tests.beds.plugin_process import PluginProcess, StartPlugin
-from tests.machines.cpus import FIRST, LAST, MACHINE
+from tests.machines.cpus import LAST, MACHINE
 
 pytestmark = pytest.mark.e2e
 
@@ -125,14 +125,6 @@ def test_an_owner_that_exits_by_itself_has_its_cpus_again(cri: CRI, plugin: Plug
     cri.settles(shared, MACHINE)
 
 
-def test_the_shared_pool_is_never_empty(cri: CRI, plugin: PluginProcess) -> None:
-    shared = cri.pod("shared")
-    pod = cri.run_pod("greedy", annotations=EXCLUSIVE)
-    with pytest.raises(CRIError, match="default/greedy"):
-        cri.create(pod, resources=guaranteed(len(MACHINE)))
-    assert cri.cpus(shared) == MACHINE
-
-
 @pytest.mark.core
 def test_listed_cpus_of_an_owner_are_refused(cri: CRI, plugin: PluginProcess) -> None:
     owner = cri.owner()
@@ -162,15 +154,6 @@ def test_listed_cpus_can_be_owned(cri: CRI, plugin: PluginProcess) -> None:
     assert cri.cpus(shared) == MACHINE - CPUSet.parse(LAST)
 
 
-def test_reserved_cpus_are_not_given_away(cri: CRI, start_plugin: StartPlugin) -> None:
-    start_plugin({"reservedCPUs": FIRST})
-    pod = cri.run_pod("owner", annotations=EXCLUSIVE)
-    owner = cri.run(pod, resources=guaranteed(len(MACHINE) - 1))
-    assert CPUSet.parse(cri.first_line(owner).cpus) == MACHINE - CPUSet.parse(FIRST)
-    with pytest.raises(CRIError, match="default/late"):
-        cri.create(cri.run_pod("late", annotations=EXCLUSIVE), resources=guaranteed(1))
-
-
 def test_exclusive_cpus_run_without_quota(cri: CRI, plugin: PluginProcess) -> None:
     """A quota of n CPUs on n own CPUs would only throttle in bursts; the kubelet lifts it too."""
     owner = cri.owner()
@@ -188,21 +171,6 @@ def test_nobody_widens_a_pin_by_accident(cri: CRI, plugin: PluginProcess) -> Non
     for container in (owner, listed, shared):
         cri.update(container, Resources(cpus=str(MACHINE)))
     assert [cri.cpus(each) for each in (owner, listed, shared)] == before
-
-
-def test_a_failed_creation_gives_back(cri: CRI, plugin: PluginProcess) -> None:
-    """The runtime fails after we granted: the start of a program that is not there."""
-    shared = cri.pod("shared")
-    pod = cri.run_pod("broken", annotations=EXCLUSIVE)
-    most = len(MACHINE) - 1
-    broken = cri.create(pod, resources=guaranteed(most), command=("/bin/not-there",))
-    with pytest.raises(CRIError, match="StartContainer"):
-        cri.start(broken)
-    cri.remove(broken)
-    fine = cri.run(pod, "main", resources=guaranteed(most), attempt=1)
-    assert len(cri.cpus(fine)) == most
-    cri.remove_pod(pod)
-    cri.settles(shared, MACHINE)
 
 
 def test_files_say_what_containers_have_while_they_run(cri: CRI, start_plugin: StartPlugin) -> None:

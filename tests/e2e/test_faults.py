@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
 import signal
-import subprocess
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from nri_numa.model.cpuset import NO_CPUS, CPUSet
+from nri_numa.model.cpuset import CPUSet
 from tests.beds.cri import (
     BEST_EFFORT,
     CRI,
     CRIError,
     Resources,
-    guaranteed,
     poll,
     with_cpus,
 )
-from tests.beds.plugin_process import PluginProcess, StartPlugin
+from tests.beds.plugin_process import PluginProcess
 from tests.machines.cpus import MACHINE
 
 pytestmark = pytest.mark.e2e
@@ -52,55 +47,6 @@ def test_a_plugin_that_hangs_is_dropped_and_comes_back(cri: CRI, plugin: PluginP
     late = cri.run_pod("late", annotations={"numa.kubernetes.io/numacpu": str(own)})
     with pytest.raises(CRIError, match="default/late"):
         cri.create(late)
-
-
-@pytest.fixture
-def tiny(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 64 KiB."""
-    directory = tmp_path / "tiny"
-    directory.mkdir()
-    subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64k,mode=0700", "tmpfs", str(directory)], check=True
-    )
-    try:
-        yield directory
-    finally:
-        subprocess.run(["umount", "-l", str(directory)], check=True)
-
-
-def test_a_full_state_directory_stops_nobody(
-    cri: CRI, start_plugin: StartPlugin, tiny: Path
-) -> None:
-    """Containers are placed as before; it is said, and written again once there is room."""
-    plugin = start_plugin(state_directory=tiny)
-    filler = tiny / "filler"
-    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
-        while True:
-            file.write(b"x" * 512)
-    owners = []
-    taken = NO_CPUS
-    for number in range(min(2, len(MACHINE) - 1)):
-        pod = cri.run_pod(f"owner{number}", annotations=EXCLUSIVE)
-        owners.append(cri.run(pod, resources=guaranteed(1)))
-        assert not cri.cpus(owners[-1]) & taken
-        taken = taken | cri.cpus(owners[-1])
-    # A journal has what is left of its last page; many small changes fill that.
-    asks = {"numa.kubernetes.io/numacpu": str(max(MACHINE - taken))}
-    many = cri.run_pod("many", annotations=asks)
-    for number in range(60):
-        cri.create(many, f"c{number}")
-        if "not written" in plugin.log():
-            break
-    poll(lambda: "checkpoint not written" in plugin.log(), "the failure said")
-    assert plugin.metric("nri_numa_checkpoint_errors_total") > 0
-    filler.unlink()
-    poll(lambda: "checkpoint written again" in plugin.log(), "the recovery said")
-    before = [cri.cpus(each) for each in owners]
-    plugin.restart(kill=True)
-    assert [cri.cpus(each) for each in owners] == before
-    thief = cri.run_pod("thief", annotations={"numa.kubernetes.io/numacpu": str(before[0])})
-    with pytest.raises(CRIError, match="default/thief"):
-        cri.create(thief)
 
 
 @pytest.mark.parametrize("lost", ["checkpoint", "directory"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +23,7 @@ from tests.beds.cri import (
     guaranteed,
     poll,
 )
-from tests.beds.plugin_process import PluginProcess, StartPlugin
+from tests.beds.plugin_process import PluginProcess
 from tests.machines.cpus import MACHINE
 
 pytestmark = [pytest.mark.e2e, pytest.mark.every_series]
@@ -90,27 +89,6 @@ def test_containerd_reports_no_deprecated_interface_of_the_plugin(
     assert "nri" not in containerd.ctr("deprecations", "list").lower()
 
 
-def test_a_lost_checkpoint_is_rebuilt_from_the_runtime(cri: CRI, plugin: PluginProcess) -> None:
-    node = Node.create(cri)
-    plugin.kill()
-    shutil.rmtree(plugin.state_directory)
-    plugin.start()
-    node.check(cri)
-
-
-def test_a_damaged_checkpoint_is_kept_aside(cri: CRI, plugin: PluginProcess) -> None:
-    node = Node.create(cri)
-    plugin.kill()
-    content = bytearray(plugin.checkpoint.read_bytes())
-    content[len(content) // 3] ^= 0xFF
-    plugin.checkpoint.write_bytes(content)
-    before = set(plugin.state_directory.iterdir())
-    plugin.start()
-    assert set(plugin.state_directory.iterdir()) - before, "the damaged file is under another name"
-    assert any("checkpoint" in str(record).lower() for record in plugin.records())
-    node.check(cri)
-
-
 # One pod's life, step by step; the plugin is killed after each of them in turn.
 STEPS: tuple[tuple[str, Callable[[CRI, dict[str, Container]], None]], ...] = (
     ("nothing", lambda cri, own: None),
@@ -171,14 +149,6 @@ def test_containers_started_while_we_were_away_are_found(cri: CRI, plugin: Plugi
     assert cri.running(impossible)  # it runs already: said and counted, not killed
     gaps = [record for record in plugin.records() if "gap" in str(record).lower()]
     assert gaps, "found containers are in the log"
-
-
-def test_containers_gone_while_we_were_away_give_back(cri: CRI, plugin: PluginProcess) -> None:
-    node = Node.create(cri)
-    plugin.kill()
-    cri.remove_pod(node.owner.pod)
-    plugin.start()
-    cri.settles(node.shared, MACHINE)
 
 
 @pytest.mark.core
@@ -253,19 +223,6 @@ def test_a_create_that_its_client_cancelled_gives_back_when_its_pod_ends(
     poll(lambda: '"pod":"default/owner"' in plugin.log(), "decided")
     cri.stop_pod(pod)
     cri.settles(shared, MACHINE)
-
-
-def test_the_plugin_may_start_before_containerd(
-    containerd: Containerd, cri: CRI, start_plugin: StartPlugin
-) -> None:
-    containerd.stop()
-    plugin = start_plugin(wait=False)
-    poll(lambda: "disconnected" in plugin.log(), "dialled in vain")
-    assert plugin.running
-    assert not plugin.ready()
-    containerd.start()
-    plugin.wait_ready()
-    assert cri.first_line(cri.pod("listed", **LISTED)).cpus == "1"
 
 
 def test_updates_before_and_after_a_restart_agree(cri: CRI, plugin: PluginProcess) -> None:

@@ -14,11 +14,10 @@ import pytest
 from nri_numa.model.workload import Container, PodSandbox
 from nri_numa.nri.link import LinkSettings, NRILink
 from nri_numa.nri.wire.versions import AGENT_EVENTS
-from nri_numa.runtime import LinkState, PushResult, RequestRefused
+from nri_numa.runtime import LinkState, PushResult
 from tests.beds.containerd import Containerd
-from tests.beds.cri import CRI, CRIError, Resources, allowed, poll
+from tests.beds.cri import CRI, Resources, allowed, poll
 from tests.beds.recording_plugin import Created, RecordingPlugin, adjusted, update
-from tests.machines.cpus import FIRST, LAST
 
 pytestmark = [pytest.mark.e2e, pytest.mark.every_series]
 
@@ -26,18 +25,16 @@ _T = TypeVar("_T")
 
 
 def created(pod: PodSandbox, container: Container) -> Created:
-    """Pins to the CPUs in annotation ``cpus``, and refuses where there is ``refuse``."""
+    """Pins to the CPUs in annotation ``cpus``, with as long a note as ``note`` says."""
     wanted = pod.annotations
-    if "refuse" in wanted:
-        raise RequestRefused(f"no: {wanted['refuse']}")
     return adjusted(wanted.get("cpus", ""), note="n" * int(wanted.get("note", "0")))
 
 
 class Plugin:
     """A link that runs in a thread with a loop of its own."""
 
-    def __init__(self, containerd: Containerd, **hooks: Any) -> None:
-        self.handler = RecordingPlugin(create_container=created, **hooks)
+    def __init__(self, containerd: Containerd) -> None:
+        self.handler = RecordingPlugin(create_container=created)
         self._containerd = containerd
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -84,8 +81,8 @@ class Plugin:
 
 
 @contextmanager
-def linked(containerd: Containerd, **hooks: Any) -> Iterator[Plugin]:
-    plugin = Plugin(containerd, **hooks)
+def linked(containerd: Containerd) -> Iterator[Plugin]:
+    plugin = Plugin(containerd)
     try:
         plugin.wait_active()
         yield plugin
@@ -100,41 +97,12 @@ def link(containerd: Containerd) -> Iterator[Plugin]:
         yield plugin
 
 
-def test_the_runtime_is_known_by_name_and_version(containerd: Containerd, link: Plugin) -> None:
-    info = link.handler.info
-    assert info is not None
-    assert info.name == "containerd"
-    assert containerd.binaries.version in info.version
-
-
-def test_an_adjustment_holds_from_the_first_instruction(cri: CRI, link: Plugin) -> None:
-    pod = cri.run_pod(annotations={"cpus": LAST})
-    assert cri.first_line(cri.run(pod)).cpus == LAST
-
-
 def test_a_long_answer_arrives_whole(cri: CRI, link: Plugin) -> None:
     """100 kB leave as one frame of 4,096 bytes and one for the rest, as the Go side wants it."""
     pod = cri.run_pod(annotations={"cpus": "1", "note": "100000"})
     container = cri.run(pod)
     assert len(cri.spec_annotations(container)["k"]) == 100_000
     assert cri.first_line(container).cpus == "1"
-
-
-def test_a_refusal_is_in_the_cri_error(cri: CRI, link: Plugin) -> None:
-    pod = cri.run_pod(annotations={"refuse": "because of the – “rules”"})
-    with pytest.raises(CRIError, match="no: because of the – “rules”"):
-        cri.create(pod)
-
-
-def test_updates_of_others_ride_on_answers(cri: CRI, link: Plugin) -> None:
-    first = cri.pod("first")
-    link.handler.hooks["create_container"] = lambda *_: adjusted("", "", update(first.id, FIRST))
-    second = cri.create(cri.run_pod("second"))
-    assert cri.allowed(first).cpus == FIRST
-    link.handler.hooks["stop_container"] = lambda *_: [update(first.id, LAST)]
-    cri.start(second)
-    cri.stop(second)
-    poll(lambda: cri.allowed(first).cpus == LAST, "update in the answer to a stop")
 
 
 def test_every_event_of_a_life_is_seen(cri: CRI, link: Plugin) -> None:
@@ -155,17 +123,6 @@ def test_every_event_of_a_life_is_seen(cri: CRI, link: Plugin) -> None:
     assert heard[begin + 1] == "CreateContainer main"
 
 
-def test_synchronize_shows_what_runs_and_takes_updates(containerd: Containerd, cri: CRI) -> None:
-    pod = cri.run_pod()
-    container = cri.run(pod)
-    moves = lambda *_: [update(container.id, LAST)]  # noqa: E731
-    with linked(containerd, synchronize=moves) as plugin:
-        assert list(plugin.handler.pods) == [pod.id]
-        assert list(plugin.handler.containers) == [container.id]
-    with linked(containerd):
-        poll(lambda: cri.allowed(container).cpus == LAST, "update in the synchronisation")
-
-
 def test_a_picture_of_many_megabytes_is_taken(containerd: Containerd, cri: CRI) -> None:
     """6 MB of annotations: sliced by 2.1, and by 1.7 sent as one message above ttrpc's 4 MiB."""
     for number in range(10):
@@ -176,16 +133,6 @@ def test_a_picture_of_many_megabytes_is_taken(containerd: Containerd, cri: CRI) 
         assert len(plugin.handler.pods) == 10
         assert len(plugin.handler.containers) == 20
         assert cri.first_line(cri.run(cri.run_pod(annotations={"cpus": "1"}))).cpus == "1"
-
-
-def test_a_runtime_that_restarts_is_found_again(
-    containerd: Containerd, cri: CRI, link: Plugin
-) -> None:
-    for kill in (False, True):
-        containerd.restart(kill=kill)
-        link.wait_active()
-        assert cri.first_line(cri.run(cri.run_pod(annotations={"cpus": "1"}))).cpus == "1"
-        cri.remove_all()
 
 
 def test_pushes_arrive_and_never_lock_the_runtime(cri: CRI, link: Plugin) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,32 +13,11 @@ import pytest
 from tests.beds.cgroups import hierarchies
 from tests.beds.containerd import Containerd
 from tests.beds.cri import CRI, allowed, guaranteed, poll, with_cpus
-from tests.beds.plugin_process import PluginProcess, StartPlugin, plugin_environment
+from tests.beds.plugin_process import PluginProcess, StartPlugin
 
 pytestmark = pytest.mark.e2e
 
 PREFIX = "numa.kubernetes.io"
-
-
-def release(plugin: PluginProcess, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run it with the configuration of a plugin."""
-    return subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "nri_numa",
-            "release",
-            f"--config={plugin.config_file}",
-            f"--nri-socket={plugin.nri_socket}",
-            f"--state-dir={plugin.state_directory}",
-            *arguments,
-        ],
-        env=plugin_environment(),
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-    )
 
 
 def results(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
@@ -78,12 +56,12 @@ def test_everything_is_given_back(containerd: Containerd, cri: CRI, plugin: Plug
     assert cri.allowed(unbound).cpus != whole.cpus
     assert quota(cri.pid(owner)) == -1
 
-    refused = release(plugin)
+    refused = plugin.release()
     assert refused.returncode == 1
     assert f"process {plugin.pid}" in refused.stderr
     assert cri.allowed(owner).cpus == own
 
-    planned = results(release(plugin, "--dry-run", "-o", "json"))
+    planned = results(plugin.release("--dry-run", "-o", "json"))
     assert {pod: c["result"] for pod, c in planned.items()} == {
         "listed": "planned",
         "owner": "planned",
@@ -93,7 +71,7 @@ def test_everything_is_given_back(containerd: Containerd, cri: CRI, plugin: Plug
     assert cri.allowed(owner).cpus == own
 
     assert plugin.terminate() == 0
-    done = results(release(plugin, "-o", "json"))
+    done = results(plugin.release("-o", "json"))
     assert {pod: c["result"] for pod, c in done.items() if pod != "foreign"} == dict.fromkeys(
         ("listed", "owner", "unbound"), "released"
     )
@@ -104,7 +82,7 @@ def test_everything_is_given_back(containerd: Containerd, cri: CRI, plugin: Plug
     assert not plugin.checkpoint.exists()
     assert plugin.checkpoint.with_name("checkpoint.released").exists()
 
-    again = release(plugin)
+    again = plugin.release()
     assert again.returncode == 0
     assert again.stdout.startswith("0 released; ")
     assert cri.allowed(foreign).cpus == "0"
@@ -117,7 +95,7 @@ def test_without_its_checkpoint(cri: CRI, plugin: PluginProcess) -> None:
     unbound = cri.pod("unbound")
     plugin.terminate()
     plugin.checkpoint.unlink()
-    done = release(plugin)
+    done = plugin.release()
     assert done.returncode == 0, done.stderr
     assert re.search(r"^2 released; ", done.stdout, re.MULTILINE)
     assert done.stderr == ""  # a Guaranteed container's limit is its request
@@ -129,7 +107,7 @@ def test_a_plugin_that_comes_back_pins_again(cri: CRI, plugin: PluginProcess) ->
     owner = cri.owner()
     unbound = cri.pod("unbound")
     plugin.terminate()
-    assert release(plugin).returncode == 0
+    assert plugin.release().returncode == 0
     assert cri.allowed(owner) == cri.allowed(unbound) == allowed("self")
     plugin.start()
     poll(lambda: len(cri.cpus(owner)) == 1, "owner pinned again")
@@ -139,7 +117,7 @@ def test_a_plugin_that_comes_back_pins_again(cri: CRI, plugin: PluginProcess) ->
 def test_says_why_it_cannot(start_plugin: StartPlugin, tmp_path: Path) -> None:
     plugin = start_plugin()
     plugin.terminate()
-    done = release(plugin, f"--nri-socket={tmp_path}/none.sock")
+    done = plugin.release(f"--nri-socket={tmp_path}/none.sock")
     assert done.returncode == 3
     assert "nothing was released" in done.stderr
     assert "none.sock" in done.stderr

@@ -136,23 +136,6 @@ def test_pushes_under_load_do_not_lock_the_runtime(
     assert plugin.ready()
 
 
-def test_drift_is_found_and_repaired(cri: CRI, start_plugin: StartPlugin) -> None:
-    """Somebody writes the cgroup file behind our back; no request comes that could carry it."""
-    plugin = start_plugin({"reconcile": {"interval": "1s"}})
-    pod = cri.run_pod("listed", annotations={"numa.kubernetes.io/numacpu": "1"})
-    listed = cri.run(pod)
-    cgroups.write_cpus(f"{pod.cgroup_parent}/{listed.id}", str(MACHINE))
-
-    def repaired() -> float:
-        # Which of the two looks first is a matter of when: the round, or the look after a start.
-        names = ("nri_numa_drift_repaired_total", "nri_numa_late_repairs_total")
-        return sum(plugin.metric(name) for name in names)
-
-    poll(lambda: repaired(), "drift found")
-    poll(lambda: cri.allowed(listed).cpus == "1", "drift repaired")
-    assert plugin.ready()
-
-
 def test_many_containers_take_one_answer(cri: CRI, start_plugin: StartPlugin) -> None:
     """Some hundred kilobytes of answers and pictures pass: frames of any size arrive whole."""
     plugin = start_plugin()

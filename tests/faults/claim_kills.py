@@ -30,6 +30,7 @@ from nri_numa.engine.decision import Machine
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.model.settings import Settings
 from tests.beds.world import agent_of
+from tests.faults.prelude import BrokenOS
 from tests.unit.dra.test_claims import DRIVER, UID, claim, result
 
 STEPS = ("open", "fsync", "replace", "unlink", "makedirs")
@@ -37,33 +38,14 @@ LIFE = ("load", "prepare", "prepare", "unprepare")
 PATIENCE_S = 180.0
 
 
-class Hooked:
-    """The ``os`` module as the modules of claims see it."""
-
-    def __init__(self, hook: Callable[..., Any]) -> None:
-        self._hook = hook
-
-    def __getattr__(self, name: str) -> Any:
-        real = getattr(os, name)
-        if name not in STEPS:
-            return real
-
-        def step(*arguments: Any, **options: Any) -> Any:
-            if name == "open" and not arguments[1] & os.O_CREAT:
-                return real(*arguments, **options)  # only reads
-            return self._hook(name, real, arguments, options)
-
-        return step
-
-
 def killing(number: int, moment: str, seen: list[str]) -> Callable[..., Any]:
     """A hook that ends this process at a step; number 0 only counts."""
 
-    def hook(name: str, real: Any, arguments: Any, options: Any) -> Any:
-        seen.append(name)
+    def hook(real: Any, arguments: Any, options: Any) -> Any:
+        seen.append(real.__name__)
         if len(seen) != number:
             return real(*arguments, **options)
-        if moment == "half" and name == "fsync":
+        if moment == "half" and real is os.fsync:
             # What was written is not all there yet.
             os.truncate(arguments[0], os.fstat(arguments[0]).st_size // 2)
         elif moment == "after":
@@ -175,7 +157,7 @@ def live(place: Place, number: int, moment: str) -> tuple[bool, list[Any]]:
 
     def run(to: int) -> None:
         seen: list[str] = []
-        hooked = Hooked(killing(number, moment, seen))
+        hooked = BrokenOS(killing(number, moment, seen), STEPS)
         for module in (nri_numa.dra.handover, nri_numa.agent.claims):
             vars(module)["os"] = hooked
         book = place.book()

@@ -1,5 +1,8 @@
 """Starts ``nri-numa`` with something broken inside: ``prelude.py FAULT ARGUMENTS...``.
 
+``prelude.py forks:N`` starts any number of them: what a process imports is most of what its start
+costs, so this one imports it, and forks for each request on its socket N.
+
 Faults:
 
 ``kill:N:MOMENT``
@@ -17,9 +20,12 @@ Faults:
 
 from __future__ import annotations
 
+import gc
 import importlib
+import json
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -38,12 +44,16 @@ def die() -> None:
 class BrokenOS:
     """The ``os`` module as one module sees it, with a hook around every step."""
 
-    def __init__(self, hook: Callable[[Callable[..., Any], tuple[Any, ...], Any], Any]) -> None:
-        self._hook = hook
+    def __init__(
+        self,
+        hook: Callable[[Callable[..., Any], tuple[Any, ...], Any], Any],
+        steps: tuple[str, ...] = STEPS,
+    ) -> None:
+        self._hook, self._steps = hook, steps
 
     def __getattr__(self, name: str) -> Any:
         real = getattr(os, name)
-        if name not in STEPS:
+        if name not in self._steps:
             return real
         hook = self._hook
 
@@ -113,9 +123,47 @@ def jumping_clock(path: str) -> Callable[[], float]:
     return now
 
 
+def fork_on_request(number: int) -> None:
+    """Return in each process that is asked for, with its words, in its folder and session.
+
+    Its parent waits for it, and writes its id and its end into the descriptor that came along.
+    """
+    for module in ("agent.daemon", "agent.view", "cli.processes", "web.api"):
+        importlib.import_module(f"nri_numa.{module}")
+    gc.freeze()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    with socket.socket(fileno=number) as requests:
+        while True:
+            data, given, _, _ = socket.recv_fds(requests, 1 << 17, 2)
+            if not data:
+                sys.exit()
+            if os.fork() == 0:
+                break
+            for descriptor in given:
+                os.close(descriptor)
+    log, ended = given
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    if pid := os.fork():
+        os.write(ended, pid.to_bytes(4, "little"))
+        os.write(ended, os.waitpid(pid, 0)[1].to_bytes(4, "little"))
+        os._exit(0)
+    os.close(ended)
+    os.setsid()
+    request = json.loads(data)
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    for stream in (1, 2):
+        os.dup2(log, stream)
+    sys.argv[1:] = request["words"]
+
+
 def main() -> None:
     """Break what is to be broken, and run."""
     name, _, rest = sys.argv.pop(1).partition(":")
+    if name == "forks":
+        fork_on_request(int(rest))
+        name, _, rest = sys.argv.pop(1).partition(":")
     if name == "clock":
         time.time = jumping_clock(rest)
     elif name == "confined":
@@ -127,7 +175,7 @@ def main() -> None:
         confinement.load(Path(rest))
     elif name == "call":
         kill_at_call(*rest.split(":"))
-    else:
+    elif name:
         import nri_numa.store.checkpoint
         import nri_numa.store.files
 

@@ -6,9 +6,6 @@ journal was written before it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from nri_numa.model.cpuset import CPUSet
@@ -22,13 +19,6 @@ REST = (
 """Moments between the answer to a container that was decided about when it came, and the rest."""
 
 RELEASED = "call:nri_numa.observe.decisions:DecisionLog.released:before"
-
-
-@pytest.fixture
-def node(directory: Path) -> Iterator[Node]:
-    """A node whose plugin is not started yet."""
-    with Node(directory) as node:
-        yield node
 
 
 def died(node: Node) -> None:

@@ -11,16 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from nri_numa.machine.synthetic import synthetic
-from nri_numa.model.cpuset import CPUSet
-from nri_numa.model.workload import QoSClass
-from nri_numa.store import journal
-from nri_numa.store.checkpoint import CheckpointStore
 from tests.beds.embedded_node import Node, until
-from tests.beds.world import World, container, pod, resources
 from tests.faults.conftest import THOROUGH
-
-IDENTITY = {"version": "test", "machine": "m", "boot": "b"}
 
 
 @pytest.fixture
@@ -192,44 +184,3 @@ def test_a_state_directory_that_others_have_been_at(node: Node, what: str) -> No
     node.plugin.restart(kill=True)
     node.check()
     node.usable()
-
-
-def test_cut_at_each_byte(tmp_path: Path) -> None:
-    """Without processes, for each length: load, adopt; nobody moves and nothing is owned twice."""
-    world = World(synthetic(memory_gib=64))
-    world.synchronize()
-    world.place(pod("free", qos=QoSClass.BEST_EFFORT))
-    world.place(pod("listed", {"numacpu": "17", "numamem": "1"}))
-    for number in range(3):
-        own = pod(f"owner{number}", {"policy": "single-numa-node"})
-        world.place(own, container(own, wants=resources(2, 1)))
-    world.stop("owner1-app")
-    store = CheckpointStore(str(tmp_path / "state"), identity=IDENTITY, clock=lambda: 1.0)
-    store.load()
-    for key, document in world.store.documents.items():
-        store.record({key: document})
-    store.close()
-    whole = (tmp_path / "state" / "checkpoint").read_bytes()
-    before = {i: world.has(i) for i in world.live}
-    state = tmp_path / "cut"
-    for length in range(0, len(whole) + 1, 1 if THOROUGH else 11):
-        shutil.rmtree(state, ignore_errors=True)
-        state.mkdir()
-        (state / "checkpoint").write_bytes(whole[:length])
-        store = CheckpointStore(str(state), identity=IDENTITY, clock=lambda: 1.0)
-        loaded = store.load()
-        store.close()
-        between_lines = b"\n" in whole[max(0, length - 1) : length + 1]
-        assert loaded.problems or between_lines or length in (0, len(whole))
-        agent = world.boot()
-        remembered, damaged = journal.state_from(loaded.entries)
-        assert not damaged
-        agent.restore(remembered)
-        world.synchronize()
-        assert {i: world.has(i) for i in world.live} == before, f"cut at {length}"
-        world.check()
-        taken = [a.cpus for a in agent.state.allocations.values() if a.owned]
-        assert sum(len(cpus) for cpus in taken) == len(agent.state.owned)
-        assert agent.state.owned == CPUSet.parse(before["owner0-app"][0]) | CPUSet.parse(
-            before["owner2-app"][0]
-        )

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import signal
 from functools import partial
 from pathlib import Path
 
@@ -179,15 +177,3 @@ def test_cpus_go_and_come_back(node: Node) -> None:
     node.write_machine(node.topology)
     until(lambda: {c.id: c.cpus for c in (free, listed, shared, owner, two)} == seen, "as before")
     node.check()
-
-
-def test_signals_move_nobody(node: Node) -> None:
-    node.start()
-    node.four()
-    os.kill(node.plugin.pid, signal.SIGHUP)
-    node.logged("configuration reloaded")
-    node.check()
-    for _ in range(3):
-        node.plugin.restart()
-        node.check()
-    node.usable()

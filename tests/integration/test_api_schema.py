@@ -16,7 +16,6 @@ from tests.beds.http_view import HOSTILE
 
 # An event stream has no end; tests/unit/web reads it.
 ENDLESS = "/v1/events"
-CASES = 40
 # A slash in a path parameter is another segment to the generator.
 NASTY = HOSTILE.replace("/", "")
 TOKEN = "a-token-for-tests"
@@ -65,10 +64,7 @@ def test_every_operation_answers_as_documented(node: Node) -> None:
             continue
         seen.add(operation.path)
 
-        @settings(
-            max_examples=CASES, derandomize=True, database=None, deadline=None,
-            suppress_health_check=list(HealthCheck),
-        )  # fmt: skip
+        @settings(database=None, deadline=None, suppress_health_check=list(HealthCheck))
         @given(case=operation.as_strategy())
         def ask(case: schemathesis.Case[Any]) -> None:
             case.call_and_validate(base_url=address(node), headers=headers, timeout=20)

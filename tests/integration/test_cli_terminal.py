@@ -147,7 +147,8 @@ def test_bash_completes(words: str, expected: str) -> None:
     assert in_shell("bash", script).split() == [expected]
 
 
-def test_bash_completes_the_names_of_the_live_plugin(node: Node) -> None:
+def test_shells_complete_the_names_of_the_live_plugin(node: Node) -> None:
+    """Bash itself, and what the scripts of the others set: they are in the tests below."""
     for name in ("database-0", "web"):
         node.listed(name)
     for words, expected in (
@@ -161,28 +162,10 @@ def test_bash_completes_the_names_of_the_live_plugin(node: Node) -> None:
             "_nri_numa_completion nri-numa; echo ${COMPREPLY[@]}"
         )
         assert in_shell("bash", script).split() == expected
-
-
-@pytest.mark.parametrize("shell", ["fish", "zsh"])
-def test_what_fish_and_zsh_ask_is_answered_with_live_names(node: Node, shell: str) -> None:
-    """By what their scripts set; the shells themselves are in the tests below, where installed."""
-    node.listed("database-0")
-    words = {"fish": ("nri-numa explain ", ""), "zsh": ("nri-numa explain ", "2")}[shell]
-    done = subprocess.run(
-        [str(PROGRAM)],
-        env={
-            **os.environ,
-            "NRI_NUMA_API": str(node.plugin.address),
-            "_NRI_NUMA_COMPLETE": f"{shell}_complete",
-            "COMP_WORDS": words[0],
-            "COMP_CWORD": words[1],
-        },
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert "default/database-0" in done.stdout
+    for shell, word in (("fish", ""), ("zsh", "2")):
+        asked = f"_NRI_NUMA_COMPLETE={shell}_complete COMP_CWORD={word} nri-numa"
+        script = f"NRI_NUMA_API={node.plugin.address} COMP_WORDS='nri-numa explain ' {asked}"
+        assert "default/database-0" in in_shell("bash", script)
 
 
 def test_fish_completes() -> None:

@@ -279,6 +279,9 @@ async def test_the_api_tells_what_the_runtime_was_told(tmp_path: Path) -> None:
         assert len(cpu["numaNodes"]) == 4
         assert not any(n["enough"] for n in cpu["numaNodes"])
         assert [r["pod"] for r in (await here.get("/v1/refusals"))["refusals"]] == ["big"]
+        text = await here.says("explain", "-v", "shop/big", status=1)
+        assert "The rule: policy single-numa-node admits one NUMA node only." in text
+        assert re.search(r"Free on NUMA nodes? [0-9,-]+( each)?: [0-9] of 8 CPUs", text)
         missing = await here.get("/v1/explain/shop/nobody", 404)
         assert "shop/nobody" in missing["error"]["message"]
 
@@ -376,32 +379,26 @@ async def test_a_runtime_that_goes_away_is_not_ready_and_is_told(tmp_path: Path)
         assert (await here.get("/readyz"))["ready"] is True
 
 
+@pytest.mark.parametrize("token", ["", "missing"])
 @in_loop
-async def test_a_taken_port_is_said_and_containers_are_placed(tmp_path: Path) -> None:
+async def test_without_a_port_or_its_token_there_is_no_api_and_containers_are_placed(
+    tmp_path: Path, token: str
+) -> None:
+    """Served without the token it would tell everybody which pods run here."""
+    given = {"NRI_NUMA_HTTP_TOKEN_FILE": str(tmp_path / token)} if token else {}
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         taken = f"127.0.0.1:{other.getsockname()[1]}"
-        async with node(tmp_path, http=taken) as here:
+        http = "127.0.0.1:0" if token else taken
+        async with node(tmp_path, http=http, environment=given) as here:
             line = await here.line("no http")
-            assert f"cannot listen on {taken}: another program has it" in line
+            said = "http.tokenFile" if token else f"cannot listen on {taken}: another program has"
+            assert said in line
             own = await here.create("own", SINGLE, cpus=2, memory=GIB)
             assert here.runtime is not None
             assert here.runtime.containers[own.id].cpus == "0-1"
             assert await here.stop() == 0
-
-
-@in_loop
-async def test_a_missing_token_closes_the_api_and_nothing_else(tmp_path: Path) -> None:
-    """Served without a token it would tell everybody which pods run here."""
-    token = {"NRI_NUMA_HTTP_TOKEN_FILE": str(tmp_path / "token")}
-    async with node(tmp_path, environment=token) as here:
-        line = await here.line("no http")
-        assert "http.tokenFile" in line
-        assert here.runtime is not None
-        own = await here.create("own", SINGLE, cpus=2, memory=GIB)
-        assert here.runtime.containers[own.id].cpus == "0-1"
-        assert await here.stop() == 0
 
 
 @in_loop
@@ -450,16 +447,6 @@ async def test_a_pod_that_starts_without_a_link_is_explained_and_noticed(tmp_pat
         assert (notice["what"], notice["pod"]) == ("gap", "db")
         assert "There is no link" not in await here.says("explain", "db")
         assert container.cpus == "0-1"
-
-
-@in_loop
-async def test_the_cli_explains_through_the_real_api(tmp_path: Path) -> None:
-    async with node(tmp_path) as here:
-        with pytest.raises(CRIError):
-            await here.create("big", SINGLE, cpus=9, memory=4 * GIB)
-        text = await here.says("explain", "-v", "shop/big", status=1)
-        assert "The rule: policy single-numa-node admits one NUMA node only." in text
-        assert "Free on NUMA nodes 0-3 each: 8 of 8 CPUs" in text
 
 
 @asynccontextmanager

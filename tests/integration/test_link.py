@@ -13,7 +13,6 @@ import pytest
 from nri_numa.nri import link as nri
 from nri_numa.nri.link import LinkSettings, NRILink
 from nri_numa.nri.wire.pb import nri_pb2 as pb
-from nri_numa.nri.wire.versions import Event
 from nri_numa.runtime import LinkState, RequestRefused
 from tests.beds.embedded.runtime import (
     CONTAINERD_1_7,
@@ -27,7 +26,6 @@ from tests.beds.embedded.runtime import (
     RuntimeProfile,
 )
 from tests.beds.link_bed import (
-    PLUGIN_EVENTS,
     RawRuntime,
     became_active,
     embedded,
@@ -151,20 +149,6 @@ async def test_a_picture_in_slices_is_one_picture(tmp_path: Path, slice_objects:
         assert plugin.pods.keys() == runtime.pods.keys()
         assert plugin.containers.keys() == runtime.containers.keys()
     assert plugin.log == ["Configure", "Synchronize"]
-
-
-async def test_a_picture_above_four_megabytes_is_sliced_by_itself(tmp_path: Path) -> None:
-    plugin = RecordingPlugin()
-    path = str(tmp_path / "nri.sock")
-    async with EmbeddedRuntime(path) as runtime:
-        pod = await runtime.run_pod(web())
-        for number in range(30):
-            big = pb.Container(name=f"c{number}", env=["X=" + "x" * 200_000])
-            await runtime.create_container(pod.id, big)
-        async with running(link_to(path, plugin)):
-            await runtime.wait_for_plugin()
-        assert len(plugin.containers) == 30
-        assert sum(call.method == "Synchronize" for call in runtime.calls) > 1
 
 
 async def test_updates_ride_on_replies(tmp_path: Path) -> None:
@@ -363,41 +347,6 @@ async def test_the_socket_may_appear_later(tmp_path: Path) -> None:
     assert [state for state, _ in plugin.states].count(LinkState.DISCONNECTED) <= 2
 
 
-@pytest.mark.parametrize(
-    "method", ["Configure", "Synchronize", "CreateContainer", "RunPodSandbox", "StopContainer"]
-)
-async def test_a_runtime_that_dies_in_the_middle_of_a_message(tmp_path: Path, method: str) -> None:
-    plugin = RecordingPlugin(create_container=pinned("2-3"))
-    faults = Faults(drop_in=method)
-    async with embedded(tmp_path, plugin, faults=faults) as (runtime, _):
-        pod = await runtime.run_pod(web())
-        app = await runtime.create_container(pod.id, pb.Container(name="app"))
-        await runtime.exit_container(app.id)
-        await eventually(lambda: not faults.drop_in)
-        await runtime.wait_for_plugin()
-        again = await runtime.create_container(pod.id, pb.Container(name="again"))
-        assert again.cpus == "2-3"
-        assert any("dropped on purpose" in reason for reason in runtime.closed)
-
-
-async def test_two_plugins_share_a_container_field_by_field(tmp_path: Path) -> None:
-    one = RecordingPlugin(create_container=pinned("2-3"))
-    two = RecordingPlugin(create_container=pinned("", "1"))
-    path = str(tmp_path / "nri.sock")
-    async with (
-        EmbeddedRuntime(path, mems="0-1") as runtime,
-        running(link_to(path, one)),
-        running(link_to(path, two)),
-    ):
-        await runtime.wait_for_plugin(2)
-        pod = await runtime.run_pod(web())
-        app = await runtime.create_container(pod.id, pb.Container(name="app"))
-        assert (app.cpus, app.mems) == ("2-3", "1")
-        two.hooks["create_container"] = pinned("2-3", "1")
-        with pytest.raises(CRIError, match="both tried to set CPUSetCPUs"):
-            await runtime.create_container(pod.id, pb.Container(name="both"))
-
-
 async def test_a_link_that_held_starts_its_pauses_from_the_beginning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -437,50 +386,6 @@ async def test_a_link_that_held_is_dialled_again_without_a_pause(
         for times in (1, 2):
             await eventually(partial(became_active, plugin, times))
             await runtime.disconnect_plugins()
-
-
-async def test_a_start_that_a_plugin_refuses_stops_the_container(tmp_path: Path) -> None:
-    def refuse(*_: object) -> Any:
-        raise RequestRefused("not now")
-
-    plugin = RecordingPlugin(start_container=refuse)
-    async with embedded(
-        tmp_path, plugin, {"events": PLUGIN_EVENTS | Event.START_CONTAINER.bit}
-    ) as (runtime, _):
-        pod = await runtime.run_pod(web())
-        app = await runtime.create_container(pod.id, pb.Container(name="app"))
-        with pytest.raises(CRIError, match=r"failed to start container: .*not now"):
-            await runtime.start_container(app.id)
-        assert app.state is ContainerState.EXITED
-        assert plugin.log[-1] == "StopContainer app"
-
-
-async def test_a_lost_plugin_does_not_hold_up_any_operation(tmp_path: Path) -> None:
-    """Every operation goes on when the answer never comes."""
-    path = str(tmp_path / "nri.sock")
-    faults = Faults()
-    plugin = RecordingPlugin()
-    async with EmbeddedRuntime(path, faults=faults) as runtime:
-        async with running(link_to(path, plugin)):
-
-            async def lose(method: str) -> None:
-                await runtime.wait_for_plugin()
-                faults.drop_in = method
-
-            await lose("RunPodSandbox")
-            pod = await runtime.run_pod(web())
-            await lose("CreateContainer")
-            app = await runtime.create_container(pod.id, pb.Container(name="app"))
-            await runtime.start_container(app.id)
-            await lose("UpdateContainer")
-            await runtime.update_container(app.id, pin("1"))
-            assert app.cpus == "1"
-            await lose("StopContainer")
-            await runtime.exit_container(app.id)
-            await lose("RemovePodSandbox")
-            await runtime.remove_pod(pod.id)
-            await runtime.wait_for_plugin()
-        assert len([reason for reason in runtime.closed if "on purpose" in reason]) == 5
 
 
 async def test_a_registration_that_is_never_synchronised_is_watched(tmp_path: Path) -> None:

@@ -135,29 +135,6 @@ async def test_pushes_wait_for_each_other_and_for_their_interval(tmp_path: Path)
         assert (await link.push([])).ok
 
 
-async def test_a_storm_of_events_and_pushes_ends_well(tmp_path: Path) -> None:
-    """On an emulated containerd 2.1: creations go on while the second registrations come."""
-    plugin = RecordingPlugin()
-    async with embedded(tmp_path, plugin, profile=CONTAINERD_2_1) as (runtime, link):
-        target = await started(runtime)
-
-        async def create(number: int) -> None:
-            container = await runtime.create_container(
-                target.pod_id, pb.Container(name=f"c{number}")
-            )
-            await runtime.remove_container(container.id)
-
-        creating = asyncio.gather(*(create(number) for number in range(50)))
-        results = await asyncio.gather(
-            *(link.push([update(target.id, str(n % 4))]) for n in range(5))
-        )
-        await creating
-        assert [result.ok for result in results] == [True] * 5
-        assert target.cpus == "0"
-        assert plugin.log.count("Configure") == 1
-        assert sum(entry.startswith("CreateContainer c") for entry in plugin.log) == 50
-
-
 def describe(minor: int) -> pb.ConfigureRequest:
     return pb.ConfigureRequest(
         runtime_name="containerd",

@@ -2,32 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.beds.embedded_node import CRIError, Node, until
-from tests.beds.plugin_process import PluginProcess, plugin_environment
-
-
-def release(node: Node, state: Path) -> subprocess.CompletedProcess[str]:
-    """Run it for the runtime of a node, with this state directory."""
-    return subprocess.run(
-        [
-            *(sys.executable, "-m", "nri_numa", "release"),
-            f"--config={node.plugin.config_file}",
-            f"--nri-socket={node.socket}",
-            f"--state-dir={state}",
-            f"--sysfs-root={node.sysfs_root}",
-        ],
-        env=plugin_environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+from tests.beds.plugin_process import PluginProcess
 
 
 def test_a_release_with_another_state_directory_touches_nothing_under_a_running_agent(
@@ -38,13 +18,13 @@ def test_a_release_with_another_state_directory_touches_nothing_under_a_running_
         node.start()
         own = node.owner("own", 2)
         before = own.cpus
-        done = release(node, tmp_path / "elsewhere")
+        done = node.plugin.release(f"--state-dir={tmp_path}/elsewhere")
         assert (done.returncode, done.stdout) == (1, "")
         assert "stop it first" in done.stderr
         assert own.cpus == before
         # Whoever dies lets go of it, however it dies.
         node.plugin.kill()
-        done = release(node, tmp_path / "elsewhere")
+        done = node.plugin.release(f"--state-dir={tmp_path}/elsewhere")
         assert done.returncode == 0, done.stderr
         assert own.cpus == str(node.topology.online)
 

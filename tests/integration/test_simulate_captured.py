@@ -15,17 +15,16 @@ from msgspec.structs import replace
 from nri_numa.cli import cli
 from nri_numa.engine.decision import Reading
 from nri_numa.engine.state import Kind
-from nri_numa.machine.sysfs import discover, read_memory
+from nri_numa.machine.sysfs import read_memory
 from nri_numa.model.cpuset import CPUSet, NUMASet
-from nri_numa.model.machine import Topology
 from nri_numa.model.settings import PreferredCores, Settings
 from nri_numa.model.workload import Strategy
 from nri_numa.simulate.simulator import Simulation, Verdict
+from tests.integration.test_captured_machines import MACHINES, captured, discovered
 from tests.machines.pods import container, outcomes, pod, replicated, run, the
 
-pytestmark = pytest.mark.slow  # thousands of members are unpacked
+pytestmark = pytest.mark.slow
 
-FOLDER = Path(__file__).parents[3] / "shared/machines"
 SINGLE = {"policy": "single-numa-node"}
 RESTRICTED = {"policy": "restricted"}
 BEST_EFFORT = {"policy": "best-effort"}
@@ -51,17 +50,6 @@ ONE_NODE = {
 }
 
 
-def _path(name: str) -> Path:
-    path = FOLDER / f"{name}.tar.bz2"
-    if not path.exists():
-        pytest.skip("the captured machines are not beside this repository")
-    return path
-
-
-def _machine(name: str) -> Topology:
-    return discover(_path(name))
-
-
 def _placed(result: Simulation) -> tuple[str, str]:
     """CPUs and memory nodes of the only container."""
     outcome = the(result)
@@ -78,7 +66,7 @@ def _refused(result: Simulation) -> str:
 
 @pytest.mark.parametrize("name", WHOLE_NODE)
 def test_a_pod_as_large_as_a_numa_node_fits_and_one_cpu_more_does_not(name: str) -> None:
-    machine, count = _machine(name), WHOLE_NODE[name]
+    machine, count = discovered(name), WHOLE_NODE[name]
     cpus, mems = _placed(run(machine, pod("p", count, "64Mi", SINGLE)))
     assert len(CPUSet.parse(cpus)) == count
     assert str(machine.numa_of(CPUSet.parse(cpus))) == mems
@@ -88,7 +76,7 @@ def test_a_pod_as_large_as_a_numa_node_fits_and_one_cpu_more_does_not(name: str)
 
 @pytest.mark.parametrize("name", ONE_NODE)
 def test_on_one_numa_node_all_cpus_but_one_can_be_owned(name: str) -> None:
-    machine, count = _machine(name), ONE_NODE[name]
+    machine, count = discovered(name), ONE_NODE[name]
     wishes = {**SINGLE, "bind": "cpu"}
     cpus, mems = _placed(run(machine, pod("p", count - 1, "64Mi", wishes)))
     assert len(CPUSet.parse(cpus)) == count - 1
@@ -97,10 +85,10 @@ def test_on_one_numa_node_all_cpus_but_one_can_be_owned(name: str) -> None:
     assert _refused(run(machine, pod("p", count, "64Mi", wishes))) == "SharedPoolEmpty"
 
 
-@pytest.mark.parametrize("name", [*WHOLE_NODE, *ONE_NODE])
+@pytest.mark.parametrize("name", MACHINES)
 def test_memory_that_no_numa_node_has_is_refused_and_spread_by_best_effort(name: str) -> None:
     """And a pod that asks for nothing is left alone."""
-    machine = _machine(name)
+    machine = discovered(name)
     outcome = the(run(machine, pod("p")))
     assert (outcome.verdict, outcome.cpus, outcome.mems) == (Verdict.UNTOUCHED, "", "")
     total = sum(machine.numa_nodes[i].memory_bytes for i in machine.numa_ids)
@@ -113,7 +101,7 @@ def test_memory_that_no_numa_node_has_is_refused_and_spread_by_best_effort(name:
         assert len(NUMASet.parse(outcome.mems)) == 2
 
 
-@pytest.mark.parametrize("name", [*WHOLE_NODE, *ONE_NODE])
+@pytest.mark.parametrize("name", MACHINES)
 def test_the_command_tells_it_within_80_columns(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,18 +116,12 @@ def test_the_command_tells_it_within_80_columns(
             [pod("small", "500m", "32Mi", BEST_EFFORT), pod("huge", 5000, "1Gi", SINGLE)]
         )
     )
-    done = CliRunner().invoke(cli, ["simulate", "--machine", str(_path(name)), str(pods)])
+    done = CliRunner().invoke(cli, ["simulate", "--machine", str(captured(name)), str(pods)])
     assert done.exit_code == 1, done.output
     assert "TopologyAffinityError" in done.stdout
     # The path of the machine is as long as it is.
-    lines = [line for line in done.stdout.splitlines() if str(_path(name)) not in line]
+    lines = [line for line in done.stdout.splitlines() if str(captured(name)) not in line]
     assert max(len(line) for line in lines) <= 80
-
-
-def test_no_captured_machine_is_left_out() -> None:
-    if not FOLDER.is_dir():
-        pytest.skip("the captured machines are not beside this repository")
-    assert {p.name.removesuffix(".tar.bz2") for p in FOLDER.iterdir()} == {*WHOLE_NODE, *ONE_NODE}
 
 
 # --- one by one -----------------------------------------------------------------------------------
@@ -147,7 +129,7 @@ def test_no_captured_machine_is_left_out() -> None:
 
 def test_128arm_goes_where_most_memory_is_and_crosses_to_the_near_neighbour() -> None:
     """NUMA node 1 has 4 KiB more than node 2; 0 and 1 are 16 apart, like 2 and 3, others 25 up."""
-    machine = _machine("128arm-2pa2n8cluster4co")
+    machine = discovered("128arm-2pa2n8cluster4co")
     assert _placed(run(machine, pod("p", 32, "64Gi", SINGLE))) == ("32-63", "1")
     assert _placed(run(machine, pod("p", 32, "64Gi", SINGLE), settings=PACK)) == ("96-127", "3")
     wide = the(run(machine, pod("p", 40, "200Gi", RESTRICTED)))
@@ -164,7 +146,7 @@ def test_128arm_goes_where_most_memory_is_and_crosses_to_the_near_neighbour() ->
 
 def test_16amd64_in_a_cpuset_never_gets_what_the_cpuset_withholds() -> None:
     """CPUs 0-3 lie on NUMA node 0, and the memory we may use on 2 and 3."""
-    machine = _machine("16amd64-4n4c-cgroup-distance-merge")
+    machine = discovered("16amd64-4n4c-cgroup-distance-merge")
     outcome = the(run(machine, pod("p", 2, "1Gi", BEST_EFFORT)))
     assert CPUSet.parse(outcome.cpus) <= CPUSet.parse("0-3")
     assert outcome.mems in ("2", "3")
@@ -175,12 +157,12 @@ def test_16amd64_in_a_cpuset_never_gets_what_the_cpuset_withholds() -> None:
 
 
 def test_16amd64_no_numa_node_has_both_cpus_and_memory_for_us() -> None:
-    machine = _machine("16amd64-4n4c-cgroup-distance-merge")
+    machine = discovered("16amd64-4n4c-cgroup-distance-merge")
     assert _refused(run(machine, pod("p", 2, "1Gi", SINGLE))) == "TopologyAffinityError"
 
 
 def test_16amd64_8n2c_owns_seven_numa_nodes_and_leaves_one_to_the_others() -> None:
-    machine = _machine("16amd64-8n2c")
+    machine = discovered("16amd64-8n2c")
     spec = {"containers": [container("app", {"limits": {"cpu": 2, "memory": "4Gi"}})]}
     result = run(machine, replicated("StatefulSet", "db", 8, spec, SINGLE))
     had = [o.mems for o in outcomes(result).values() if o.verdict is Verdict.PLACED]
@@ -190,7 +172,7 @@ def test_16amd64_8n2c_owns_seven_numa_nodes_and_leaves_one_to_the_others() -> No
 
 
 def test_16em64t_offline_cpus_cannot_be_listed_and_their_siblings_are_cores() -> None:
-    machine = _machine("16em64t-4s2c2t-offlines")
+    machine = discovered("16em64t-4s2c2t-offlines")
     for cpu in ("2", "5", "13", "14"):
         assert _refused(run(machine, pod("p", wishes={"numacpu": cpu}))) == "CPUOffline"
     listed = the(run(machine, pod("p", wishes={"numacpu": "0,6"})))
@@ -206,7 +188,7 @@ def test_16em64t_offline_cpus_cannot_be_listed_and_their_siblings_are_cores() ->
 
 
 def test_hybrid_cores_are_taken_as_configured() -> None:
-    machine = _machine("20em64t-hybrid-1p6c2t+2ca4co1t")
+    machine = discovered("20em64t-hybrid-1p6c2t+2ca4co1t")
     efficient = Settings(cores=PreferredCores.EFFICIENT)
     assert _placed(run(machine, pod("p", 8, "1Gi", SINGLE), settings=efficient)) == ("12-19", "0")
     fast = Settings(cores=PreferredCores.PERFORMANCE)
@@ -218,14 +200,14 @@ def test_hybrid_cores_are_taken_as_configured() -> None:
 
 def test_2arm_small_machine_says_what_does_not_fit() -> None:
     """274 MiB of memory in all."""
-    machine = _machine("2arm-2c")
+    machine = discovered("2arm-2c")
     assert _placed(run(machine, pod("p", 1, "100Mi", SINGLE)))[1] == "0"
     assert _refused(run(machine, pod("p", 1, "300Mi", RESTRICTED))) == "TopologyAffinityError"
     assert _refused(run(machine, pod("p", wishes={"numamem": "1"}))) == "UnknownNUMANode"
 
 
 def test_32amd64_in_a_batch_job_uses_its_six_cpus() -> None:
-    machine = _machine("32amd64-4s2n4c-cgroup2")
+    machine = discovered("32amd64-4s2n4c-cgroup2")
     assert _placed(run(machine, pod("p", 4, "8Gi", SINGLE))) == ("0-3", "0")
     second = run(machine, pod("p", 4, "8Gi", SINGLE), pod("q", 1, "8Gi", SINGLE))
     assert _placed(second)[1] == "1"
@@ -236,7 +218,7 @@ def test_32amd64_in_a_batch_job_uses_its_six_cpus() -> None:
 
 def test_40intel_numa_nodes_are_dealt_out_over_the_cpu_numbers() -> None:
     """NUMA node 0 has 13 MiB less memory than the others."""
-    machine = _machine("40intel64-2g2n4c+pcilocality")
+    machine = discovered("40intel64-2g2n4c+pcilocality")
     first = ",".join(str(i) for i in range(1, 40, 4))
     assert _placed(run(machine, pod("p", 10, "64Gi", SINGLE))) == (first, "1")
     least = ",".join(str(i) for i in range(0, 40, 4))
@@ -247,7 +229,7 @@ def test_40intel_numa_nodes_are_dealt_out_over_the_cpu_numbers() -> None:
 
 def test_64amd64_one_numa_node_has_half_the_memory() -> None:
     """NUMA node 5 has 8 GiB, all others 16."""
-    machine = _machine("64amd64-4s2n4ca2co")
+    machine = discovered("64amd64-4s2n4ca2co")
     spec = {"containers": [container("app", {"limits": {"cpu": 8, "memory": "12Gi"}})]}
     result = run(machine, replicated("StatefulSet", "db", 8, spec, SINGLE))
     had = {o.mems for o in outcomes(result).values() if o.verdict is Verdict.PLACED}
@@ -263,7 +245,7 @@ def test_64amd64_one_numa_node_has_half_the_memory() -> None:
 
 
 def test_8em64t_every_cpu_is_a_numa_node() -> None:
-    machine = _machine("8em64t-2s2ca2c-buggynuma")
+    machine = discovered("8em64t-2s2ca2c-buggynuma")
     cpus, mems = _placed(run(machine, pod("p", 1, "1Gi", SINGLE)))
     assert cpus == mems
     assert _refused(run(machine, pod("p", 2, "1Gi", SINGLE))) == "TopologyAffinityError"
@@ -275,12 +257,12 @@ def test_8em64t_every_cpu_is_a_numa_node() -> None:
 
 def test_96em64t_counts_what_the_kernel_has_in_use_when_asked() -> None:
     """126 GiB on each NUMA node; on node 0 only 42 GiB are free, and 80 GiB with page cache."""
-    machine = _machine("96em64t-4no4pa3ca2co")
+    machine = discovered("96em64t-4no4pa3ca2co")
     assert _placed(run(machine, pod("p", 24, "100Gi", SINGLE))) == ("24-47", "1")
     # Node 0 has 22 MiB less in all, so that pack takes it while its use does not count.
     wish = pod("p", 24, "100Gi", SINGLE)
     assert _placed(run(machine, wish, settings=PACK)) == ("0-23", "0")
-    memory = read_memory(_path("96em64t-4no4pa3ca2co"), machine)
+    memory = read_memory(captured("96em64t-4no4pa3ca2co"), machine)
     reading = Reading(memory={i: n.available_bytes for i, n in memory.numa_nodes.items()})
     reading = replace(reading, memory={**reading.memory, 0: memory.numa_nodes[0].free_bytes})
     _, mems = _placed(run(machine, wish, settings=PACK, reading=reading))
@@ -289,7 +271,7 @@ def test_96em64t_counts_what_the_kernel_has_in_use_when_asked() -> None:
 
 def test_tiers_without_cpus_are_used_only_when_asked_or_let_in() -> None:
     """CPUs on NUMA nodes 0, 1, 2 (2.9 GiB, 979 MiB, 512 MiB), memory alone on 4, 6, 8, 9."""
-    machine = _machine("fakeheteromemtiers")
+    machine = discovered("fakeheteromemtiers")
     assert _placed(run(machine, pod("p", 2, "2Gi", SINGLE))) == ("0-1", "0")
     assert _placed(run(machine, pod("p", 2, "700Mi", SINGLE), settings=PACK)) == ("2-3", "1")
     assert _placed(run(machine, pod("p", 2, "500Mi", SINGLE), settings=PACK)) == ("4-5", "2")

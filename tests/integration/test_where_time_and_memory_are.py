@@ -32,64 +32,54 @@ def directory() -> Iterator[Path]:
     shutil.rmtree(path, ignore_errors=True)
 
 
-def said(node: Node, *arguments: str) -> str:
+def said_by(node: Node, *arguments: str) -> str:
     """What a command of ours prints about the node."""
     done = CliRunner().invoke(cli, [*arguments, f"--api=http://{node.plugin.address}"])
     assert done.exit_code == 0, done.output
     return " ".join(done.stdout.split())
 
 
-def test_memory_elsewhere_and_a_reason_where_nothing_is_known(directory: Path) -> None:
+def test_memory_elsewhere_waiting_and_a_reason_where_nothing_is_known(directory: Path) -> None:
     with Node(directory, config=ON) as node:
         node.start()
-        away, silent = node.listed("away"), node.listed("silent", cpus="2")
+        one, silent = node.listed("one"), node.listed("silent", cpus="2")
 
-        cgroup = node.cgroups.directory(node.cgroup(away.id))
+        cgroup = node.cgroups.directory(node.cgroup(one.id))
         until(cgroup.is_dir, "it has a cgroup", PATIENCE_S)
-        new = cgroup / "memory.numa_stat.new"
-        new.write_text("anon N0=1024 N1=3072\n")
-        new.rename(cgroup / "memory.numa_stat")
+        for name, text in (
+            ("memory.numa_stat", "anon N0=1024 N1=3072\n"),
+            ("cpu.pressure", "some avg10=0.00 avg60=40.00 avg300=0.00 total=0\n"),
+        ):
+            new = cgroup / f"{name}.new"
+            new.write_text(text)
+            new.rename(cgroup / name)
 
         def seen() -> dict[str, dict[str, Any]] | None:
-            memory = {i: one["memory"] for i, one in node.assignments().items()}
-            known = memory[away.id]["localPercent"] is not None
+            told = node.assignments()
+            known = (
+                told[one.id]["memory"]["localPercent"] is not None
+                and told[one.id]["waiting"]["pressurePercent"] is not None
+            )
             # Whoever looks before its cgroup is made says so, and looks again.
-            why = memory[silent.id]["problem"] or ""
-            return memory if known and "no memory.numa_stat" in why else None
-
-        memory = until(seen, "both were read", PATIENCE_S)
-        assert memory[away.id]["localPercent"] == 25
-        names = {"pod_namespace": "default", "pod_name": "away", "container_name": "app"}
-        assert node.metric("nri_numa_container_local_memory_ratio", **names) == 0.25
-        assert node.metric("nri_numa_local_memory_containers", state="unknown") == 1
-        assert "LOCAL MEMORY" in said(node, "status", "-o", "wide")
-        told = said(node, "explain", "-v", "default/away", "--no-kubelet")
-        assert "Memory: 25 % is on its own NUMA nodes (0)" in told
-
-
-def test_who_waits_for_cpus_and_a_reason_where_that_is_not_known(directory: Path) -> None:
-    with Node(directory, config=ON) as node:
-        node.start()
-        waits, silent = node.listed("waits"), node.listed("silent", cpus="2")
-
-        cgroup = node.cgroups.directory(node.cgroup(waits.id))
-        until(cgroup.is_dir, "it has a cgroup", PATIENCE_S)
-        new = cgroup / "cpu.pressure.new"
-        new.write_text("some avg10=0.00 avg60=40.00 avg300=0.00 total=0\n")
-        new.rename(cgroup / "cpu.pressure")
-
-        def seen() -> dict[str, dict[str, Any]] | None:
-            told = {i: one["waiting"] for i, one in node.assignments().items()}
-            known = told[waits.id]["pressurePercent"] is not None
-            why = told[silent.id]["problem"] or ""
-            return told if known and "cpu.pressure" in why else None
+            why = told[silent.id]
+            said = "no memory.numa_stat" in (why["memory"]["problem"] or "") and "cpu.pressure" in (
+                why["waiting"]["problem"] or ""
+            )
+            return told if known and said else None
 
         told = until(seen, "both were read", PATIENCE_S)
-        assert told[waits.id]["pressurePercent"] == 40
-        assert told[silent.id]["pressurePercent"] is None
-        names = {"pod_namespace": "default", "pod_name": "waits", "container_name": "app"}
+        assert told[one.id]["memory"]["localPercent"] == 25
+        assert told[one.id]["waiting"]["pressurePercent"] == 40
+        assert told[silent.id]["waiting"]["pressurePercent"] is None
+        names = {"pod_namespace": "default", "pod_name": "one", "container_name": "app"}
+        assert node.metric("nri_numa_container_local_memory_ratio", **names) == 0.25
         assert node.metric("nri_numa_container_cpu_pressure_ratio", **names) == 0.4
-        assert "CPU PRESSURE" in said(node, "status", "-o", "wide")
+        assert node.metric("nri_numa_local_memory_containers", state="unknown") == 1
+        wide = said_by(node, "status", "-o", "wide")
+        assert "LOCAL MEMORY" in wide
+        assert "CPU PRESSURE" in wide
+        explained = said_by(node, "explain", "-v", "default/one", "--no-kubelet")
+        assert "Memory: 25 % is on its own NUMA nodes (0)" in explained
 
 
 def test_what_the_host_takes_is_taken_from_new_containers(directory: Path) -> None:

@@ -307,4 +307,4 @@ class Lives(RuleBasedStateMachine):
 
 
 TestLives = Lives.TestCase
-TestLives.settings = hypothesis_settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestLives.settings = hypothesis_settings(stateful_step_count=30, deadline=None)

@@ -506,7 +506,7 @@ BIG: dict[str, Callable[[], Topology]] = {
 
 
 @pytest.mark.parametrize("machine", BIG)
-@settings(max_examples=40, deadline=None)
+@settings(deadline=None)
 @given(data=st.data())
 @example(data=None)
 def test_many_numa_nodes_are_ordinary(machine: str, data: st.DataObject | None) -> None:

@@ -82,7 +82,7 @@ def test_any_damage_gives_a_consistent_machine_or_an_error(data: st.DataObject) 
     _consistent(machine)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 @given(
     sockets=st.integers(1, 4),
     numa_per_socket=st.integers(1, 3),

@@ -211,7 +211,7 @@ steps = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 7)), min_size=100, 
 """Long ones: a node has to fill up, and short lists are what is tried most of the time."""
 
 
-@hypothesis_settings(max_examples=60, deadline=None)
+@hypothesis_settings(deadline=None)
 @given(steps)
 def test_what_was_promised_is_there(taken: list[tuple[int, int]]) -> None:
     """Every container that was promised its CPUs finds them, on the NUMA node that was promised."""
@@ -223,7 +223,7 @@ def test_what_was_promised_is_there(taken: list[tuple[int, int]]) -> None:
             cluster.start(0)
 
 
-@hypothesis_settings(max_examples=60, deadline=None)
+@hypothesis_settings(deadline=None)
 @given(steps)
 def test_in_the_end_nothing_is_counted_twice(taken: list[tuple[int, int]]) -> None:
     """Without any time passing: all containers run, the node said so, and both logs are read."""

@@ -42,7 +42,7 @@ def _one(
     return of, made
 
 
-@hypothesis_settings(max_examples=60, deadline=None)
+@hypothesis_settings(deadline=None)
 @given(st.integers(0, len(MACHINES) - 1), setting, pods, smts, st.booleans())
 def test_every_slot_that_is_offered_is_given_one_by_one(
     number: int,
@@ -64,7 +64,7 @@ def test_every_slot_that_is_offered_is_given_one_by_one(
             assert slot_capacity(machine, state).total == before.total
 
 
-@hypothesis_settings(max_examples=60, deadline=None)
+@hypothesis_settings(deadline=None)
 @given(st.integers(0, len(MACHINES) - 1), setting, pods)
 def test_and_on_the_numa_node_that_the_kubelet_chose(
     number: int, settings: Settings, steps: list[tuple[str, str, str, int, bool]]

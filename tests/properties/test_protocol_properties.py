@@ -73,7 +73,7 @@ def test_noise_makes_events_or_the_remote_error_and_nothing_else(
     assert (session.phase is Phase.DEAD) == bool(ended)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 @given(seed=st.integers(0, 2**32), flips=st.integers(1, 8))
 def test_damaged_bits_in_a_real_conversation_do_no_more_harm(seed: int, flips: int) -> None:
     rng = random.Random(seed)

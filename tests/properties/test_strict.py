@@ -102,7 +102,7 @@ def kernel(levels: list[int] | None, topology: Topology) -> Reading | None:
     ],
     resizes=[(0, (1.0, 0.0, 0)), (0, (3.0, 0.0, 0))],
 )
-@hypothesis_settings(deadline=None, max_examples=max(150, hypothesis_settings().max_examples))
+@hypothesis_settings(deadline=None, max_examples=3 * hypothesis_settings().max_examples)
 def test_a_strict_policy_never_uses_more_numa_nodes_than_it_promises(
     topology: Topology,
     policy: str,

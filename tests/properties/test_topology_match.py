@@ -52,7 +52,7 @@ def _let_through(world: World, cpus: float, memory: float, pages: int) -> bool:
     return passes(found, Pod(apps=[needs]))
 
 
-@hypothesis_settings(max_examples=100, deadline=None)
+@hypothesis_settings(deadline=None)
 @given(st.integers(0, len(ALL) - 1), setting, pods, st.lists(asked, min_size=1, max_size=6))
 def test_whole_cpus(
     number: int,
@@ -67,7 +67,7 @@ def test_whole_cpus(
         assert _let_through(world, *wish) == _placed(world, *wish), wish
 
 
-@hypothesis_settings(max_examples=60, deadline=None)
+@hypothesis_settings(deadline=None)
 @given(st.integers(0, len(ALL) - 1), setting, pods, st.lists(asked, min_size=1, max_size=6))
 def test_shared_cpus(
     number: int,
@@ -88,7 +88,7 @@ several = st.lists(
 )
 
 
-@hypothesis_settings(max_examples=60, deadline=None)
+@hypothesis_settings(deadline=None)
 @given(st.integers(0, len(ALL) - 1), setting, pods, several)
 def test_whole_pods(
     number: int,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -62,16 +63,17 @@ def test_files_that_the_page_names_exist() -> None:
             assert (PACKAGE / word).exists() or (ROOT / word).exists(), word
 
 
+@cache
+def sources() -> list[str]:
+    tops = ("bench", "nri_numa", "proto", "tests", "tools")
+    return [str(path.relative_to(ROOT)) for top in tops for path in (ROOT / top).rglob("*.py")]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_sources_that_pages_name_exist(page: Path) -> None:
     """A path with a directory is in the tree, from the top, the package or the page's own words."""
-    known = [
-        str(path.relative_to(ROOT))
-        for top in ("bench", "nri_numa", "proto", "tests", "tools")
-        for path in (ROOT / top).rglob("*.py")
-    ]
     for word in re.findall(r"(?<![\w/.<-])((?:\w+/)+\w+\.py|\w+\.py)\b", page.read_text()):
-        assert any(path == word or path.endswith(f"/{word}") for path in known), word
+        assert any(path == word or path.endswith(f"/{word}") for path in sources()), word
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -63,19 +64,28 @@ def test_commands_and_their_options_exist(page: Path) -> None:
                     assert option in known | {"-h"}, f"{name} {option} in: {line}"
 
 
+@cache
+def exposed() -> set[str]:
+    """Metrics of all our processes."""
+    services = (one("1") for one in (PublishMetrics, SchedulerMetrics, ControllerMetrics))
+    texts = [docs_metrics.text(), *(one.text().decode() for one in services)]
+    return set(re.findall(r"nri_numa_\w+", "".join(texts)))
+
+
+@cache
+def environment() -> set[str]:
+    """Variables of the program and of the tests."""
+    tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("*.py"))
+    known = {*layers.environment_names(), *layers._OTHER_NAMES}
+    return known.union(re.findall(r"NRI_NUMA_[A-Z_]+[A-Z]", tests))
+
+
 @pytest.mark.parametrize("page", PAGES, ids=ids)
 def test_metrics_and_environment_names_exist(page: Path) -> None:
     text = page.read_text()
-    texts = docs_metrics.text() + PublishMetrics("1").text().decode()
-    texts += SchedulerMetrics("1").text().decode()
-    texts += ControllerMetrics("1").text().decode()
-    metrics = set(re.findall(r"nri_numa_\w+", texts))
     for name in set(re.findall(r"\bnri_numa_\w+[a-z]\b", text)):
-        assert OWN_SUFFIXES.sub("", name) in metrics, name
-    environment = {*layers.environment_names(), *layers._OTHER_NAMES}
-    for name in set(re.findall(r"\bNRI_NUMA_[A-Z_]+[A-Z]\b", text)):
-        tests_own = any(name in path.read_text() for path in (ROOT / "tests").rglob("*.py"))
-        assert name in environment or tests_own, name
+        assert OWN_SUFFIXES.sub("", name) in exposed(), name
+    assert set(re.findall(r"\bNRI_NUMA_[A-Z_]+[A-Z]\b", text)) <= environment()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=ids)

@@ -638,12 +638,6 @@ def test_what_helm_says_after_an_installation_knows_the_value_of_today() -> None
         assert hint not in said("--set=scheduler.enabled=true", *hint.split())
 
 
-def test_helm_refuses_them_too() -> None:
-    done = helm("--set", "config.strategie=spread")
-    assert done.returncode != 0
-    assert "strategie" in done.stderr
-
-
 @pytest.mark.parametrize("other", ["devicePlugin.enabled", "config.publish.capacity"])
 def test_cpus_are_offered_to_schedulers_in_one_way(other: str) -> None:
     done = helm("--set", "publish.enabled=true,config.dra.enabled=true", "--set", f"{other}=true")

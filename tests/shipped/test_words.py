@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatch
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -170,6 +171,12 @@ def shipped() -> Iterator[tuple[str, str]]:
     )
 
 
+@cache
+def read(source: Callable[[], Iterator[tuple[str, str]]]) -> list[tuple[str, str]]:
+    """Where each text stands, and the text."""
+    return list(source())
+
+
 def replaced_words(text: str) -> Iterator[tuple[str, str, str]]:
     """Each old word of a text, what is said instead, and what stands around it."""
     text = NAMES.sub(" ", text)
@@ -187,7 +194,7 @@ def may_stay(where: str, text: str) -> bool:
 def test_no_word_stands_for_what_has_another_one(
     source: Callable[[], Iterator[tuple[str, str]]],
 ) -> None:
-    texts = list(source())
+    texts = read(source)
     assert texts
     found = [
         f"{where}: {word!r} in {' '.join(around.split())!r}, say: {instead}"
@@ -204,7 +211,7 @@ def test_sentences_are_understood_at_once(
 ) -> None:
     found = [
         f"{where}: {match[0]!r}, say: {instead}"
-        for where, text in source()
+        for where, text in read(source)
         for pattern, instead in HARD.items()
         for match in re.finditer(rf"(?<!\w)({pattern})", text, re.IGNORECASE)
         if not may_stay(where, text)

@@ -118,6 +118,18 @@ def test_where_no_numa_node_is_chosen_none_is_shown(bed: ClusterPage) -> None:
     assert (found["fits"], found["numaNodes"]) == (True, "")
 
 
+def test_a_nodes_page_is_at_its_internal_address() -> None:
+    def node(name: str, address: str) -> dict[str, Any]:
+        there = {"ExternalIP": "198.51.100.7", "InternalIP": address, "Hostname": name}
+        addresses = [{"type": kind, "address": text} for kind, text in there.items()]
+        return {**topology(8, name=name), "status": {"addresses": addresses}}
+
+    with cluster_page(node_url="http://{address}:9890") as bed:
+        bed.tell(node("a", "10.0.0.7"), node("b", "fd00::7"), topology(8, name="c"))
+        pages = [one["page"] for one in document(bed)["nodes"]]
+    assert pages == ["http://10.0.0.7:9890", "http://[fd00::7]:9890", ""]
+
+
 def test_thousands_are_given_in_parts(bed: ClusterPage) -> None:
     bed.tell(*(topology(n % 17, name=f"n{n:04}") for n in range(1200)))
     found = document(bed)

@@ -135,15 +135,6 @@ def test_where_the_gpus_numa_node_is_full_it_is_refused_with_both_reasons() -> N
     world.check()
 
 
-def test_best_effort_goes_elsewhere_and_says_where_the_device_is() -> None:
-    world = two_nodes()
-    world.place(pod("full", {"numacpu": "4-7", "cpus": "exclusive"}), wants=resources(4, 1))
-    of = pod("a", {"policy": "best-effort", "cpus": "exclusive"})
-    where, _ = world.place(of, with_gpus(of))
-    assert CPUSet.parse(where) <= ON_0
-    assert not world.agent.state.allocations["a-app"].preferred
-
-
 def test_a_device_of_several_numa_nodes_suits_each_of_them() -> None:
     world = two_nodes()
     world.place(pod("full", {"numacpu": "0-3", "cpus": "exclusive"}), wants=resources(4, 1))

@@ -8,9 +8,8 @@ from msgspec.structs import replace
 
 from nri_numa.agent.view import LiveView
 from nri_numa.engine.accounting import take_within
-from nri_numa.engine.cpus.allocator import ChosenCPUs, NotEnoughCPUs, TakeRequest
+from nri_numa.engine.cpus.allocator import ChosenCPUs, TakeRequest
 from nri_numa.engine.decision import Machine, Refused
-from nri_numa.engine.state import Charge, NodeState
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.settings import CPUAmount, Limits, Settings
@@ -114,20 +113,6 @@ def test_case_11_whole_cores_come_from_where_they_can_be_spared() -> None:
     some = take_within(machine, replace(request, count=10), {0: 2, 1: 8})
     assert isinstance(some, ChosenCPUs)
     assert len(some.cpus & topology.numa_nodes[0].cpus) == 2
-
-
-def test_case_11_what_is_not_there_is_not_taken() -> None:
-    topology = machines.dual_adjacent()
-    machine = Machine(topology=topology, settings=Settings())
-    request = TakeRequest(count=12, available=topology.online, smt=SMT.ANY)
-    assert isinstance(take_within(machine, request, {0: 1, 1: 8}), NotEnoughCPUs)
-
-
-def test_case_16_what_is_booked_on_a_numa_node_that_went_away_is_nobodys() -> None:
-    machine = Machine(topology=machines.dual_no_smt(), settings=Settings())
-    state = NodeState(charges={9: Charge(1000, 1 << 30)})
-    assert machine.memory_left(state, None) == dict(machine.memory_capacity)
-    assert machine.cpu_left(state) == dict(machine.cpu_total)
 
 
 def test_a_refusal_says_whose_requests_the_shared_pool_serves() -> None:

@@ -224,12 +224,6 @@ def test_case_10_a_tier_that_was_let_in_is_not_warned_of(caplog: pytest.LogCaptu
     assert not [r for r in caplog.records if r.levelname == "WARNING"]
 
 
-def test_case_10_memory_only_numa_nodes_are_not_said_to_be_full() -> None:
-    world = World(issue_machine())
-    left = world.agent.machine.memory_left(world.agent.state, None)
-    assert left[2] == 64 * GIB
-
-
 def test_case_9_where_no_numa_node_has_both_there_is_one_tier() -> None:
     """CPUs on NUMA node 0, memory on 1 and, farther away, on 2."""
     topology = synthetic(

@@ -96,11 +96,6 @@ def test_pack_takes_the_fullest_that_fits() -> None:
     assert put(world, "c", SINGLE, 29, 8)[1] == "1"
 
 
-def test_kubelet_ties_fill_the_lowest_node_first() -> None:
-    world = World(machines.dual_smt(), Settings(kubelet_ties=True))
-    assert [put(world, n, SINGLE, 2, 1)[1] for n in "abc"] == ["0", "0", "0"]
-
-
 def test_single_numa_node_refuses_what_needs_two_and_says_what_there_was() -> None:
     world = World(machines.dual_smt())
     refused = world.refuse(pod("big", SINGLE), wants=resources(33, 1))
@@ -192,15 +187,6 @@ def test_a_fraction_of_own_cpus_is_refused_with_that_reason() -> None:
     assert "whole" in refused.message
 
 
-def test_full_core_refuses_what_is_no_multiple_of_the_threads() -> None:
-    world = World(machines.single_smt())
-    refused = world.refuse(pod("a", {"cpus": "exclusive", "smt": "full-core"}), wants=resources(3))
-    assert refused.reason == "SMTAlignmentError"
-    assert "3 exclusive CPUs" in refused.message
-    cpus = CPUSet.parse(put(world, "b", {"cpus": "exclusive", "smt": "full-core"}, 4)[0])
-    assert world.topology.siblings_of(cpus) == cpus
-
-
 @pytest.mark.parametrize(
     ("machine", "taken", "wanted", "fitting"),
     [
@@ -282,31 +268,6 @@ def test_hugepages_decide_the_node() -> None:
     assert "huge pages" in refused.message
 
 
-def test_memory_tiers_are_used_only_when_let_in() -> None:
-    topology = synthetic(
-        sockets=1, numa_per_socket=1, cores_per_numa=4, memory_gib=4, memory_only_gib=[64]
-    )
-    closed = World(topology)
-    of = pod("a", {"policy": "best-effort"}, qos=BURSTABLE)
-    made = container(of, wants=resources(1.5, 32))
-    # 4 GiB would not hold it: pinned there it would be killed where untouched it runs.
-    assert closed.place(of, made)[1] == ""
-    tier = topology.memory_nodes - topology.cpu_nodes
-    opened = World(topology, Settings(memory_only_nodes=tier))
-    assert NUMASet.parse(opened.place(of, made)[1]) >= tier
-
-
-def test_cpu_only_nodes_get_the_nearest_memory() -> None:
-    from msgspec.structs import replace
-
-    topology = machines.snc_smt()
-    nodes = dict(topology.numa_nodes)
-    nodes[1] = replace(nodes[1], memory_bytes=0)
-    bare = replace(topology, numa_nodes=nodes)
-    world = World(bare, Settings(capacity_factor={0: 0, 2: 0, 3: 0}))
-    assert put(world, "a", SINGLE, 1.5, 0)[1] == "0"  # distance 12 beats 21
-
-
 def test_pod_scope_puts_all_containers_on_one_choice() -> None:
     world = World(machines.dual_smt(), Settings(strategy=Strategy.PACK))
     put(world, "filler", SINGLE, 20, 1)  # 12 CPUs stay on NUMA node 0
@@ -316,13 +277,6 @@ def test_pod_scope_puts_all_containers_on_one_choice() -> None:
     assert first[1] == second[1] == "1"
     container_scope = pod("b", SINGLE, total=resources(16, 2))
     assert world.place(container_scope, container(container_scope, "one", resources(8, 1)))
-
-
-def test_pod_scope_refuses_a_pod_that_does_not_fit_together() -> None:
-    world = World(machines.dual_smt())
-    of = pod("a", {**SINGLE, "scope": "pod"}, total=resources(40, 2))
-    refused = world.refuse(of, container(of, "one", resources(8, 1)))
-    assert "all its containers together need 40" in refused.message
 
 
 def test_pod_totals_without_quota_count_by_shares() -> None:

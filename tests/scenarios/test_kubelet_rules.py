@@ -91,15 +91,6 @@ def test_kubelet_memory_groups_never_overlap() -> None:
     assert "no wider set" in refuse(world, "pair", best, resources(1, 10))
 
 
-def test_kubelet_memory_extends_an_affinity_that_has_too_little() -> None:
-    """The CPUs want one NUMA node, the memory needs both: best-effort takes memory of both."""
-    world = two_nodes(kubelet_memory=True, kubelet_ties=True)
-    cpus, mems = put(world, "a", {"policy": "best-effort"}, resources(2, 10))
-    assert mems == "0-1"
-    assert len(CPUSet.parse(cpus)) == 2
-    assert not world.agent.state.allocations["a-app"].preferred
-
-
 def test_kubelet_memory_extends_what_a_pod_without_a_sum_was_given() -> None:
     """Its first container had no memory to speak of; strict policies do not extend."""
     for policy, mems in (("best-effort", "0-1"), ("single-numa-node", None)):

@@ -60,12 +60,6 @@ def test_only_containers_whose_set_changes_are_updated() -> None:
     assert len(world.sent) == 1
 
 
-def test_a_container_created_while_cpus_are_owned_starts_in_the_smaller_pool() -> None:
-    world = World(machines.single_no_smt())
-    grown(world, "own", OWN, 2)
-    assert world.place(pod("late"))[0] == str(world.topology.online - world.cpus("own-app"))
-
-
 def test_a_failed_start_leaves_nothing_behind() -> None:
     """Containerd reports no stop for it until it is removed; the next attempt takes its place."""
     world = World(machines.single_no_smt())
@@ -182,14 +176,6 @@ def test_an_unreadable_cpuset_from_outside_is_left_to_the_runtime() -> None:
     assert world.agent.state.allocations["plain-app"].kind is Kind.UNBOUND
 
 
-def test_a_size_change_of_an_unbound_container_is_none_of_our_business() -> None:
-    world = World(machines.single_no_smt())
-    world.place(pod("plain"))
-    serial = world.agent.state.serial
-    assert world.update("plain-app", resources(2, 1)) is None
-    assert world.agent.state.serial == serial
-
-
 def test_a_rule_that_became_unreadable_does_not_break_what_runs() -> None:
     world = World(machines.dual_smt())
     of = grown(world, "a", SINGLE, 2)
@@ -284,24 +270,6 @@ def test_a_damaged_annotation_is_decided_anew(text: str) -> None:
     world.live[made.id] = replace(made, annotations={PREFIX + "assigned": text})
     world.synchronize()
     assert len(world.cpus("a-app")) == 2
-
-
-def test_two_that_claim_one_cpu_are_told_apart() -> None:
-    topology = machines.single_no_smt()
-    world = World(topology)
-    grown(world, "a", OWN, 2)
-    taken = world.has("a-app")[0]
-    of = pod("b", OWN)
-    world.pods[of.id] = of
-    made = container(of, wants=resources(1))
-    annotation = world.live["a-app"].annotations
-    world.live["b-app"] = replace(
-        made, annotations=annotation, resources=replace(made.resources, cpus=taken)
-    )
-    world.synchronize()
-    assert world.has("a-app")[0] == taken
-    assert world.cpus("b-app").isdisjoint(CPUSet.parse(taken))
-    world.check()
 
 
 def test_cpus_that_the_machine_lost_are_decided_anew() -> None:

@@ -136,15 +136,6 @@ def test_huge_pages_are_given_back(restart: str) -> None:
     world.check()
 
 
-def test_who_only_observes_writes_nothing() -> None:
-    world = World(machines.single_no_smt(), observe=True)
-    start(world, "plain", qos=BEST_EFFORT)
-    start(world, "own", OWN, resources(2))
-    del world.live["own-app"]
-    world.agent.remove_container("own-app")
-    assert world.sent == []
-
-
 # --- who is told ----------------------------------------------------------------------------------
 
 

@@ -270,11 +270,6 @@ def test_an_unpaid_list_keeps_no_cpu_from_owners(
     world.check()
 
 
-def test_a_small_machine_may_be_listed_as_a_whole() -> None:
-    world = World(synthetic(sockets=1, numa_per_socket=1, cores_per_numa=2))
-    assert world.place(*want("all", {"numacpu": "0-1"}, qos=BEST_EFFORT))[0] == "0-1"
-
-
 def test_a_list_of_which_others_own_everything_shares_what_all_share() -> None:
     world = World(machines.snc_smt())
     world.place(*want("free", {"numacpu": "4-5"}, qos=BEST_EFFORT))

@@ -157,24 +157,3 @@ def test_cpus_that_moved_are_not_counted_for_their_new_numa_node(tmp_path: Path)
     bed.agent.retopology(replace(bed.agent.machine, topology=machines.dual_no_smt()))
     bed.pass_time({0: 0.9})
     assert bed.factors() == {}
-
-
-def test_a_machine_that_somebody_changed_meanwhile_gets_the_factors_next_time(
-    tmp_path: Path,
-) -> None:
-    bed = Bed(tmp_path, MeasuredMode.ACT)
-    bed.pass_time({})
-    real, times = bed.settings, 0
-
-    def changing(config: AgentConfig, topology: Topology) -> Settings:
-        nonlocal times
-        times += 1
-        if times == 1:
-            bed.agent.retopology(replace(bed.agent.machine))
-        return real(config, topology)
-
-    bed.settings = changing  # type: ignore[method-assign]
-    bed.pass_time({0: 0.4})
-    assert bed.factors() == {}
-    bed.pass_time({0: 0.4})
-    assert bed.factors() == {0: 0.6}

@@ -186,11 +186,13 @@ def test_what_cannot_be_asked_is_said(bed: ClusterPage, query: str, said: str) -
 def test_objects_that_nobody_can_read_are_shown_as_such(bed: ClusterPage) -> None:
     broken = topology(8, name="a")
     broken["zones"][0]["resources"][0]["available"] = "much"
-    bed.tell(broken, topology(8, name="b"), drained={"b": "all of them"})
+    without_memory = topology(8, name="b")
+    del without_memory["zones"][0]["resources"][1]
+    bed.tell(broken, without_memory, drained={"b": "all of them"})
     a, b = document(bed, "cpus=1&name=")["nodes"][::-1]
     assert (a["name"], a["fits"], a["zones"]) == ("a", False, [])
     assert "much" in a["problem"]
-    assert b["drained"] == ""
+    assert (b["drained"], b["zones"][0]["memoryBytes"]) == ("", 0)
 
 
 def test_the_files_of_the_page_and_no_others(bed: ClusterPage) -> None:

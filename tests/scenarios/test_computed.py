@@ -15,7 +15,7 @@ from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import CPUAmount, Limits, Rule, Settings
 from nri_numa.model.workload import Device, DeviceRequest, QoSClass, Strategy
-from tests.beds.world import GIB, World, container, pod, resources
+from tests.beds.world import World, container, pod, resources
 from tests.machines import named as machines
 
 GUARANTEED, BURSTABLE = QoSClass.GUARANTEED, QoSClass.BURSTABLE
@@ -32,11 +32,6 @@ def put(
 ) -> tuple[str, str]:
     """Place one pod with one container."""
     return world.place(pod(name, annotations, qos=qos), wants=resources(cpus, memory))
-
-
-def test_nothing_asked_nothing_touched() -> None:
-    world = World(machines.snc_smt())
-    assert put(world, "a", {}, 2, 1) == ("", "")
 
 
 def test_bind_none_wins_over_a_rule() -> None:
@@ -99,11 +94,6 @@ def test_pack_takes_the_fullest_that_fits() -> None:
     assert put(world, "a", SINGLE, 2, 8)[1] == "0"
     assert put(world, "b", SINGLE, 2, 8)[1] == "0"
     assert put(world, "c", SINGLE, 29, 8)[1] == "1"
-
-
-def test_kubelet_ties_fill_the_lowest_node_first() -> None:
-    world = World(machines.dual_smt(), Settings(kubelet_ties=True))
-    assert [put(world, n, SINGLE, 2, 1)[1] for n in "abc"] == ["0", "0", "0"]
 
 
 def test_single_numa_node_refuses_what_needs_two_and_says_what_there_was() -> None:
@@ -190,35 +180,11 @@ def test_unpinned_starts_untouched() -> None:
     assert "TopologyAffinityError" in world.agent.state.allocations["a-app"].reason
 
 
-def test_exclusive_without_a_policy_takes_cpus_anywhere() -> None:
-    world = World(machines.dual_smt())
-    cpus, _ = put(world, "a", {"cpus": "exclusive"}, 40, 1, BURSTABLE)
-    assert len(CPUSet.parse(cpus)) == 40
-
-
 def test_a_fraction_of_own_cpus_is_refused_with_that_reason() -> None:
     world = World(machines.dual_smt())
     refused = world.refuse(pod("a", {"cpus": "exclusive"}), wants=resources(1.5))
     assert "1500m" in refused.message
     assert "whole" in refused.message
-
-
-def test_more_own_cpus_than_free_is_refused() -> None:
-    world = World(machines.single_no_smt())
-    of = pod("a", {"cpus": "exclusive"})
-    refused = world.refuse(of, wants=resources(5))
-    assert refused.reason == "NotEnoughCPUs"
-    refused = world.refuse(of, wants=resources(4))
-    assert refused.reason == "SharedPoolEmpty"
-
-
-def test_full_core_refuses_what_is_no_multiple_of_the_threads() -> None:
-    world = World(machines.single_smt())
-    refused = world.refuse(pod("a", {"cpus": "exclusive", "smt": "full-core"}), wants=resources(3))
-    assert refused.reason == "SMTAlignmentError"
-    assert "3 exclusive CPUs" in refused.message
-    cpus = CPUSet.parse(put(world, "b", {"cpus": "exclusive", "smt": "full-core"}, 4)[0])
-    assert world.topology.siblings_of(cpus) == cpus
 
 
 @pytest.mark.parametrize(
@@ -278,47 +244,12 @@ def test_pair_puts_low_beside_high() -> None:
     assert other.isdisjoint(world.topology.siblings_of(high))
 
 
-def test_drained_nodes_get_nothing_new() -> None:
-    world = World(machines.dual_smt(), Settings(capacity_factor={0: 0.0}))
-    assert put(world, "a", SINGLE, 2, 1)[1] == "1"
-    assert put(world, "b", SINGLE, 1.5, 1)[1] == "1"
-
-
 def test_oversale_admits_more_shared_cpus_than_there_are() -> None:
     tight, wide = World(machines.dual_smt()), World(machines.dual_smt(), Settings(oversale=2.0))
     of = pod("a", SINGLE, qos=BURSTABLE)
     made = container(of, wants=resources(40.5, 1))
     assert tight.refuse(of, made).reason == "TopologyAffinityError"
     assert wide.place(of, made)[1] == "0"
-
-
-def test_shared_requests_leave_less_for_owners() -> None:
-    world = World(machines.dual_smt(), Settings(strategy=Strategy.PACK))
-    put(world, "shared", SINGLE, 30.5, 1, BURSTABLE)  # NUMA node 0
-    assert put(world, "own", SINGLE, 2, 1)[1] == "1"
-
-
-def test_owners_never_take_the_last_cpu_of_a_nodes_shared_containers() -> None:
-    world = World(machines.dual_no_smt(), Settings(strategy=Strategy.PACK))
-    put(world, "shared", SINGLE, 0, 1, BURSTABLE)
-    assert world.place(pod("own", SINGLE), wants=resources(8, 1))[1] == "1"
-    assert world.cpus("shared-app") == CPUSet(range(8))
-
-
-def test_memory_counts_what_is_bound_and_what_the_kernel_has() -> None:
-    world = World(machines.dual_smt(), reading=Reading(memory={0: 8 * GIB, 1: 60 * GIB}))
-    assert put(world, "a", SINGLE, 1.5, 16)[1] == "1"
-    refused = world.refuse(pod("b", SINGLE), wants=resources(1.5, 50))
-    assert "NUMA node 0: 30.5 CPUs" in refused.message or "8 GiB" in refused.message
-
-
-def test_a_pin_that_cannot_hold_the_memory_is_widened() -> None:
-    world = World(machines.snc_smt())
-    _, mems = put(world, "a", {"policy": "best-effort"}, 1.5, 20, BURSTABLE)
-    assert len(NUMASet.parse(mems)) == 2
-    _, mems = put(world, "b", {"policy": "best-effort"}, 1.5, 500, BURSTABLE)
-    assert mems == "0-3"
-    assert not world.agent.state.allocations["b-app"].preferred
 
 
 def test_hugepages_decide_the_node() -> None:
@@ -337,48 +268,6 @@ def test_hugepages_decide_the_node() -> None:
     assert "huge pages" in refused.message
 
 
-def test_a_huge_page_size_that_does_not_exist_is_refused() -> None:
-    world = World(machines.dual_smt())
-    refused = world.refuse(pod("a", SINGLE), wants=resources(1.5, 1, hugepages={1 << 30: 1 << 30}))
-    assert "1 GiB in huge pages of 1 GiB" in refused.message
-
-
-def test_devices_pull_cpus_and_memory_to_their_node() -> None:
-    world = World(machines.dual_smt())
-    of = pod("a", SINGLE)
-    devices = (Device(id="gpu0", numa_nodes=frozenset({1})), Device(id="gpu1"))
-    made = container(of, wants=resources(2, 1))
-    from msgspec.structs import replace
-
-    made = replace(made, devices=(DeviceRequest(resource="x.y/gpu", count=1, devices=devices),))
-    assert world.place(of, made)[1] == "1"
-
-
-def test_memory_tiers_are_used_only_when_let_in() -> None:
-    topology = synthetic(
-        sockets=1, numa_per_socket=1, cores_per_numa=4, memory_gib=4, memory_only_gib=[64]
-    )
-    closed = World(topology)
-    of = pod("a", {"policy": "best-effort"}, qos=BURSTABLE)
-    made = container(of, wants=resources(1.5, 32))
-    # 4 GiB would not hold it: pinned there it would be killed where untouched it runs.
-    assert closed.place(of, made)[1] == ""
-    tier = topology.memory_nodes - topology.cpu_nodes
-    opened = World(topology, Settings(memory_only_nodes=tier))
-    assert NUMASet.parse(opened.place(of, made)[1]) >= tier
-
-
-def test_cpu_only_nodes_get_the_nearest_memory() -> None:
-    from msgspec.structs import replace
-
-    topology = machines.snc_smt()
-    nodes = dict(topology.numa_nodes)
-    nodes[1] = replace(nodes[1], memory_bytes=0)
-    bare = replace(topology, numa_nodes=nodes)
-    world = World(bare, Settings(capacity_factor={0: 0, 2: 0, 3: 0}))
-    assert put(world, "a", SINGLE, 1.5, 0)[1] == "0"  # distance 12 beats 21
-
-
 def test_pod_scope_puts_all_containers_on_one_choice() -> None:
     world = World(machines.dual_smt(), Settings(strategy=Strategy.PACK))
     put(world, "filler", SINGLE, 20, 1)  # 12 CPUs stay on NUMA node 0
@@ -388,13 +277,6 @@ def test_pod_scope_puts_all_containers_on_one_choice() -> None:
     assert first[1] == second[1] == "1"
     container_scope = pod("b", SINGLE, total=resources(16, 2))
     assert world.place(container_scope, container(container_scope, "one", resources(8, 1)))
-
-
-def test_pod_scope_refuses_a_pod_that_does_not_fit_together() -> None:
-    world = World(machines.dual_smt())
-    of = pod("a", {**SINGLE, "scope": "pod"}, total=resources(40, 2))
-    refused = world.refuse(of, container(of, "one", resources(8, 1)))
-    assert "all its containers together need 40" in refused.message
 
 
 def test_pod_totals_without_quota_count_by_shares() -> None:
@@ -411,30 +293,6 @@ def test_align_by_socket_prefers_nodes_of_one_socket() -> None:
     world = World(machines.snc_smt(), Settings(align_by_socket=True))
     _, mems = put(world, "a", {"policy": "restricted"}, 10, 20)
     assert mems in ("0-1", "2-3")
-
-
-def test_the_kubelets_memory_rules_account_guaranteed_pods_only() -> None:
-    world = World(machines.snc_smt(), Settings(kubelet_memory=True))
-    of = pod("a", SINGLE, qos=BURSTABLE)
-    # 17 GiB fit no NUMA node; the kubelet does not look at Burstable memory at all.
-    assert world.create(of, container(of, wants=resources(1.5, 17)))
-    guaranteed = pod("b", SINGLE)
-    world.create(guaranteed, container(guaranteed, wants=resources(2, 17)))
-    allocation = world.agent.state.allocations.get("b-app")
-    assert allocation is None or len(allocation.mems) > 1
-
-
-def test_somebody_elses_cpuset_is_left_alone() -> None:
-    from msgspec.structs import replace
-
-    world = World(machines.single_no_smt())
-    of = pod("k", {})
-    made = container(of, wants=resources(1))
-    made = replace(made, resources=replace(made.resources, cpus="2"))
-    assert world.place(of, made) == ("2", "")
-    assert world.agent.state.allocations["k-app"].kind is Kind.FOREIGN
-    put(world, "x", {"cpus": "exclusive"}, 1)
-    assert world.has("k-app") == ("2", "")
 
 
 def test_the_assigned_annotation_and_environment_tell_the_container() -> None:
@@ -497,15 +355,6 @@ def test_best_effort_with_too_much_cpu_and_memory_only_a_tier_has_still_runs_whe
     assert NUMASet.parse(mems) >= tier
 
 
-def test_a_later_container_of_a_pinned_pod_is_refused_when_no_memory_is_left() -> None:
-    world = World(machines.snc_smt())
-    of = pod("a", {**SINGLE, "scope": "pod"})  # the runtime does not say its sum
-    world.place(of, container(of, "one", resources(1.5, 2)))
-    refused = world.refuse(of, container(of, "two", resources(1.5, 100)))
-    assert refused.reason == "NotEnoughMemory"
-    assert "100 GiB" in refused.message
-
-
 def test_a_machine_whose_numa_nodes_have_no_cpus_runs_everything_unpinned() -> None:
     from msgspec.structs import replace
 
@@ -516,14 +365,6 @@ def test_a_machine_whose_numa_nodes_have_no_cpus_runs_everything_unpinned() -> N
     of = pod("a", {"policy": "best-effort"}, qos=BURSTABLE)
     assert world.place(of, wants=resources(1.5)) == ("", "")
     world.check()
-
-
-def test_the_kubelets_groups_of_numa_nodes_never_overlap() -> None:
-    world = World(machines.snc_smt(), Settings(kubelet_memory=True, kubelet_ties=True))
-    two = {"policy": "restricted", "bind": "cpu+mem"}
-    assert world.place(pod("pair", two), wants=resources(10, 20))[1] == "0-1"
-    # Memory is left on NUMA node 1, but it is tied to NUMA node 0 now.
-    assert world.place(pod("one", SINGLE), wants=resources(2, 2))[1] == "2"
 
 
 def test_huge_pages_widen_the_memory_nodes_too() -> None:

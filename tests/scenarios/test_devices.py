@@ -94,10 +94,13 @@ def test_without_a_policy_devices_do_not_bind() -> None:
 def test_devices_ignore_places_as_if_there_were_none_and_says_so() -> None:
     world = two_nodes()
     of = pod("a", {"policy": "single-numa-node", "devices": "ignore"})
-    where, mems = world.place(of, with_gpus(of))
+    made = with_gpus(of)
+    kinds = (*made.devices, request("NIC", {"nic0": (1,)}), request("disk", {"sda": (1,)}))
+    where, mems = world.place(of, replace(made, devices=kinds))
     assert CPUSet.parse(where) <= ON_0
     assert mems == "0"
-    assert f"devices: ignore, so GPU {GPU} gave no hint" in steps(world, "a-app")
+    expected = f"devices: ignore, so GPU {GPU}, NIC nic0 and disk sda gave no hint"
+    assert expected in steps(world, "a-app")
     asked = world.agent.grounds_of("a-app")
     assert asked is not None
     assert asked.basis.requested is not None
@@ -133,15 +136,6 @@ def test_where_the_gpus_numa_node_is_full_it_is_refused_with_both_reasons() -> N
     assert refused.reason == "TopologyAffinityError"
     assert "GPU" in refused.message
     world.check()
-
-
-def test_best_effort_goes_elsewhere_and_says_where_the_device_is() -> None:
-    world = two_nodes()
-    world.place(pod("full", {"numacpu": "4-7", "cpus": "exclusive"}), wants=resources(4, 1))
-    of = pod("a", {"policy": "best-effort", "cpus": "exclusive"})
-    where, _ = world.place(of, with_gpus(of))
-    assert CPUSet.parse(where) <= ON_0
-    assert not world.agent.state.allocations["a-app"].preferred
 
 
 def test_a_device_of_several_numa_nodes_suits_each_of_them() -> None:
@@ -195,16 +189,6 @@ def test_many_devices_are_named_in_part() -> None:
     assert expected in steps(world, "a-app")
 
 
-def test_ignored_devices_of_several_kinds_are_all_named() -> None:
-    world = two_nodes()
-    of = pod("a", {"policy": "single-numa-node", "devices": "ignore"})
-    made = with_gpus(of)
-    kinds = (*made.devices, request("NIC", {"nic0": (0,)}), request("disk", {"sda": (0,)}))
-    world.place(of, replace(made, devices=kinds))
-    expected = f"devices: ignore, so GPU {GPU}, NIC nic0 and disk sda gave no hint"
-    assert expected in steps(world, "a-app")
-
-
 def test_what_gives_no_hint_is_said_of_a_container_without_any_other_device() -> None:
     world = two_nodes()
     of = pod("a", {"policy": "single-numa-node"})
@@ -219,16 +203,6 @@ def test_devices_of_no_numa_node_are_no_wish() -> None:
     _, mems = world.place(of, with_gpus(of, gpu=()))
     assert mems == "0"
     assert not any("GPU" in step for step in steps(world, "a-app"))
-
-
-def test_a_container_keeps_its_place_over_a_restart_of_the_agent() -> None:
-    world = two_nodes()
-    of = pod("a", {"policy": "single-numa-node", "cpus": "exclusive"})
-    before = world.place(of, with_gpus(of))
-    world.boot()
-    assert world.synchronize() == ()
-    assert world.has("a-app") == before
-    world.check()
 
 
 @pytest.mark.parametrize(

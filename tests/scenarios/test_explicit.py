@@ -7,26 +7,11 @@ import pytest
 from nri_numa.engine.decision import Reading
 from nri_numa.engine.state import Kind
 from nri_numa.machine.synthetic import synthetic
-from nri_numa.model.cpuset import CPUSet, NUMASet
+from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.settings import Rule, Settings
 from nri_numa.model.workload import QoSClass
 from tests.beds.world import GIB, World, container, pod, resources
 from tests.machines import named as machines
-
-
-def test_cpus_and_memory_are_written_as_listed() -> None:
-    world = World(machines.snc_smt())
-    assert world.place(pod("a", {"numacpu": "1,23", "numamem": "1"})) == ("1,23", "1")
-
-
-def test_cpus_only_leaves_memory_alone() -> None:
-    world = World(machines.snc_smt())
-    assert world.place(pod("a", {"numacpu": "0-3"})) == ("0-3", "")
-
-
-def test_memory_only_leaves_cpus_alone() -> None:
-    world = World(machines.snc_smt())
-    assert world.place(pod("a", {"numamem": "2-3"})) == ("", "2-3")
 
 
 def test_memory_only_still_stays_off_owned_cpus() -> None:
@@ -42,12 +27,6 @@ def test_the_containers_own_key_beats_the_pods() -> None:
     of = pod("a", {"numacpu": "0-3", "numacpu.db": "4-5", "numamem.db": "1"})
     assert world.place(of, container(of, "web")) == ("0-3", "")
     assert world.place(of, container(of, "db")) == ("4-5", "1")
-
-
-def test_two_containers_may_list_the_same_cpus() -> None:
-    world = World(machines.snc_smt())
-    world.place(pod("a", {"numacpu": "1-2"}))
-    assert world.place(pod("b", {"numacpu": "2-3"})) == ("2-3", "")
 
 
 def test_listed_and_exclusive_belongs_to_nobody_else() -> None:
@@ -193,11 +172,3 @@ def test_unpinned_starts_untouched_when_the_list_is_no_good() -> None:
     assert allocation.kind is Kind.UNBOUND
     assert not allocation.preferred
     assert "UnknownCPU" in allocation.reason
-
-
-def test_lists_on_a_memory_tier_are_taken_even_when_computed_pins_may_not_use_it() -> None:
-    topology = synthetic(sockets=1, numa_per_socket=1, cores_per_numa=2, memory_only_gib=[8])
-    world = World(topology)
-    tier = str(topology.memory_nodes - topology.cpu_nodes)
-    assert world.place(pod("a", {"numamem": tier}), wants=resources(1, 4))[1] == tier
-    assert NUMASet.parse(tier)

@@ -190,14 +190,6 @@ def test_static_cpus_with_the_kubelets_memory_manager_gives_memory_nodes_too() -
     assert world.refuse(pod("c"), wants=resources(2, 12)).reason == "NotEnoughMemory"
 
 
-def test_static_cpus_leaves_what_somebody_else_pinned() -> None:
-    from msgspec.structs import replace
-
-    world = World(machines.dual_no_smt(), STATIC)
-    world.place(pod("a"), wants=replace(resources(2), cpus="3-4"))
-    assert world.agent.state.allocations["a-app"].kind is Kind.FOREIGN
-
-
 def test_static_cpus_says_where_it_comes_from() -> None:
     world = World(machines.dual_no_smt(), STATIC)
     put(world, "a", {}, 2)

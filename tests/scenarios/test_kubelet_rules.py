@@ -91,24 +91,6 @@ def test_kubelet_memory_groups_never_overlap() -> None:
     assert "no wider set" in refuse(world, "pair", best, resources(1, 10))
 
 
-def test_kubelet_memory_extends_an_affinity_that_has_too_little() -> None:
-    """The CPUs want one NUMA node, the memory needs both: best-effort takes memory of both."""
-    world = two_nodes(kubelet_memory=True, kubelet_ties=True)
-    cpus, mems = put(world, "a", {"policy": "best-effort"}, resources(2, 10))
-    assert mems == "0-1"
-    assert len(CPUSet.parse(cpus)) == 2
-    assert not world.agent.state.allocations["a-app"].preferred
-
-
-def test_kubelet_memory_keeps_later_containers_of_a_pod_where_it_was_placed() -> None:
-    """The sum is not known: the kubelet would have refused the pod, we refuse the container."""
-    world = two_nodes(kubelet_memory=True)
-    of = pod("p", {**SINGLE, "scope": "pod"})
-    assert world.place(of, container(of, "a", resources(1, 5)))[1] == "0"
-    refused = world.refuse(of, container(of, "b", resources(1, 5)))
-    assert refused.reason == "NotEnoughMemory"
-
-
 def test_kubelet_memory_extends_what_a_pod_without_a_sum_was_given() -> None:
     """Its first container had no memory to speak of; strict policies do not extend."""
     for policy, mems in (("best-effort", "0-1"), ("single-numa-node", None)):
@@ -186,15 +168,6 @@ def test_kubelet_cpus_lets_fractions_and_burstable_pods_take_nothing_from_owners
     assert len(CPUSet.parse(put(world, "d", SINGLE, resources(3, 1))[0])) == 3
     assert world.has("a-app")[0] == "0"
     world.check()
-
-
-def test_without_kubelet_cpus_those_who_share_a_numa_node_keep_a_cpu_there() -> None:
-    world = two_nodes()
-    put(world, "a", {**SINGLE, "bind": "cpu"}, resources(0.5))
-    assert refuse(world, "c", {**SINGLE, "bind": "cpu", "numamem": "0"}, resources(4))
-    wishes = {**SINGLE, "bind": "cpu"}
-    put(world, "b", wishes, resources(4))
-    assert "NUMA node 0: 3 CPUs" in refuse(world, "c", wishes, resources(4))
 
 
 def test_kubelet_cpus_hears_a_pod_that_asks_to_share_a_numa_node() -> None:

@@ -7,23 +7,20 @@ from msgspec.structs import replace
 
 from nri_numa.engine import admit
 from nri_numa.engine.decision import Admitted, Machine, Refused
-from nri_numa.engine.resync import difference
 from nri_numa.engine.state import (
-    Allocation,
     Charge,
     Kind,
     NodeState,
     PodRecord,
     build,
-    effective_cpus,
-    group_cpus,
     step_violations,
     violations,
 )
 from nri_numa.machine.synthetic import synthetic
-from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
+from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import QoSClass, Resources
+from tests.beds.allocations import allocation
 from tests.beds.world import GIB, PREFIX, World, container, pod, resources
 from tests.machines import named as machines
 
@@ -61,29 +58,6 @@ def test_only_containers_whose_set_changes_are_updated() -> None:
     world.sent.clear()
     world.place(of, wants=resources(2))
     assert len(world.sent) == 1
-
-
-def test_a_container_created_while_cpus_are_owned_starts_in_the_smaller_pool() -> None:
-    world = World(machines.single_no_smt())
-    grown(world, "own", OWN, 2)
-    assert world.place(pod("late"))[0] == str(world.topology.online - world.cpus("own-app"))
-
-
-def test_a_restarted_container_gets_its_cpus_back() -> None:
-    world = World(machines.dual_smt())
-    first, second = pod("a", SINGLE), pod("b", SINGLE)
-    before = world.place(first, container(first, wants=resources(4), id="a1"))
-    world.place(second, wants=resources(4))
-    world.stop("a1")
-    assert world.place(first, container(first, wants=resources(4), id="a2")) == before
-
-
-def test_app_containers_reuse_the_cpus_of_the_pods_init_container() -> None:
-    world = World(machines.dual_smt())
-    of = pod("a", SINGLE)
-    before = world.place(of, container(of, "init", resources(4), id="i"))
-    world.stop("i")
-    assert world.place(of, container(of, "app", resources(4))) == before
 
 
 def test_a_failed_start_leaves_nothing_behind() -> None:
@@ -135,40 +109,6 @@ def test_a_removed_sandbox_takes_nothing_from_the_one_that_replaced_it() -> None
 # --- resize -----------------------------------------------------------------------------------
 
 
-def test_growing_keeps_what_it_has_and_adds() -> None:
-    world = World(machines.dual_smt())
-    grown(world, "a", SINGLE, 2)
-    before = world.cpus("a-app")
-    assert world.update("a-app", resources(4, 1)) is None
-    after = world.cpus("a-app")
-    assert before < after
-    assert len(after) == 4
-    assert len(world.topology.numa_of(after)) == 1
-    assert world.live["a-app"].resources.cpu_quota == -1
-
-
-def test_shrinking_keeps_a_part_of_what_it_has() -> None:
-    world = World(machines.dual_smt())
-    world.place(pod("plain"))
-    grown(world, "a", SINGLE, 4)
-    before = world.cpus("a-app")
-    assert world.update("a-app", resources(2, 1)) is None
-    after = world.cpus("a-app")
-    assert after < before
-    assert len(after) == 2
-    assert world.cpus("plain-app") == world.topology.online - after
-
-
-def test_a_resize_that_does_not_fit_is_refused_and_changes_nothing() -> None:
-    world = World(machines.dual_smt())
-    grown(world, "a", SINGLE, 2)
-    before = world.has("a-app"), world.agent.state
-    refused = world.update("a-app", resources(33, 1))
-    assert isinstance(refused, Refused)
-    assert "resize refused" in refused.message
-    assert (world.has("a-app"), world.agent.state) == before
-
-
 def test_a_resize_that_does_not_fit_keeps_the_pin_under_widen() -> None:
     world = World(machines.dual_smt())
     grown(world, "a", {**SINGLE, "on-failure": "unpinned"}, 2)
@@ -203,22 +143,6 @@ def test_an_automatic_owner_that_gets_a_fraction_goes_to_the_shared_pool_with_it
     world.check()
 
 
-def test_a_shared_container_resizes_in_place_and_never_leaves_its_node() -> None:
-    world = World(machines.dual_smt())
-    world.place(pod("a", SINGLE, qos=QoSClass.BURSTABLE), wants=resources(1.5, 1))
-    before = world.has("a-app")
-    assert world.update("a-app", resources(3.5, 2)) is None
-    assert world.has("a-app") == before
-    charge = world.agent.state.charge(int(before[1]))
-    assert charge.cpu_milli == 3500
-    refused = world.update("a-app", resources(33.5, 2))
-    assert isinstance(refused, Refused)
-    assert refused.reason == "NotEnoughCPUs"
-    refused = world.update("a-app", resources(3.5, 65))
-    assert isinstance(refused, Refused)
-    assert refused.reason == "NotEnoughMemory"
-
-
 def test_best_effort_grows_where_it_is_and_says_what_that_node_lacks() -> None:
     world = World(machines.snc_smt())
     before = world.place(pod("a", {"policy": "best-effort"}), wants=resources(1.5, 10))
@@ -245,45 +169,11 @@ def test_a_cpuset_from_outside_does_not_move_a_pin() -> None:
     assert world.has("a-app") == before
 
 
-def test_an_unbound_container_may_be_pinned_from_outside_but_not_onto_owned_cpus() -> None:
-    world = World(machines.single_no_smt())
-    world.place(pod("plain"))
-    world.place(pod("other"))
-    grown(world, "own", OWN, 2)
-    owned = str(world.cpus("own-app"))
-    world.update("plain-app", Resources(cpus=owned))
-    assert world.cpus("plain-app").isdisjoint(CPUSet.parse(owned))
-    free = str(CPUSet([max(world.topology.online - CPUSet.parse(owned))]))
-    world.update("other-app", Resources(cpus=free))
-    assert world.agent.state.allocations["other-app"].kind is Kind.FOREIGN
-    assert world.has("other-app")[0] == free
-    world.stop("own-app")
-    assert world.has("other-app")[0] == free
-    assert world.update("other-app", resources(1)) is None
-
-
 def test_an_unreadable_cpuset_from_outside_is_left_to_the_runtime() -> None:
     world = World(machines.single_no_smt())
     world.place(pod("plain"))
     assert world.update("plain-app", Resources(cpus="3-1")) is None
     assert world.agent.state.allocations["plain-app"].kind is Kind.UNBOUND
-
-
-def test_a_size_change_of_an_unbound_container_is_none_of_our_business() -> None:
-    world = World(machines.single_no_smt())
-    world.place(pod("plain"))
-    serial = world.agent.state.serial
-    assert world.update("plain-app", resources(2, 1)) is None
-    assert world.agent.state.serial == serial
-
-
-def test_an_explicit_pin_books_its_new_size_and_refuses_what_does_not_fit() -> None:
-    world = World(machines.snc_smt())
-    world.place(pod("a", {"numacpu": "0-1", "numamem": "0"}), wants=resources(1, 1))
-    assert world.update("a-app", resources(2, 4)) is None
-    assert world.agent.state.charge(0).memory == 4 << 30
-    assert isinstance(world.update("a-app", resources(2, 40)), Refused)
-    assert world.has("a-app") == ("0-1", "0")
 
 
 def test_a_rule_that_became_unreadable_does_not_break_what_runs() -> None:
@@ -382,39 +272,6 @@ def test_a_damaged_annotation_is_decided_anew(text: str) -> None:
     assert len(world.cpus("a-app")) == 2
 
 
-def test_annotations_of_a_kind_without_its_parts_are_not_believed() -> None:
-    for kind in ("exclusive", "shared"):
-        world = World(machines.dual_smt())
-        of = pod("a", SINGLE)
-        text = (
-            f'{{"cpus":"","mems":"","policy":"none","kind":"{kind}","numa":"","preferred":true,'
-            '"reason":""}'
-        )
-        world.pods[of.id] = of
-        made = container(of, wants=resources(2, 1))
-        world.live["a-app"] = replace(made, annotations={PREFIX + "assigned": text})
-        world.synchronize()
-        assert world.agent.state.allocations["a-app"].reason
-
-
-def test_two_that_claim_one_cpu_are_told_apart() -> None:
-    topology = machines.single_no_smt()
-    world = World(topology)
-    grown(world, "a", OWN, 2)
-    taken = world.has("a-app")[0]
-    of = pod("b", OWN)
-    world.pods[of.id] = of
-    made = container(of, wants=resources(1))
-    annotation = world.live["a-app"].annotations
-    world.live["b-app"] = replace(
-        made, annotations=annotation, resources=replace(made.resources, cpus=taken)
-    )
-    world.synchronize()
-    assert world.has("a-app")[0] == taken
-    assert world.cpus("b-app").isdisjoint(CPUSet.parse(taken))
-    world.check()
-
-
 def test_cpus_that_the_machine_lost_are_decided_anew() -> None:
     world = World(machines.dual_no_smt())
     grown(world, "own", OWN | {"policy": "single-numa-node"}, 2)
@@ -445,16 +302,6 @@ def test_an_offline_cpu_leaves_the_set_and_comes_back() -> None:
     assert {i: world.has(i) for i in world.live} == before
 
 
-def test_a_container_that_lost_all_its_cpus_falls_back_to_the_pool() -> None:
-    world = World(machines.single_no_smt())
-    world.place(pod("list", {"numacpu": "3"}))
-    smaller = synthetic(
-        sockets=1, numa_per_socket=1, cores_per_numa=4, threads=1, offline=CPUSet([3])
-    )
-    world.apply(world.agent.retopology(Machine(topology=smaller, settings=world.settings)))
-    assert world.has("list-app")[0] == "0-2"
-
-
 def test_who_fell_back_to_the_pool_makes_room_for_the_next_owner() -> None:
     world = World(machines.single_no_smt())
     world.place(pod("plain"))
@@ -471,13 +318,6 @@ def test_who_fell_back_to_the_pool_makes_room_for_the_next_owner() -> None:
     assert world.cpus("own-app") == world.cpus("listed-app") == world.cpus("plain-app") == left
     world.stop("next-app")
     assert world.cpus("own-app") == world.cpus("listed-app") == left | CPUSet([taken])
-
-
-def test_a_group_whose_node_lost_its_cpus_falls_back_to_the_pool() -> None:
-    topology = machines.dual_no_smt()
-    pool = CPUSet(range(8, 16))
-    assert group_cpus(NUMASet([0]).bits, pool, topology, 0) == pool
-    assert group_cpus(NUMASet([1]).bits, pool, topology, 0) == pool
 
 
 # --- disk -------------------------------------------------------------------------------------
@@ -503,33 +343,20 @@ def test_a_full_disk_is_counted_once_and_caught_up_later() -> None:
 # --- the state's own rules --------------------------------------------------------------------
 
 
-def _allocation(name: str, kind: Kind, **fields: object) -> Allocation:
-    base = Allocation(
-        container_id=name,
-        pod_id="s",
-        pod_uid="u",
-        namespace="n",
-        pod="p",
-        container=name,
-        kind=kind,
-    )
-    return replace(base, **fields)  # type: ignore[arg-type]
-
-
 def test_every_invariant_has_a_sentence() -> None:
     topology = machines.single_no_smt()
     settings = Settings(reserved_cpus=CPUSet([0]))
-    good = build([_allocation("a", Kind.EXCLUSIVE, cpus=CPUSet([1]), owned=True)])
+    good = build([allocation("a", Kind.EXCLUSIVE, cpus=CPUSet([1]), owned=True)])
     assert violations(good, topology, settings) == []
     own = {"owned": True}
     twice = build(
         [
-            _allocation("a", Kind.EXCLUSIVE, cpus=CPUSet([1, 2]), **own),
-            _allocation("b", Kind.EXCLUSIVE, cpus=CPUSet([2, 3]), **own),
-            _allocation("c", Kind.EXCLUSIVE, **own),
-            _allocation("d", Kind.SHARED),
-            _allocation("e", Kind.FOREIGN, mems=NUMASet([0])),
-            _allocation("f", Kind.EXPLICIT, cpus=CPUSet([1])),
+            allocation("a", Kind.EXCLUSIVE, cpus=CPUSet([1, 2]), **own),
+            allocation("b", Kind.EXCLUSIVE, cpus=CPUSet([2, 3]), **own),
+            allocation("c", Kind.EXCLUSIVE, **own),
+            allocation("d", Kind.SHARED),
+            allocation("e", Kind.FOREIGN, mems=NUMASet([0])),
+            allocation("f", Kind.EXPLICIT, cpus=CPUSet([1])),
         ]
     )
     text = " / ".join(violations(twice, topology, settings))
@@ -587,24 +414,3 @@ def test_forgetting_what_is_not_there_changes_nothing() -> None:
     assert admit.forget_pod(machine, state, "u").state is state
     assert state.without_pod("u") is state
     assert admit.release(machine, state, "x").state is state
-
-
-def test_an_unbound_container_that_was_narrowed_is_widened_again() -> None:
-    machine = Machine(topology=machines.single_no_smt(), settings=Settings())
-    allocation = _allocation("a", Kind.UNBOUND)
-    of = pod("p")
-    made = container(of, id="a")
-    narrowed = replace(made, resources=Resources(cpus="0-1"))
-    pool = machine.topology.allowed
-    state = NodeState()
-    update = difference(machine, state, allocation, pool, narrowed)
-    assert update is not None
-    assert update.cpus == "0-3"
-    assert difference(machine, state, allocation, pool, made) is None
-    foreign = replace(allocation, kind=Kind.FOREIGN)
-    assert difference(machine, state, foreign, pool, narrowed) is None
-    assert effective_cpus(foreign, pool, machine.topology, 0) == NO_CPUS
-    garbled = replace(made, resources=Resources(cpus="zz"))
-    update = difference(machine, state, allocation, pool, garbled)
-    assert update is not None
-    assert update.cpus == "0-3"

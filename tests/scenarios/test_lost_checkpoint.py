@@ -71,19 +71,6 @@ def met_in_a_gap(
     return made
 
 
-def test_containers_we_narrowed_stay_in_the_shared_pool() -> None:
-    """They carry a cpuset that we wrote, and are not taken for somebody else's pins."""
-    world = World(machines.single_no_smt())
-    shared = grown(world, "shared", 0.5)
-    first = grown(world, "first", 1, OWN)
-    assert world.live[shared].resources.cpus == "1-3"
-    world.store.documents.clear()
-    world.boot()
-    assert world.synchronize() == ()
-    second = grown(world, "second", 1, OWN)
-    assert [world.live[i].resources.cpus for i in (first, second, shared)] == ["0", "1", "2-3"]
-
-
 @pytest.mark.parametrize("key", [False, True])
 def test_an_owner_that_ended_meanwhile_leaves_nobody_outside_the_pool(key: bool) -> None:
     """Its neighbours have a cpuset that is not the pool any more, and are ours all the same."""

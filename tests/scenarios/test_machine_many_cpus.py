@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from msgspec.structs import replace
 
 from nri_numa.engine.request.annotations import resolve
 from nri_numa.engine.request.demand import Demand, demand
@@ -28,14 +27,6 @@ def test_case_12_ten_thousand_cpus_are_asked_for(wish: dict[str, str], large: bo
     world = World(big if large else machines.dual_smt())
     refused = world.refuse(pod("a", wish), wants=resources(10_000, 1))
     assert "10000 exclusive CPUs" in refused.message
-
-
-@pytest.mark.parametrize("policy", ["best-effort", "none"])
-def test_case_12_best_effort_and_no_policy_say_it_too(policy: str) -> None:
-    world = World(machines.dual_smt())
-    of = pod("a", {"policy": policy, "cpus": "exclusive"})
-    refused = world.refuse(of, wants=resources(10_000, 1))
-    assert "10000 exclusive CPUs needed, this machine has 64 for containers" in refused.message
 
 
 def _wants(total: float = 0) -> tuple[World, object, object]:
@@ -88,10 +79,3 @@ def test_case_12_a_policy_of_a_guaranteed_pod_cannot_know_either() -> None:
     found = _demand({}, {"policy": "restricted"})
     assert isinstance(found, Refusal)
     assert found.reason == "UnknownCPUs"
-
-
-def test_case_12_with_a_limit_shares_do_not_matter() -> None:
-    of = pod("a", {"policy": "restricted"})
-    wants = replace(resources(300, 1), cpu_shares=MANY)
-    refused = World(machines.dual_smt()).refuse(of, wants=wants)
-    assert "300 exclusive CPUs" in refused.message

@@ -61,8 +61,3 @@ def test_case_17_huge_pages_count_too() -> None:
     of = pod("a", POLICY, qos=BURSTABLE)
     wants = resources(1, 1, hugepages={pages: GIB // 4})
     assert world.place(of, wants=wants)[1] == "1"
-
-
-def test_case_17_a_drained_numa_node_is_the_last() -> None:
-    world = World(machines.dual_no_smt(), Settings(capacity_factor={0: 0.0}))
-    assert world.place(pod("a", POLICY, qos=BURSTABLE), wants=resources(1, 1))[1] == "1"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.engine.align.policies import DIFFERENT_WIDTHS
 from nri_numa.engine.explain.explanation import of_allocation
 from nri_numa.engine.explain.sentences import sentences
 from nri_numa.machine.synthetic import synthetic
@@ -150,15 +149,6 @@ def test_case_9_knl_in_flat_mode() -> None:
     assert world.place(pod("hpc", SINGLE), wants=resources(8, 100))[1] == "0-1"
 
 
-def test_case_9_restricted_counts_no_tier_as_a_numa_node() -> None:
-    """CPUs of one NUMA node and memory of it and its tier are no different widths."""
-    world = World(issue_machine(), Settings(memory_only_nodes=NUMASet([2, 3])))
-    _, mems = world.place(pod("large", RESTRICTED), wants=resources(2, 70))
-    assert mems in ("0,2", "1,3")
-    refused = world.refuse(pod("more", RESTRICTED), wants=resources(2, 100))
-    assert DIFFERENT_WIDTHS in refused.message or "free:" in refused.message
-
-
 def test_case_9_the_nearest_memory_needs_no_leave_and_other_tiers_do() -> None:
     """NUMA node 1 has CPUs and no memory; 2 beside it has the memory, 3 is far away."""
     base = synthetic(
@@ -224,12 +214,6 @@ def test_case_10_a_tier_that_was_let_in_is_not_warned_of(caplog: pytest.LogCaptu
     assert not [r for r in caplog.records if r.levelname == "WARNING"]
 
 
-def test_case_10_memory_only_numa_nodes_are_not_said_to_be_full() -> None:
-    world = World(issue_machine())
-    left = world.agent.machine.memory_left(world.agent.state, None)
-    assert left[2] == 64 * GIB
-
-
 def test_case_9_where_no_numa_node_has_both_there_is_one_tier() -> None:
     """CPUs on NUMA node 0, memory on 1 and, farther away, on 2."""
     topology = synthetic(
@@ -243,17 +227,6 @@ def test_case_9_where_no_numa_node_has_both_there_is_one_tier() -> None:
     slow = World(told(topology, {}, {1: 4, 2: 22}))
     refused = slow.refuse(of, wants=resources(2, 12))
     assert "memory-only NUMA node 2 (memory tier 22) with 8 GiB is not allowed" in refused.message
-
-
-def test_case_9_initiators_tell_which_memory_cpus_without_any_have() -> None:
-    topology = synthetic(
-        sockets=2, numa_per_socket=1, cores_per_numa=4, memory_gib=0, memory_only_gib=(16, 16)
-    )
-    world = World(told(topology, {2: {1}, 3: {0}}, {}))
-    for n in range(2):
-        _, mems = world.place(pod(f"p{n}", SINGLE), wants=resources(4, 10))
-        node = str(world.topology.numa_of(world.cpus(f"p{n}-app")))
-        assert mems == {"0": "3", "1": "2"}[node]
 
 
 def test_case_9_without_a_policy_memory_is_widened_to_where_it_fits() -> None:

@@ -288,14 +288,6 @@ def test_best_effort_widens_unless_told_otherwise() -> None:
     assert world.refuse(pod("b", asks)).reason == "MemoryPolicyUnsupported"
 
 
-def test_on_failure_unpinned_starts_untouched() -> None:
-    asks = {"policy": "restricted", "mempolicy": "bind", "on-failure": "unpinned"}
-    answer = admitted(two_nodes(OLD), pod("a", asks))
-    assert answer.allocation.reason == "not pinned: MemoryPolicyUnsupported"
-    assert not answer.allocation.mems
-    assert answer.adjustment.memory_policy is None
-
-
 def test_a_single_policy_can_be_missing() -> None:
     weighted = MemoryPolicies({MemoryPolicy.WEIGHTED_INTERLEAVE: "Linux 6.1 does not have it; no"})
     world = two_nodes(weighted)

@@ -55,26 +55,6 @@ def test_an_annotation_that_a_resize_made_stale_is_not_believed() -> None:
     world.check()
 
 
-def test_an_owner_that_grew_is_adopted_with_all_its_cpus() -> None:
-    world = World(machines.dual_smt())
-    world.place(pod("a", SINGLE), wants=resources(2, 1))
-    assert world.update("a-app", resources(4, 1)) is None
-    before = world.has("a-app")
-    lose_checkpoint(world)
-    assert world.has("a-app") == before
-    assert world.agent.state.owned == CPUSet.parse(before[0])
-    numa_node = int(before[1])
-    assert world.agent.state.charge(numa_node).cpu_milli == 4000
-
-
-def test_adopted_shared_containers_are_booked_by_their_requests() -> None:
-    world = World(machines.dual_smt())
-    _, mems = world.place(pod("a", SINGLE), wants=resources(1.5, 2))
-    lose_checkpoint(world)
-    charge = world.agent.state.charge(int(mems))
-    assert (charge.cpu_milli, charge.memory) == (1500, 2 * GIB)
-
-
 def test_nobody_is_adopted_as_the_owner_of_the_last_cpus() -> None:
     world = World(machines.single_no_smt())
     of = pod("a", {"cpus": "exclusive"})

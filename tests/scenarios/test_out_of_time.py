@@ -11,7 +11,6 @@ from msgspec.structs import replace
 from nri_numa.agent.agent import SYNCHRONIZE_SECONDS
 from nri_numa.engine.state import Kind
 from nri_numa.model.cpuset import CPUSet
-from nri_numa.model.workload import QoSClass
 from tests.beds.world import World, container, pod, resources
 from tests.machines import named as machines
 
@@ -129,14 +128,3 @@ def test_a_later_synchronize_that_has_time_leaves_nothing_to_do() -> None:
         work.pop()()
     assert world.agent.state.owned == owned
     world.check()
-
-
-def test_somebody_elses_pin_is_not_moved_while_it_waits() -> None:
-    world = World(machines.dual_smt(), clock=slow(1))
-    of = pod("foreign", qos=QoSClass.BURSTABLE)
-    made = container(of)
-    made = replace(made, resources=replace(made.resources, cpus="3"))
-    world.pods[of.id], world.live[made.id] = of, made
-    world.timing.later = lambda function: None
-    assert world.synchronize() == ()
-    assert world.agent.state.allocations[made.id].kind is Kind.FOREIGN

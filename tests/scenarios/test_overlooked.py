@@ -136,27 +136,6 @@ def test_huge_pages_are_given_back(restart: str) -> None:
     world.check()
 
 
-def test_a_stopped_container_gets_its_cpus_back_from_a_plugin_that_was_restarted() -> None:
-    world = four()
-    start(world, "first", OWN, resources(1))
-    of = pod("again", OWN)
-    assert world.place(of, container(of, wants=resources(1), id="one"))[0] == "1"
-    world.stop("first-app")
-    world.stop("one")
-    world.boot()
-    world.synchronize()
-    assert world.place(of, container(of, wants=resources(1), id="two"))[0] == "1"
-
-
-def test_who_only_observes_writes_nothing() -> None:
-    world = World(machines.single_no_smt(), observe=True)
-    start(world, "plain", qos=BEST_EFFORT)
-    start(world, "own", OWN, resources(2))
-    del world.live["own-app"]
-    world.agent.remove_container("own-app")
-    assert world.sent == []
-
-
 # --- who is told ----------------------------------------------------------------------------------
 
 

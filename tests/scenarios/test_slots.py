@@ -277,11 +277,3 @@ def test_quotas_and_the_default_for_siblings_count() -> None:
     assert sum(counts(world_of(isolate))[1].values()) == 7
     kubelet = Settings(cpu_order=CPUOrder.KUBELET)
     assert sum(counts(world_of(kubelet))[1].values()) == 7
-
-
-@pytest.mark.parametrize(
-    ("length", "shown"),
-    [(80, f"{'x' * 80!r} (annotation"), (81, f"{'x' * 80!r}… (81 characters)")],
-)
-def test_of_ids_that_cannot_be_read_eighty_characters_are_shown(length: int, shown: str) -> None:
-    assert shown in world_of().refuse(*holding("a", "x" * length)).message

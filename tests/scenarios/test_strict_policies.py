@@ -121,15 +121,6 @@ def test_scope_pod_on_one_numa_node_places_what_fits(policy: str) -> None:
     world.check()
 
 
-def test_scope_pod_on_one_numa_node_remembers_its_place_over_a_restart() -> None:
-    world = World(synthetic(sockets=1, numa_per_socket=1, cores_per_numa=8, threads=1))
-    of = pod("p", TOGETHER, total=resources(7, 6))
-    world.place(of, container(of, "a", resources(2, 3)))
-    world.boot()
-    world.synchronize()
-    world.place(of, container(of, "b", resources(5, 3)))
-
-
 def test_scope_pod_without_a_policy_places_each_container_by_itself() -> None:
     world = World(synthetic(sockets=2, numa_per_socket=1, cores_per_numa=4, threads=1),
                   Settings())  # fmt: skip

@@ -6,7 +6,6 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.config.values import parse_amount
-from nri_numa.engine.decision import Admitted
 from nri_numa.engine.state import Kind
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.model.cpuset import CPUSet
@@ -269,11 +268,6 @@ def test_an_unpaid_list_keeps_no_cpu_from_owners(
     world.remove_pod(world.pods["sandbox-db"])
     assert world.has("free-app")[0] == listed
     world.check()
-
-
-def test_a_small_machine_may_be_listed_as_a_whole() -> None:
-    world = World(synthetic(sockets=1, numa_per_socket=1, cores_per_numa=2))
-    assert world.place(*want("all", {"numacpu": "0-1"}, qos=BEST_EFFORT))[0] == "0-1"
 
 
 def test_a_list_of_which_others_own_everything_shares_what_all_share() -> None:
@@ -732,14 +726,6 @@ def test_a_lost_checkpoint_books_no_more_than_before() -> None:
     assert {i: (c.cpu_milli, c.memory) for i, c in after.items()} == {
         i: (c.cpu_milli, c.memory) for i, c in before.items()
     }
-
-
-def test_what_is_refused_leaves_nothing_behind() -> None:
-    world = World(machines.snc_smt())
-    for asked in ({"numacpu": "2-31", **OWN}, {"numacpu": "32"}):
-        assert not isinstance(world.create(*want("x", asked, qos=BEST_EFFORT)), Admitted)
-    assert not world.agent.state.allocations
-    assert not world.agent.state.listed_cpus
 
 
 def test_a_resize_and_a_list_book_what_is_paid_for() -> None:

@@ -218,6 +218,11 @@ def test_the_kubelets_configuration_is_followed_while_running(bed: Bed) -> None:
     asyncio.run(watch.refresh(agent, config))
     assert agent.machine is before
     assert "k: cannot be read" in bed.log.getvalue()
+    # What can be read beside it counts.
+    facts = KubeletFacts(reserved_cpus=CPUSet.parse("0-2"))
+    found.append(Found(path="k", facts=facts, problems=("k.d: cannot be read",), signature=(9,)))
+    asyncio.run(watch.refresh(agent, config))
+    assert str(agent.machine.settings.reserved_cpus) == "0-2"
     # Nor does a kubelet that is being restarted.
     found.append(Found(path="k", facts=KubeletFacts(), signature=(4,), running=True))
     asyncio.run(watch.refresh(agent, config))

@@ -21,47 +21,32 @@ from nri_numa.machine.cgroups import CgroupPlace, CgroupReader
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.settings import Settings
-from nri_numa.model.workload import Container, PodSandbox, QoSClass, Resources
+from nri_numa.model.workload import Container, QoSClass, Resources
 from nri_numa.store.checkpoint import CheckpointStore
+from tests.beds import world
+from tests.beds.allocations import allocation
 from tests.beds.cgroup_tree import CgroupTree
+from tests.beds.world import PREFIX, pod
 
 MACHINE = Machine(topology=synthetic(sockets=2, numa_per_socket=1, threads=1), settings=Settings())
-PREFIX = "numa.kubernetes.io"
-POD = PodSandbox(
-    id="p1",
-    uid="u1",
-    namespace="shop",
-    name="cart",
-    labels={},
-    annotations={},
-    qos=QoSClass.GUARANTEED,
-)
+POD = pod("cart", namespace="shop")
 
 
 def container(
     cpus: str = "", mems: str = "", *, quota: int | None = None, marker: str = ""
 ) -> Container:
     """Container c1 of POD with these values."""
-    return Container(
-        id="c1",
-        pod_id="p1",
-        name="web",
-        labels={},
-        annotations={f"{PREFIX}/assigned": marker} if marker else {},
-        resources=Resources(cpus=cpus, mems=mems, cpu_quota=quota),
-    )
+    made = world.container(POD, "web", Resources(cpus=cpus, mems=mems, cpu_quota=quota), id="c1")
+    return replace(made, annotations={f"{PREFIX}assigned": marker} if marker else {})
 
 
 def remembered(kind: Kind, *, quota: int | None = None, cpus: str = "") -> Allocation:
     """What the checkpoint has of c1."""
-    return Allocation(
-        container_id="c1",
-        pod_id="p1",
-        pod_uid="u1",
-        namespace="shop",
-        pod="cart",
-        container="web",
-        kind=kind,
+    return allocation(
+        "c1",
+        kind,
+        pod_id=POD.id,
+        pod_uid=POD.uid,
         cpus=CPUSet.parse(cpus),
         owned=kind is Kind.EXCLUSIVE,
         numa_nodes=NUMASet([0]),
@@ -103,7 +88,8 @@ def test_a_stranger_with_a_cpuset_of_its_own_is_foreign() -> None:
     ],
 )
 def test_the_annotation_tells_where_the_checkpoint_does_not(marker: str, result: Result) -> None:
-    assert planned(container("4", marker=marker)).result is result
+    entry = planned(container("4", marker=marker))
+    assert (entry.result, entry.note) == (result, "")
 
 
 def test_a_lifted_limit_that_nobody_knows_is_said() -> None:
@@ -118,11 +104,14 @@ def test_a_lifted_limit_is_worked_out_again_where_the_limit_is_the_request(marke
     """The state is lost, and over CRI nothing was written on the container either."""
     one = container("2-3", "0", quota=-1, marker='{"kind":"exclusive"}' if marked else "")
     one = replace(one, resources=replace(one.resources, cpu_shares=2048, memory_limit=1 << 20))
-    pod = replace(POD, annotations={f"{PREFIX}/policy": "best-effort"})
-    (entry,) = plan(MACHINE, build([]), [pod], [one])
+    of = pod("cart", {"policy": "best-effort"}, namespace="shop")
+    (entry,) = plan(MACHINE, build([]), [of], [one])
     assert (entry.result, entry.cpus, entry.quota) == (Result.PLANNED, "0-7", 200_000)
     assert entry.note == ""
-    (entry,) = plan(MACHINE, build([]), [replace(pod, qos=QoSClass.BURSTABLE)], [one])
+    fewer = replace(one, resources=replace(one.resources, cpus="2"))
+    (entry,) = plan(MACHINE, build([]), [of], [fewer])
+    assert entry.result is (Result.PLANNED if marked else Result.FOREIGN)
+    (entry,) = plan(MACHINE, build([]), [replace(of, qos=QoSClass.BURSTABLE)], [one])
     assert entry.quota is None
 
 

@@ -17,10 +17,9 @@ from nri_numa.engine.decision import Machine
 from nri_numa.engine.state import NodeState
 from nri_numa.machine.cgroups import CgroupPlace
 from nri_numa.model.settings import Settings
-from nri_numa.model.workload import Container, PodSandbox, QoSClass, Resources
 from nri_numa.observe.metrics import Metrics
 from tests.beds.views import live_view
-from tests.beds.world import StillClock, agent_of
+from tests.beds.world import StillClock, agent_of, container, pod, resources
 from tests.machines import named as machines
 
 NOW = 1_700_000_000.0
@@ -56,22 +55,10 @@ class Bed:
         self.metrics.snapshot = self.view.snapshot
 
     def create(self, name: str, numa_stat: str, **annotations: str) -> None:
-        pod = PodSandbox(
-            id=f"s-{name}",
-            uid=f"u-{name}",
-            namespace="shop",
-            name=name,
-            qos=QoSClass.GUARANTEED,
-            annotations={f"numa.kubernetes.io/{key}": value for key, value in annotations.items()},
-        )
-        container = Container(
-            id=f"c-{name}",
-            pod_id=pod.id,
-            name="main",
-            resources=Resources(cpu_quota=100_000, cpu_period=100_000, memory_limit=1 << 28),
-        )
-        self.agent.create_container(pod, container)
-        self.agent.places[container.id] = CgroupPlace(f"/{name}")
+        of = pod(name, annotations, namespace="shop")
+        made = container(of, "main", resources(1, 0.25), id=f"c-{name}")
+        self.agent.create_container(of, made)
+        self.agent.places[made.id] = CgroupPlace(f"/{name}")
         (self.root / name).mkdir()
         if numa_stat:
             (self.root / name / "memory.numa_stat").write_text(numa_stat)

@@ -120,19 +120,6 @@ def test_a_loop_that_always_has_work_stands_still_most_of_the_time() -> None:
     assert clocks.now == pytest.approx(4.75, abs=0.02)
 
 
-def test_a_loop_with_little_to_do_never_stands_still() -> None:
-    clocks = Clocks()
-
-    async def work() -> None:
-        for _ in range(1000):
-            clocks.work(0.001)
-            clocks.now += 0.01
-            await asyncio.sleep(0)
-
-    clocks.run(work())
-    assert clocks.pauses == []
-
-
 def test_time_for_which_it_gave_way_is_saved_up() -> None:
     """Where the runtime was busy meanwhile, it does not stand still once more for nobody."""
     clocks, watch = Clocks(), GapWatch()

@@ -17,17 +17,16 @@ from nri_numa.config.sections import MeasuredCapacity, MeasuredMode
 from nri_numa.engine.decision import Machine
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import Settings
-from nri_numa.model.workload import Container, PodSandbox, QoSClass, Resources
 from nri_numa.observe import logs
 from nri_numa.observe.metrics import Metrics
-from tests.beds.world import StillClock, agent_of
+from tests.beds.world import StillClock, agent_of, container, pod, resources
 from tests.machines import named as machines
 
 
 class Bed:
     """An agent on two NUMA nodes of eight CPUs, and a proc whose time goes on by 100 s a look."""
 
-    def __init__(self, root: Path, mode: MeasuredMode, **more: float) -> None:
+    def __init__(self, root: Path, mode: MeasuredMode, **more: str) -> None:
         self.root = root
         (root / "proc").mkdir()
         (root / "sys/devices/system/cpu").mkdir(parents=True)
@@ -38,7 +37,7 @@ class Bed:
         self.agent = agent_of(machine, metrics=self.metrics)
         self.now = 0.0
         clock = StillClock(seconds=lambda: self.now)
-        section = MeasuredCapacity(mode=mode, half_life="1s", **more)
+        section = MeasuredCapacity(mode=mode, **{"half_life": "1s", **more})  # type: ignore[arg-type]
         self.watch = StealWatch(section, str(root), self.metrics, clock)
         self.all = CapacityFactors(OutsideCapacity("", clock), self.watch)
         self.ticks = dict.fromkeys(range(16), 0)
@@ -67,18 +66,9 @@ class Bed:
 
     def place(self, name: str, cpus: int) -> str:
         """NUMA nodes that a container gets; empty when it is refused."""
-        pod = PodSandbox(
-            id=f"s-{name}",
-            uid=f"u-{name}",
-            namespace="d",
-            name=name,
-            qos=QoSClass.GUARANTEED,
-            annotations={"numa.kubernetes.io/policy": "single-numa-node"},
-        )
-        resources = Resources(cpu_quota=cpus * 100_000, cpu_period=100_000, memory_limit=1 << 28)
-        container = Container(id=f"c-{name}", pod_id=pod.id, name="c", resources=resources)
-        self.agent.create_container(pod, container)
-        allocation = self.agent.state.allocations.get(f"c-{name}")
+        of = pod(name, {"policy": "single-numa-node"})
+        self.agent.create_container(of, container(of, wants=resources(cpus, 0.25)))
+        allocation = self.agent.state.allocations.get(f"{name}-app")
         return str(allocation.numa_nodes) if allocation else ""
 
 
@@ -90,7 +80,7 @@ def test_act_gives_new_containers_less_and_moves_none_that_runs(tmp_path: Path) 
     bed.pass_time({0: 0.4, 1: 0.05})
     assert bed.factors() == {0: 0.6}
     assert bed.watch.acting() == {0: 0.6}
-    assert str(bed.agent.state.allocations["c-before"].numa_nodes) == "0"
+    assert str(bed.agent.state.allocations["before-app"].numa_nodes) == "0"
     assert bed.place("after", 3) == "1", "NUMA node 0 has three CPUs, but 4.8 of 8 are there"
     assert bed.gauge("measured_capacity_factor") == {"0": 0.6, "1": 1.0}
     assert bed.gauge("steal_ratio") == {"0": pytest.approx(0.4), "1": pytest.approx(0.05)}
@@ -98,6 +88,13 @@ def test_act_gives_new_containers_less_and_moves_none_that_runs(tmp_path: Path) 
     assert bed.gauge("cpu_frequency_hertz") == {}, "nor cpufreq"
     bed.pass_time({})
     assert bed.factors() == {}
+
+
+def test_what_is_stolen_counts_half_after_its_half_life(tmp_path: Path) -> None:
+    bed = Bed(tmp_path, MeasuredMode.ACT, half_life="100s")
+    for steal in (0.0, 0.0, 0.4):
+        bed.pass_time({0: steal})
+    assert bed.factors() == {0: 0.8}
 
 
 def test_frequencies_are_told_where_they_are_known(tmp_path: Path) -> None:
@@ -160,24 +157,3 @@ def test_cpus_that_moved_are_not_counted_for_their_new_numa_node(tmp_path: Path)
     bed.agent.retopology(replace(bed.agent.machine, topology=machines.dual_no_smt()))
     bed.pass_time({0: 0.9})
     assert bed.factors() == {}
-
-
-def test_a_machine_that_somebody_changed_meanwhile_gets_the_factors_next_time(
-    tmp_path: Path,
-) -> None:
-    bed = Bed(tmp_path, MeasuredMode.ACT)
-    bed.pass_time({})
-    real, times = bed.settings, 0
-
-    def changing(config: AgentConfig, topology: Topology) -> Settings:
-        nonlocal times
-        times += 1
-        if times == 1:
-            bed.agent.retopology(replace(bed.agent.machine))
-        return real(config, topology)
-
-    bed.settings = changing  # type: ignore[method-assign]
-    bed.pass_time({0: 0.4})
-    assert bed.factors() == {}
-    bed.pass_time({0: 0.4})
-    assert bed.factors() == {0: 0.6}

@@ -9,8 +9,8 @@ import pytest
 from nri_numa.agent.handler import PATIENCE, AgentHandler, PendingPods
 from nri_numa.agent.view import zones_document
 from nri_numa.model.settings import Settings
-from nri_numa.model.workload import Container, Pods, PodSandbox, QoSClass, Resources
-from tests.beds.world import StillClock, World
+from nri_numa.model.workload import Container, Pods, PodSandbox, QoSClass
+from tests.beds.world import StillClock, World, container, pod, resources
 from tests.machines import named as machines
 
 
@@ -48,30 +48,19 @@ def bed() -> Bed:
 
 
 def sandbox(name: str = "p", qos: QoSClass = QoSClass.GUARANTEED, **asked: str) -> PodSandbox:
-    annotations = {f"numa.kubernetes.io/{key}": value for key, value in asked.items()}
-    return PodSandbox(
-        id=f"s-{name}",
-        uid=f"uid-{name}",
-        namespace="shop",
-        name=name,
-        qos=qos,
-        annotations=annotations,
-    )
+    return pod(name, asked, qos=qos, namespace="shop")
 
 
-def container(pod: PodSandbox) -> Container:
-    resources = Resources(
-        cpu_quota=200_000, cpu_period=100_000, cpu_shares=2048, memory_limit=1 << 28
-    )
-    return Container(id=f"c-{pod.name}", pod_id=pod.id, name="main", resources=resources)
+def app(of: PodSandbox) -> Container:
+    return container(of, wants=resources(2, 0.25))
 
 
 def test_a_pod_is_named_before_it_is_charged_and_goes_on_being_named(bed: Bed) -> None:
-    pod = sandbox(policy="restricted")
-    bed.handler.run_pod(pod)
+    of = sandbox(policy="restricted")
+    bed.handler.run_pod(of)
     assert bed.names() == [("shop", "p")]
     assert not bed.charged()
-    bed.handler.create_container(pod, container(pod))
+    bed.handler.create_container(of, app(of))
     assert bed.names() == [("shop", "p")]
     assert bed.charged() == ["uid-p"]
     assert not bed.pending.names()
@@ -82,7 +71,7 @@ def test_others_are_told_of_who_has_no_container_for_a_while(bed: Bed) -> None:
     quick, slow = sandbox("quick"), sandbox("slow")
     bed.handler.run_pod(quick)
     bed.handler.run_pod(slow)
-    bed.handler.create_container(quick, container(quick))
+    bed.handler.create_container(quick, app(quick))
     first, second = bed.waiting
     bed.world.agent.subscribe(bed._tell)
     first()
@@ -93,10 +82,10 @@ def test_others_are_told_of_who_has_no_container_for_a_while(bed: Bed) -> None:
 
 def test_who_is_refused_is_named_no_more(bed: Bed) -> None:
     """It takes nothing, and may be tried for ever."""
-    pod = sandbox(numacpu="9999")
-    bed.handler.run_pod(pod)
+    of = sandbox(numacpu="9999")
+    bed.handler.run_pod(of)
     with pytest.raises(Exception, match="9999"):
-        bed.handler.create_container(pod, container(pod))
+        bed.handler.create_container(of, app(of))
     assert not bed.names()
 
 

@@ -87,6 +87,8 @@ def withheld(root: Path, config: AgentConfig = CARDS) -> bool:
     """Whether the check says that network namespaces cannot be entered, and what to do."""
     found = [one for one in service(config, root) if one.subject == "devices"]
     assert all(one.level is Level.WARN and one.remedy for one in found)
+    if (root / "etc").exists():
+        assert all("] CapabilityBoundingSet=CAP_SYS_ADMIN Restrict" in one.remedy for one in found)
     return bool(found)
 
 

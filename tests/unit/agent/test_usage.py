@@ -20,16 +20,16 @@ def test_a_sample_is_the_difference_of_two_readings() -> None:
     before = MachineUsage(
         {0: (100, 1000), 1: (0, 1000), 3: (9, 9)},
         {0: MEMORY, 1: MEMORY},
-        {0: (10, 0), 1: (5, 5)},
+        {0: (10, 0), 1: (5, 5), 2: (7, 0)},
     )
     after = MachineUsage(
         {0: (150, 1100), 1: (100, 1100), 2: (1, 1), 3: (9, 9)},
-        {0: MEMORY, 1: MEMORY, 2: MEMORY},
-        {0: (40, 10), 1: (5, 5)},
+        dict.fromkeys(range(4), MEMORY),
+        {0: (40, 10), 1: (5, 5), 2: (7, 3)},
     )
     sample = between(before, after, at=7.0, seconds=5.0)
     assert sample.cpus == {0: 0.5, 1: 1.0}, "not those that came, or that did not tick"
-    assert sample.remote == {0: 0.25, 1: None, 2: None}
+    assert sample.remote == {0: 0.25, 1: None, 2: 1.0, 3: None}
 
 
 def test_counters_that_go_backwards_are_not_believed() -> None:

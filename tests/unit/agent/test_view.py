@@ -18,23 +18,16 @@ from nri_numa.engine.resync import Correction
 from nri_numa.errors import CheckpointError
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.settings import Settings
-from nri_numa.model.workload import (
-    Container,
-    KubeletGrants,
-    PodSandbox,
-    QoSClass,
-    Resources,
-)
+from nri_numa.model.workload import KubeletGrants
 from nri_numa.observe.metrics import Metrics
 from nri_numa.web.api import API
 from nri_numa.web.protocol import Request, Response, Routes
 from nri_numa.web.responses import Assignment, Link
 from tests.beds.views import live_view
-from tests.beds.world import StillClock, agent_of
+from tests.beds.world import StillClock, agent_of, container, pod, resources
 from tests.machines import named as machines
 
 NOW = 1_700_000_100.0
-PREFIX = "numa.kubernetes.io"
 
 
 class Bed:
@@ -66,26 +59,9 @@ class Bed:
         return self.unmatched.get(uid, [])
 
     def create(self, name: str, *, cpus_limit: int = 2, **annotations: str) -> None:
-        pod = PodSandbox(
-            id=f"sandbox-{name}",
-            uid=f"uid-{name}",
-            namespace="shop",
-            name=name,
-            qos=QoSClass.GUARANTEED,
-            annotations={f"{PREFIX}/{key}": value for key, value in annotations.items()},
-        )
-        container = Container(
-            id=f"id-{name}",
-            pod_id=pod.id,
-            name="server",
-            resources=Resources(
-                cpu_quota=cpus_limit * 100_000,
-                cpu_period=100_000,
-                cpu_shares=cpus_limit * 1024,
-                memory_limit=1 << 28,
-            ),
-        )
-        self.agent.create_container(pod, container)
+        of = pod(name, annotations, namespace="shop")
+        wants = resources(cpus_limit, 0.25)
+        self.agent.create_container(of, container(of, "server", wants, id=f"id-{name}"))
 
 
 @pytest.fixture
@@ -225,6 +201,7 @@ def test_zones_are_counted_and_name_whose_pods_are_charged(bed: Bed) -> None:
     assert (found.ready, found.policy, found.scope, found.shares) == (
         True, "none", "container", False,
     )  # fmt: skip
+    assert found.devices_problem is None, "nobody counts any"
     assert [(pod.namespace, pod.name, pod.qos) for pod in found.pods] == [
         ("shop", "own", "Guaranteed"), ("shop", "plain", "Guaranteed"),
     ]  # fmt: skip
@@ -436,17 +413,9 @@ def test_a_refused_resize_is_told_with_what_the_container_has() -> None:
     made = Bed()
     made.create("own", policy="single-numa-node")
     made.now += 60
-    pod = PodSandbox(
-        id="sandbox-own",
-        uid="uid-own",
-        namespace="shop",
-        name="own",
-        qos=QoSClass.GUARANTEED,
-        annotations={f"{PREFIX}/policy": "single-numa-node"},
-    )
-    container = Container(id="id-own", pod_id=pod.id, name="server")
-    asked = Resources(cpu_quota=6_000_000, cpu_period=100_000, cpu_shares=60 * 1024)
-    made.agent.update_container(pod, container, asked)
+    of = pod("own", {"policy": "single-numa-node"}, namespace="shop")
+    had = container(of, "server", id="id-own")
+    made.agent.update_container(of, had, resources(60))
     (one,) = made.view.explain("shop", "own", None)
     assert one.outcome == "admitted"
     assert one.steps[-1].startswith("Since then refused: resize refused:")

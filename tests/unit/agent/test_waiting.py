@@ -18,10 +18,9 @@ from nri_numa.config.sections import CPUWaiting
 from nri_numa.engine.decision import Machine
 from nri_numa.machine.cgroups import CgroupPlace
 from nri_numa.model.settings import Settings
-from nri_numa.model.workload import Container, PodSandbox, QoSClass, Resources
 from nri_numa.observe.metrics import Metrics
 from tests.beds.views import live_view
-from tests.beds.world import StillClock, agent_of
+from tests.beds.world import StillClock, agent_of, container, pod, resources
 from tests.machines import named as machines
 
 NOW = 1_700_000_000.0
@@ -47,16 +46,10 @@ class Bed:
         return live_view(self.agent, clock=self.timing, watches=Watches(waiting=watch))
 
     def create(self, name: str, pid: int, pressure: float | None) -> None:
-        pod = PodSandbox(
-            id=f"s-{name}", uid=f"u-{name}", namespace="shop", name=name,
-            qos=QoSClass.GUARANTEED,
-        )  # fmt: skip
-        container = Container(
-            id=f"c-{name}", pod_id=pod.id, name="main",
-            resources=Resources(cpu_quota=100_000, cpu_period=100_000, memory_limit=1 << 28),
-        )  # fmt: skip
-        self.agent.create_container(pod, container)
-        self.agent.places[container.id] = CgroupPlace(f"/{name}")
+        of = pod(name, namespace="shop")
+        made = container(of, "main", resources(1, 0.25), id=f"c-{name}")
+        self.agent.create_container(of, made)
+        self.agent.places[made.id] = CgroupPlace(f"/{name}")
         (self.root / name).mkdir()
         (self.root / name / "cgroup.procs").write_text(f"{pid}\n")
         (self.root / f"proc/{pid}/task/{pid}").mkdir(parents=True)

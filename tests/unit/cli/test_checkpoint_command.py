@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from nri_numa.engine.state import Allocation, Kind, NodeState, build
+from nri_numa.engine.state import Kind, NodeState, build
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.workload import Policy, StateChange
 from nri_numa.store import journal
 from nri_numa.store.checkpoint import CheckpointStore
+from tests.beds.allocations import allocation
 from tests.unit.cli.conftest import invoke
 
 
@@ -21,38 +22,25 @@ def directory(tmp_path: Path) -> Iterator[Path]:
     """A state directory in use, with one exclusive and one unbound container."""
     state = build(
         [
-            Allocation(
-                container_id="c1",
-                pod_id="p1",
-                pod_uid="u1",
-                namespace="shop",
+            allocation(
+                "c1",
+                Kind.EXCLUSIVE,
                 pod="cart-0",
                 container="server",
-                kind=Kind.EXCLUSIVE,
                 cpus=CPUSet([2, 3]),
                 owned=True,
                 numa_nodes=NUMASet([0]),
                 mems=NUMASet([0]),
                 policy=Policy.RESTRICTED,
                 reason="because",
-                since=1.0,
             ),
-            Allocation(
-                container_id="c2",
-                pod_id="p2",
-                pod_uid="u2",
-                namespace="shop",
-                pod="evil\x1b[31m",
-                container="x",
-                kind=Kind.UNBOUND,
-                since=1.0,
-            ),
+            allocation("c2", pod="evil\x1b[31m"),
         ]
     )
     identity = {"version": "0.1.0", "machine": "m", "boot": "b"}
     store = CheckpointStore(str(tmp_path), identity=identity, clock=lambda: 1.0)
     store.load()
-    change = StateChange(containers=("c1", "c2"), pods=("u1", "u2"))
+    change = StateChange(containers=("c1", "c2"), pods=("u",))
     store.record(journal.changed_documents(NodeState(), state, change))
     yield tmp_path
     store.close()

@@ -79,12 +79,6 @@ def test_help_and_run_load_no_more_than_they_need() -> None:
         assert f"'{module}'" not in done.stdout
 
 
-def test_completion_scripts_are_printed_for_every_shell() -> None:
-    for shell in ("bash", "zsh", "fish"):
-        assert "_NRI_NUMA_COMPLETE" in invoke("completion", shell).output
-    assert invoke("completion", "csh").exit_code == 2
-
-
 def test_the_version_is_told() -> None:
     assert invoke("--version").output.startswith("nri-numa ")
 

@@ -30,12 +30,6 @@ def cells(lines: list[str], start: int, end: int) -> str:
     return "".join(line[start:end].strip() for line in lines[1:])
 
 
-def test_without_a_width_nothing_is_broken() -> None:
-    made = fit(COLUMNS, [ROW], None)
-    assert made.left_out == []
-    assert made.lines[1].split() == list(ROW)
-
-
 def test_lists_give_way_first_then_columns_then_names() -> None:
     made = fit(COLUMNS, [ROW], 70)
     assert (made.left_out, len(made.lines)) == ([], 3), "the list takes two lines"

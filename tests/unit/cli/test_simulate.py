@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 from pathlib import Path
@@ -549,19 +548,3 @@ def test_an_empty_name_is_not_this_machine(command: list[str]) -> None:
     done = invoke(*command)
     assert done.exit_code == 2
     assert "is empty; expected the name of a folder or file" in " ".join(done.output.split())
-
-
-def test_hours_that_meet_are_explained() -> None:
-    """Not by the strategy, which would have put the second one elsewhere."""
-    day = {"policy": "best-effort", "smt": "pair", "load": "high"}
-    night = {"policy": "best-effort", "smt": "pair", "load": "low"}
-    text = simulate("-v", write(pod("a", 2, "1Gi", day), pod("b", 2, "1Gi", night))).output
-    assert "too few CPUs beside containers of the opposite load" in " ".join(text.split())
-
-
-def test_too_much_input_is_refused() -> None:
-    done = CliRunner().invoke(
-        cli, ["simulate", "--machine", MODEL, "-"], input=io.BytesIO(b"#" * (9 << 20))
-    )
-    assert done.exit_code == 2
-    assert "larger than 8 MiB" in done.output

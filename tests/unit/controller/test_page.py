@@ -118,6 +118,18 @@ def test_where_no_numa_node_is_chosen_none_is_shown(bed: ClusterPage) -> None:
     assert (found["fits"], found["numaNodes"]) == (True, "")
 
 
+def test_a_nodes_page_is_at_its_internal_address() -> None:
+    def node(name: str, address: str) -> dict[str, Any]:
+        there = {"ExternalIP": "198.51.100.7", "InternalIP": address, "Hostname": name}
+        addresses = [{"type": kind, "address": text} for kind, text in there.items()]
+        return {**topology(8, name=name), "status": {"addresses": addresses}}
+
+    with cluster_page(node_url="http://{address}:9890") as bed:
+        bed.tell(node("a", "10.0.0.7"), node("b", "fd00::7"), topology(8, name="c"))
+        pages = [one["page"] for one in document(bed)["nodes"]]
+    assert pages == ["http://10.0.0.7:9890", "http://[fd00::7]:9890", ""]
+
+
 def test_thousands_are_given_in_parts(bed: ClusterPage) -> None:
     bed.tell(*(topology(n % 17, name=f"n{n:04}") for n in range(1200)))
     found = document(bed)
@@ -174,11 +186,13 @@ def test_what_cannot_be_asked_is_said(bed: ClusterPage, query: str, said: str) -
 def test_objects_that_nobody_can_read_are_shown_as_such(bed: ClusterPage) -> None:
     broken = topology(8, name="a")
     broken["zones"][0]["resources"][0]["available"] = "much"
-    bed.tell(broken, topology(8, name="b"), drained={"b": "all of them"})
+    without_memory = topology(8, name="b")
+    del without_memory["zones"][0]["resources"][1]
+    bed.tell(broken, without_memory, drained={"b": "all of them"})
     a, b = document(bed, "cpus=1&name=")["nodes"][::-1]
     assert (a["name"], a["fits"], a["zones"]) == ("a", False, [])
     assert "much" in a["problem"]
-    assert b["drained"] == ""
+    assert (b["drained"], b["zones"][0]["memoryBytes"]) == ("", 0)
 
 
 def test_the_files_of_the_page_and_no_others(bed: ClusterPage) -> None:

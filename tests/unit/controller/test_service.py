@@ -163,14 +163,14 @@ PATH = "/v1/nodes/n1/offline-capacity"
 
 
 async def test_what_is_put_is_written_shown_and_taken_away(world: World) -> None:
-    code, text = await world.ask("PUT", PATH, {"zones": {"0": 0.5}, "validity": 60})
+    code, text = await world.ask("PUT", PATH, {"zones": {"0": 0.625}, "validity": 60})
     assert code == 200, text
     assert json.loads(text) == {
-        "node": "n1", "zones": {"0": 0.5}, "seconds": 60, "source": "put", "warning": ""
+        "node": "n1", "zones": {"0": 0.625}, "seconds": 60, "source": "put", "warning": ""
     }  # fmt: skip
-    await until(lambda: world.cluster.zones("n1") == {"0": 0.5})
+    await until(lambda: world.cluster.zones("n1") == {"0": 0.625})
     code, text = await world.ask("GET", PATH)
-    assert json.loads(text)["zones"] == {"0": 0.5}
+    assert json.loads(text)["zones"] == {"0": 0.625}
     _, metrics = await world.ask("GET", "/metrics", token=None)
     assert "nri_numa_controller_leader 1.0" in metrics
     assert "nri_numa_controller_lowered_nodes 1.0" in metrics

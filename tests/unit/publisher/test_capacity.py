@@ -17,10 +17,9 @@ class Node:
 
     def __init__(self, **capacity: str) -> None:
         self.capacity: dict[str, str] = {"cpu": "4", **capacity}
-        self.overwritten = False
 
     def __call__(self, request: Request) -> Outcome:
-        if request.verb is Verb.PATCH and not self.overwritten:
+        if request.verb is Verb.PATCH:
             assert request.resource is Resource.NODE_STATUS
             self.capacity.update(request.body["status"]["capacity"])
         document: dict[str, Any] = {"metadata": {}, "status": {"capacity": dict(self.capacity)}}
@@ -61,16 +60,6 @@ def test_what_the_kubelet_set_to_zero_is_put_back_at_the_next_look() -> None:
     output.resync()
     world.work()
     assert world.server.verbs() == ["get", "patch", "get", "patch", "get"]
-
-
-def test_somebody_else_who_writes_it_is_not_fought_without_pause() -> None:
-    node = Node()
-    node.overwritten = True
-    world, output = world_of(node)
-    output.want(3)
-    world.work(60)
-    assert 2 < len(world.server.requests) < 20
-    assert output.waiting() == 1
 
 
 def test_a_right_that_is_missing_and_a_node_that_is_not_there() -> None:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from nri_numa.agent.view import zones_document
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import topology_document
-from nri_numa.model.offline_capacity import MOST_CPUS, list_of, numa_nodes
+from nri_numa.model.offline_capacity import MOST_CPUS, numa_nodes
 from nri_numa.model.settings import Settings
 from nri_numa.publisher import numatopology
 from nri_numa.publisher.numatopology import contents
@@ -116,8 +116,3 @@ def test_an_agent_that_is_silent_has_nothing_free() -> None:
     assert free(quiet) == set()
     assert quiet["policies"]["CPUManagerPolicy"] == "none"
     assert quiet["numares"]["cpu"]["capacity"] == 32
-
-
-@pytest.mark.parametrize("text", ["", "0", "0-3", "0,2-4,8"])
-def test_lists_of_cpus(text: str) -> None:
-    assert list_of(numa_nodes(text, MOST_CPUS)) == text

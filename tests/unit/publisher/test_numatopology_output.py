@@ -6,7 +6,7 @@ from typing import Any
 
 from nri_numa.kube.requests import Form, Outcome, Result
 from nri_numa.publisher.numatopology import NumatopologyOutput
-from nri_numa.publisher.outbox import LONGEST_PAUSE, SLOWLY
+from nri_numa.publisher.outbox import SLOWLY
 from tests.unit.publisher.test_outputs import World
 from tests.unit.publisher.test_topology_output import Cluster
 
@@ -48,17 +48,6 @@ def test_it_is_written_when_it_changes_and_belongs_to_the_node() -> None:
     assert cluster.there["metadata"]["ownerReferences"][0]["uid"] == "node-2"
 
 
-def test_it_waits_for_its_node() -> None:
-    world, output, cluster = world_of()
-    cluster.node_uid = None
-    output.want(spec())
-    world.work(20)
-    assert cluster.there is None
-    cluster.node_uid = "node-1"
-    world.work(200)
-    assert cluster.there is not None
-
-
 def test_what_stands_in_the_way_is_said_and_tried_again_slowly() -> None:
     world, output, cluster = world_of()
     output.want(spec())
@@ -72,12 +61,6 @@ def test_what_stands_in_the_way_is_said_and_tried_again_slowly() -> None:
         world.work(world.now + 2 * SLOWLY)
         assert output.problem.startswith(said), answer
         assert output.waiting() == 1
-    cluster.forced = Outcome(result=Result.FORBIDDEN)
-    before = len(world.server.requests)
-    world.work(world.now + 3 * LONGEST_PAUSE + 2 * SLOWLY)
-    assert 1 <= len(world.server.requests) - before < 20
-    cluster.forced = Outcome(result=Result.FAILED)
-    world.work(world.now + 60)
     cluster.forced = None
     world.work(world.now + 2 * SLOWLY)
     assert (output.problem, output.waiting()) == ("", 0)

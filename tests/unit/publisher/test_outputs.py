@@ -178,13 +178,6 @@ def test_whoever_takes_a_label_away_at_once_is_not_fought_without_pause(node: No
     assert len(world.server.requests) < 30
 
 
-def test_a_missing_right_is_tried_once_a_minute(node: NodeOutput) -> None:
-    world = World(node)
-    world.server.answer = lambda request: outcome(Result.FORBIDDEN)
-    world.work(until=599.0)
-    assert len(world.server.requests) == 10
-
-
 # --- pods -------------------------------------------------------------------------------------
 
 

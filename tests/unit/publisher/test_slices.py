@@ -6,8 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from nri_numa.kube.requests import Outcome, Request, Result
-from nri_numa.publisher.outbox import LONGEST_PAUSE
+from nri_numa.kube.requests import Outcome, Request
 from nri_numa.publisher.slices import SliceOutput, devices
 from nri_numa.web.responses import NUMANodeSlots
 from tests.beds.http_view import FakeView
@@ -149,18 +148,3 @@ def test_a_server_that_does_not_know_consumable_capacity_is_named() -> None:
     output.want(found())
     world.work()
     assert "DRAConsumableCapacity" in output.problem
-
-
-def test_what_fails_is_tried_again_and_what_is_forbidden_later() -> None:
-    world, output, cluster = world_of()
-    output.want(found())
-    cluster.forced = Outcome(result=Result.INVALID)
-    world.work(3)
-    assert output.waiting() == 1
-    cluster.forced = Outcome(result=Result.FORBIDDEN)
-    world.work(100)
-    asked = len(world.server.requests)
-    cluster.forced = None
-    world.work(100 + LONGEST_PAUSE)
-    assert len(world.server.requests) > asked
-    assert output.waiting() == 0

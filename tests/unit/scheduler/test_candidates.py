@@ -83,13 +83,6 @@ def test_fewer_numa_nodes_score_best_then_what_is_left() -> None:
     assert grade(9, True, 0, 0, Strategy.SPREAD) & 15 == 0
 
 
-def test_a_full_memory_begins_again() -> None:
-    judges = index()
-    for count in range(1, 60):
-        found = judges.filter(READER.request(single(count, name=f"p{count}")), ["c"])
-        assert (found.fits == ["c"]) == (count <= 8)
-
-
 def test_capacity_that_is_lent_away_scores_less() -> None:
     nodes = Nodes()
     nodes.put("whole", table(8, 8))

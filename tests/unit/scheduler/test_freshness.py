@@ -16,18 +16,6 @@ def said(renewed: object = "12:00", valid: object = "900") -> dict[str, Any]:
     return {"metadata": {"name": "n", "annotations": annotations}}
 
 
-def test_it_holds_while_it_is_renewed() -> None:
-    fresh = Freshness(PREFIX)
-    assert fresh.seen("n", said(), 0.0)
-    assert fresh.seen("n", said("12:05"), 300.0)
-    assert fresh.stale(1199.0) == []
-    assert fresh.stale(1200.0) == ["n"]
-    assert not fresh.seen("n", said("12:05"), 1300.0), "somebody else changed it"
-    assert fresh.seen("n", said("12:30"), 1400.0)
-    fresh.remove("n")
-    assert fresh.stale(1e9) == []
-
-
 @pytest.mark.parametrize("valid", [None, "", "0", "-1", "NaN", "1e3", "9" * 7, 900, []])
 def test_without_a_validity_it_holds_for_ever(valid: object) -> None:
     fresh = Freshness(PREFIX)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
 import pytest
@@ -371,12 +370,6 @@ def test_what_cannot_be_manifests_is_told(tmp_path: Path) -> None:
     huge.write_text("#" * (9 << 20))
     with pytest.raises(ManifestError, match="larger than 8 MiB"):
         read_files([huge])
-
-
-def test_standard_input_is_a_dash(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(POD.encode())))
-    read = read_files(["-"])
-    assert read.workloads[0].source == "standard input, document 1 (Pod p)"
 
 
 # --- the examples ---------------------------------------------------------------------------------

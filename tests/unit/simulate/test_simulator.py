@@ -14,7 +14,7 @@ from nri_numa.simulate.manifests import ManifestError, read_text
 from nri_numa.simulate.pods import Role
 from nri_numa.simulate.simulator import Action, Simulation, Verdict, plan
 from tests.machines.named import snc_smt
-from tests.machines.pods import container, document, outcomes, pod, replicated, run, the
+from tests.machines.pods import container, document, pod, replicated, run, the
 
 SINGLE = {"policy": "single-numa-node"}
 BEST_EFFORT = {"policy": "best-effort"}
@@ -35,24 +35,6 @@ def fresh(result: Simulation) -> None:
 # --- creating -------------------------------------------------------------------------------------
 
 
-def test_a_guaranteed_pod_gets_cpus_of_its_own_and_memory_beside_them() -> None:
-    result = run(snc_smt(), pod("db", 4, "2Gi", SINGLE))
-    outcome = the(result)
-    assert (outcome.verdict, outcome.cpus, outcome.mems) == (Verdict.PLACED, "0-3", "0")
-    room = result.after[0]
-    assert (room.exclusive, room.cpu_bound_milli, room.cpu_left_milli) == (4, 4000, 4000)
-    assert room.memory_bound_bytes == 2 << 30
-    assert result.before[0].cpu_bound_milli == 0
-    assert result.first_refused is None
-
-
-def test_those_who_share_make_room_and_are_named() -> None:
-    result = run(snc_smt(), pod("a"), pod("db", 4, "2Gi", SINGLE))
-    assert result.events[1].moved == {"default/a/app": "4-31"}
-    ((first, cpus), _) = result.standing
-    assert (first.pod, cpus) == ("a", "4-31")
-
-
 def test_a_refused_container_takes_its_pod_along() -> None:
     spec = {
         "containers": [
@@ -64,11 +46,6 @@ def test_a_refused_container_takes_its_pod_along() -> None:
     result = run(snc_smt(), document("Pod", "p", spec, SINGLE))
     assert [o.verdict for o in result.events[0].outcomes] == [Verdict.PLACED, Verdict.REFUSED]
     fresh(result)
-
-
-def test_a_bad_annotation_is_a_refusal_as_in_life() -> None:
-    outcome = the(run(snc_smt(), pod("p", wishes={"numacpu": "3-1"})))
-    assert (outcome.verdict, outcome.reason) == (Verdict.REFUSED, "InvalidAnnotation")
 
 
 @pytest.mark.parametrize(
@@ -85,15 +62,6 @@ def test_a_bad_annotation_is_a_refusal_as_in_life() -> None:
 )
 def test_each_way_to_fare_has_its_word(wishes: dict[str, str], verdict: Verdict) -> None:
     assert the(run(snc_smt(), pod("p", 9, "1Gi", wishes))).verdict is verdict
-
-
-def test_replicas_spread_over_the_numa_nodes_until_nothing_is_left() -> None:
-    spec = {"containers": [container("app", {"limits": {"cpu": 8, "memory": "1Gi"}})]}
-    result = run(snc_smt(), replicated("StatefulSet", "db", 4, spec, SINGLE))
-    placed = {o.mems for o in outcomes(result).values() if o.verdict is Verdict.PLACED}
-    assert placed == {"0", "1", "2"} or placed == {"0", "1", "3"}
-    assert result.events[-1].pod.name == "db-3"
-    assert the(result).verdict is Verdict.REFUSED  # the shared pool is never empty
 
 
 # --- the order inside a pod -----------------------------------------------------------------------

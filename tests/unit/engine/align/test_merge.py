@@ -68,10 +68,6 @@ def test_masks_that_never_meet_give_all_numa_nodes_not_preferred(size: int) -> N
 class TestLargeMachines:
     """More than ten NUMA nodes: no mask is enumerated, the meaning stays."""
 
-    def test_the_everyday_case_looks_at_each_numa_node_once(self) -> None:
-        merged = place(64, *(quantity(x, 1, [4] * 64) for x in "abcd"))
-        assert (result(merged), merged.exact) == (("0", True), True)
-
     def test_a_deal_that_does_not_work_out_is_tried_otherwise(self) -> None:
         """Cheapest first is only a guess; other ways to deal are tried before giving in."""
         cpu = quantity("cpu", 7, [9] * 4, [4, 2, 3, 3])

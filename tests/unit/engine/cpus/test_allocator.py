@@ -11,6 +11,7 @@ from nri_numa.engine.cpus.allocator import (
     NOWHERE,
     ChosenCPUs,
     NotEnoughCPUs,
+    SMTAlignmentRefused,
     TakeRequest,
     take_cpus,
 )
@@ -18,7 +19,7 @@ from nri_numa.machine.synthetic import synthetic
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.model.machine import CPU, Core, CoreKind, L3Group, NUMANode, Socket, Topology
 from nri_numa.model.settings import CPUOrder, NohzFullCPUs, Settings
-from nri_numa.model.workload import SMT
+from nri_numa.model.workload import LOW, SMT
 from tests.machines import named as machines
 
 
@@ -26,7 +27,7 @@ def cpus(text: str) -> CPUSet:
     return CPUSet.parse(text)
 
 
-def take(
+def ask(
     topology: Topology,
     count: int,
     *,
@@ -34,23 +35,24 @@ def take(
     without: str = "",
     held: str = "",
     prefer: str = "",
-    affinity: str | None = None,
-    strict: bool = False,
     settings: Settings | None = None,
-) -> ChosenCPUs:
-    result = take_cpus(
-        topology,
-        TakeRequest(
-            count=count,
-            available=topology.online - cpus(without) - cpus(held),
-            smt=smt,
-            held=cpus(held),
-            prefer=cpus(prefer),
-            affinity=None if affinity is None else NUMASet.parse(affinity),
-            strict=strict,
-            settings=settings or Settings(),
-        ),
+    **more: Any,
+) -> ChosenCPUs | NotEnoughCPUs | SMTAlignmentRefused:
+    """Everything is free but what it is without and what it holds."""
+    request = TakeRequest(
+        count=count,
+        available=topology.online - cpus(without) - cpus(held),
+        smt=smt,
+        held=cpus(held),
+        prefer=cpus(prefer),
+        settings=settings or Settings(),
+        **more,
     )
+    return take_cpus(topology, request)
+
+
+def take(topology: Topology, count: int, **more: Any) -> ChosenCPUs:
+    result = ask(topology, count, **more)
     assert isinstance(result, ChosenCPUs), str(result)
     return result
 
@@ -195,13 +197,49 @@ def test_distribute_uses_all_numa_nodes_of_the_hint(order: CPUOrder) -> None:
     """22 CPUs on 0-3, where the GPUs are, of four NUMA nodes with 8 CPUs each."""
     even = Settings(distribute_across_numa=True, cpu_order=order)
     topology = machines.snc_smt()
-    taken = take(topology, 22, affinity="0-3", settings=even)
+    taken = take(topology, 22, affinity=NUMASet.parse("0-3"), settings=even)
     assert sorted(per_node(topology, taken.cpus)) == [5, 5, 6, 6]
-    two = take(topology, 2, affinity="1-2", settings=even)
+    two = take(topology, 2, affinity=NUMASet([1, 2]), settings=even)
     assert per_node(topology, two.cpus) == [0, 1, 1, 0]
-    assert sorted(per_node(topology, take(topology, 1, affinity="1-2").cpus)) == [
-        0,
-        0,
-        0,
-        1,
-    ]
+    one = take(topology, 1, affinity=NUMASet([1, 2]))
+    assert sorted(per_node(topology, one.cpus)) == [0, 0, 0, 1]
+
+
+# -- thread siblings ---------------------------------------------------------------------------
+
+
+def _dual() -> Topology:
+    """Two sockets, 2 NUMA nodes, 4 cores each: CPUs 0-3,8-11 and 4-7,12-15."""
+    return synthetic(sockets=2, numa_per_socket=1, cores_per_numa=4)
+
+
+def test_isolate_is_refused_with_the_free_cores_of_each_numa_node() -> None:
+    refused = ask(_dual(), 8, smt=SMT.ISOLATE, without="1,8", busy=cpus("8"))
+    assert isinstance(refused, NotEnoughCPUs)
+    assert refused.per_numa == {0: 2, 1: 4}
+
+
+def test_full_core_refuses_what_is_no_multiple_of_the_threads() -> None:
+    refused = ask(_dual(), 3, smt=SMT.FULL_CORE, without="8", busy=cpus("8"))
+    assert isinstance(refused, SMTAlignmentRefused)
+    assert refused.available == cpus("1-7,9-15")
+
+
+def test_full_core_restarts_where_it_was() -> None:
+    assert str(take(_dual(), 4, smt=SMT.FULL_CORE, prefer="5-6,13-14").cpus) == "5-6,13-14"
+    # Not whole cores: only the core that they touch is preferred.
+    assert str(take(_dual(), 2, smt=SMT.FULL_CORE, prefer="5-6").cpus) == "5,13"
+
+
+def test_pair_never_busy_neighbours_before_unknown_ones() -> None:
+    chosen = take(
+        machines.single_smt(), 1, smt=SMT.PAIR, without="0-3", busy=cpus("0-3"), load=LOW,
+        loads={1: LOW},
+    )  # fmt: skip
+    assert str(chosen.cpus) == "5"
+
+
+def test_kubelet_order_grows_in_place_with_whole_cores() -> None:
+    settings = Settings(cpu_order=CPUOrder.KUBELET)
+    grown = take(_dual(), 4, smt=SMT.FULL_CORE, held="6,14", settings=settings)
+    assert str(grown.cpus) == "4,6,12,14"

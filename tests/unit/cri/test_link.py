@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,13 +29,6 @@ from tests.machines import named as machines
 
 PATIENCE_S = 180.0
 ALL = "0-3"
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    # Socket paths end at 107 bytes, which pytest's own directories may pass.
-    with tempfile.TemporaryDirectory(prefix="cri-") as name:
-        yield Path(name)
 
 
 async def until(true: Callable[[], object], what: str) -> None:
@@ -206,10 +198,15 @@ async def test_a_resize_that_nobody_tells_of_is_seen_and_decided(bed: Bed) -> No
         assert allocation.cpu_milli == 1000
 
 
+@pytest.fixture
+def listed(directory: Path) -> Bed:
+    """Without events listings come quickly."""
+    return Bed(SmallCRI(directory / "c.sock", events=False))
+
+
 @pytest.mark.asyncio
-async def test_a_resize_that_cannot_be_had_moves_nobody_and_is_said_once(directory: Path) -> None:
-    runtime = SmallCRI(directory / "c.sock", events=False)  # so that listings come quickly
-    bed = Bed(runtime)
+async def test_a_resize_that_cannot_be_had_moves_nobody_and_is_said_once(listed: Bed) -> None:
+    bed, runtime = listed, listed.runtime
     async with linked(bed):
         await owner_and_neighbour(bed)
         runtime.resize("owner", milli=9000)
@@ -234,13 +231,11 @@ async def test_a_resize_that_cannot_be_had_moves_nobody_and_is_said_once(directo
 
 
 @pytest.mark.asyncio
-async def test_a_refused_resize_of_memory_leaves_the_quota_lifted(directory: Path) -> None:
+async def test_a_refused_resize_of_memory_leaves_the_quota_lifted(listed: Bed) -> None:
     """The kubelet sends the whole size, and that CPU limit is what the container has CPUs for."""
-    runtime = SmallCRI(directory / "c.sock", events=False)
-    bed = Bed(runtime)
-    async with linked(bed):
+    async with linked(listed) as bed:
         await owner_and_neighbour(bed)
-        runtime.resize("owner", milli=1000, memory=1 << 50)
+        bed.runtime.resize("owner", milli=1000, memory=1 << 50)
         await until(lambda: bed.world.agent.refusals, "the refusal")
         assert bed.world.agent.state.allocations["owner"].quota == 100_000
 
@@ -303,9 +298,8 @@ async def test_pushed_updates_arrive_and_failures_are_told(bed: Bed) -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_container_that_cannot_be_looked_at_is_looked_at_again(directory: Path) -> None:
-    bed = Bed(SmallCRI(directory / "c.sock", events=False))
-    async with linked(bed):
+async def test_a_container_that_cannot_be_looked_at_is_looked_at_again(listed: Bed) -> None:
+    async with linked(listed) as bed:
         bed.runtime.refuse_status.add("late")
         bed.runtime.pod("p", numacpu="1")
         bed.runtime.create("late", "p")
@@ -323,9 +317,8 @@ async def test_a_runtime_without_specs_is_read_by_what_cri_itself_says(directory
 
 
 @pytest.mark.asyncio
-async def test_events_that_got_lost_are_made_good_by_listings(directory: Path) -> None:
-    bed = Bed(SmallCRI(directory / "c.sock", events=False))
-    async with linked(bed):
+async def test_events_that_got_lost_are_made_good_by_listings(listed: Bed) -> None:
+    async with linked(listed) as bed:
         bed.runtime.pod("p", numacpu="1")
         bed.runtime.create("short", "p")
         await until(lambda: bed.kind("short") is Kind.EXPLICIT, "seen")

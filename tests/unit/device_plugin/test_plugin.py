@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -21,13 +20,6 @@ from tests.beds.fake_kubelet import FakeKubelet
 
 RESOURCE = "numa.example.com/exclusive-cpu"
 QUICK = Pace(ask=0.02, poll=0.02, silent=0.1, settle=0.01, watched=0.3, waits=(0.02,))
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    # Socket paths end at 107 bytes, which pytest's own directories may pass.
-    with tempfile.TemporaryDirectory(prefix="dp-") as name:
-        yield Path(name)
 
 
 class FakeAgent:

@@ -48,7 +48,7 @@ class Bed:
     def watch(self, sources: Devices = LOCAL, **kwargs: Any) -> DeviceWatch:
         kwargs.setdefault("places", lambda: NUMASet((0, 1)))
         made = DeviceWatch(
-            replace_directories(sources, str(self.root / "cdi")),
+            replace(sources, cdi_directories=(str(self.root / "cdi"),)),
             root=str(self.root),
             kubelet_root=str(self.root),
             deadline=PATIENCE_S,
@@ -58,12 +58,6 @@ class Bed:
         made.start()
         made.settle()
         return made
-
-
-def replace_directories(sources: Devices, directory: str) -> Devices:
-    import msgspec
-
-    return msgspec.structs.replace(sources, cdi_directories=(directory,))
 
 
 @pytest.fixture

@@ -104,22 +104,15 @@ def test_an_owner_is_not_disturbed_by_its_own_cpus_and_idle_siblings() -> None:
 
 def test_a_cgroup_above_that_takes_cpus_or_memory_is_reported_and_not_fought() -> None:
     world = node()
-    listed = seen("1", "0", effective="3", effective_mems="1")
+    above = "kubepods.slice has 3"
+    listed = replace(seen("1", "0", effective="3", effective_mems="1"), above=above)
     (correction,) = plan_corrections(world.agent.machine, world.agent.state, {"listed-app": listed})
     assert correction.blocked
     assert correction.update.empty
     assert correction.found == (
-        "cpuset.cpus is 1 as meant, but a cgroup above leaves 3 of it; "
+        "cpuset.cpus is 1 as meant, but a cgroup above leaves 3 of it "
+        "(kubepods.slice has 3); "
         "cpuset.mems is 0 as meant, but a cgroup above leaves 1 of it"
-    )
-
-
-def test_the_cgroup_above_is_named_where_it_is_known() -> None:
-    world = node()
-    listed = replace(seen("1", "0", effective="3"), above="kubepods.slice has 3")
-    (correction,) = plan_corrections(world.agent.machine, world.agent.state, {"listed-app": listed})
-    assert correction.found == (
-        "cpuset.cpus is 1 as meant, but a cgroup above leaves 3 of it (kubepods.slice has 3)"
     )
 
 

@@ -18,7 +18,6 @@ from nri_numa.machine.cgroups import (
     relative_path,
 )
 from nri_numa.model.cpuset import CPUSet, NUMASet
-from nri_numa.model.machine import Observed
 from tests.beds.cgroup_bed import blocked
 from tests.beds.cgroup_tree import CgroupTree
 
@@ -64,21 +63,6 @@ def test_both_forms_of_the_path_are_understood(told: str, path: str) -> None:
 )
 def test_what_is_no_path_below_the_root_is_not_guessed(told: str) -> None:
     assert relative_path(told) == ""
-
-
-@pytest.mark.parametrize("version", [1, 2])
-def test_a_cpuset_is_read(tmp_path: Path, version: int) -> None:
-    tree = CgroupTree(tmp_path / "cgroup", version, CPUS, MEMS)
-    tree.write(POD, "1-2", "0")
-    reader = CgroupReader(str(tree.root))
-    assert reader.available()
-    assert reader.unified == (version == 2)
-    assert reader.observe(CgroupPlace(POD)) == Observed(
-        cpus=CPUSet.parse("1-2"),
-        mems=NUMASet.parse("0"),
-        effective_cpus=CPUSet.parse("1-2"),
-        effective_mems=NUMASet.parse("0"),
-    )
 
 
 def test_version_2_tells_what_was_written_and_what_it_comes_to(tmp_path: Path) -> None:
@@ -162,19 +146,6 @@ def test_another_error_is_not_taken_for_a_container_that_is_gone(tmp_path: Path)
     (tree.directory(POD) / "cpuset.cpus").mkdir()
     with pytest.raises(IsADirectoryError):
         CgroupReader(str(tree.root)).observe(CgroupPlace(POD))
-
-
-def test_the_kernel_s_own_files_are_read_where_there_are_any() -> None:
-    """This very process, found by its number, on whatever this machine has mounted."""
-    import os
-
-    reader = CgroupReader()
-    if not reader.available():
-        pytest.skip("no cgroups are mounted at /sys/fs/cgroup")
-    found = reader.observe(CgroupPlace("", os.getpid()))
-    if found is None:
-        pytest.skip("this process is in the root cgroup, or cpusets are not enabled here")
-    assert found.effective_cpus
 
 
 def put(writer: CgroupWriter, place: CgroupPlace, cpus: str, mems: str = "") -> Written:

@@ -18,14 +18,8 @@ def near(i: int, j: int) -> int:
     return 10 + abs(i - j)
 
 
-def place(
-    policy: Policy,
-    n: int,
-    *demands: HintDemand,
-    rank: dict[int, int] | None = None,
-    closest: bool = True,
-) -> Alignment:
-    return align(Problem(demands, NUMASet(range(n)), policy, near, closest, rank))
+def place(policy: Policy, n: int, *demands: HintDemand) -> Alignment:
+    return align(Problem(demands, NUMASet(range(n)), policy, near))
 
 
 def cpu(need: int, *free_of: tuple[int, int], unit: str | None = "cpus") -> ResourceDemand:

@@ -307,9 +307,9 @@ def test_memory_that_is_left_alone_is_not_counted() -> None:
 # --- other resources, which come with devices and running containers -----------------------------
 
 
-def aligned(policy: Policy, *demands: Any, numa: int = 2) -> explanation.Document:
+def aligned(policy: Policy, *demands: Any) -> explanation.Document:
     """Explain an alignment of demands as they are, without a container of that kind."""
-    alignment = align(Problem(demands, NUMASet(range(numa)), policy, FOUR.distance))
+    alignment = align(Problem(demands, NUMASet([0, 1]), policy, FOUR.distance))
     decision = Node().decide({"policy": "restricted"}, resources(1))
     assert isinstance(decision, Admitted)
     trace = replace(decision.trace, alignment=alignment)

@@ -45,19 +45,17 @@ def asked(
     settings: Settings | None = None,
     *,
     container: str = "main",
-    namespace: str = "shop",
     labels: Mapping[str, str] | None = None,
-    qos: QoSClass = QoSClass.BURSTABLE,
     runtime_handler: str = "",
 ) -> Requested | Refusal:
     pod = PodSandbox(
         id="p1",
         uid="u1",
-        namespace=namespace,
+        namespace="shop",
         name="web",
         labels=labels or {},
         annotations=annotations,
-        qos=qos,
+        qos=QoSClass.BURSTABLE,
         runtime_handler=runtime_handler,
     )
     settings, asking = settings or Settings(), Container(id="c1", pod_id="p1", name=container)
@@ -201,12 +199,6 @@ def test_annotation_beats_rule_beats_default_key_by_key() -> None:
         "on-failure": "rule 2",
         "scope": "default",
     }
-
-
-def test_defaults_alone_give_nothing() -> None:
-    requested = good({}, Settings(defaults={"policy": "best-effort"}))
-    assert requested.policy is Policy.BEST_EFFORT
-    assert requested.given == frozenset()
 
 
 @pytest.mark.parametrize(
@@ -353,14 +345,6 @@ def test_a_bad_pod_value_is_refused_even_where_the_container_has_its_own() -> No
     assert bad.value == "bad"
 
 
-def test_of_several_mistakes_the_first_by_name_is_told_whatever_their_order() -> None:
-    first = asked({f"{PREFIX}/smt": "bad", f"{PREFIX}/bind": "bad"})
-    second = asked({f"{PREFIX}/bind": "bad", f"{PREFIX}/smt": "bad"})
-    assert first == second
-    assert isinstance(first, Refusal)
-    assert first.key == "bind"
-
-
 # --- contradictions ---------------------------------------------------------------------------
 
 CONTRADICTIONS: list[tuple[dict[str, str], str, str]] = [
@@ -409,42 +393,6 @@ def test_between_levels_the_stronger_one_wins_and_the_weaker_key_is_not_heard(
         assert requested.given == {strong}
         requested = good(ours(**{strong: keys[strong]}), Settings(defaults={weak: keys[weak]}))
         assert set(requested.sources) == {strong}
-
-
-@pytest.mark.parametrize(
-    "keys",
-    [
-        {"numacpu": "0-3", "numamem": "1"},
-        {"numacpu": "0-3", "bind": "cpu"},
-        {"numacpu": "0-3", "policy": "none"},
-        {"numacpu": "0-3", "cpus": "exclusive"},
-        {"numacpu": "0-3", "smt": "spread"},
-        {"numacpu": "0-3", "on-failure": "unpinned"},
-        {"bind": "none", "policy": "none"},
-        {"bind": "cpu", "policy": "restricted"},
-        {"cpus": "shared", "policy": "restricted"},
-        {"cpus": "shared", "smt": "pair"},
-    ],
-)
-def test_what_looks_odd_but_makes_sense_is_let_through(keys: dict[str, str]) -> None:
-    requested = good({f"{PREFIX}/{key}": value for key, value in keys.items()})
-    assert requested.given == set(keys)
-    assert check_level(keys) == []
-
-
-def test_a_silenced_value_gives_way_to_the_next_weaker_one() -> None:
-    settings = Settings(defaults={"bind": "cpu"})
-    annotations = {f"{PREFIX}/policy.main": "restricted", f"{PREFIX}/bind": "none"}
-    requested = good(annotations, settings)
-    assert (requested.policy, requested.bind) == (Policy.RESTRICTED, Bind.CPU)
-    assert requested.sources["bind"] == "default"
-
-
-def test_a_contradiction_that_a_stronger_level_resolves_is_none() -> None:
-    annotations = ours(numacpu="0-3", policy="restricted") | {f"{PREFIX}/policy.main": "none"}
-    requested = good(annotations)
-    assert (requested.numacpu, requested.policy) == ("0-3", Policy.NONE)
-    assert isinstance(asked(annotations, container="other"), Refusal)
 
 
 def test_the_problems_of_a_level_are_all_listed() -> None:

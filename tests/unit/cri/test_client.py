@@ -29,7 +29,7 @@ async def serving(directory: Path) -> AsyncIterator[tuple[SmallCRI, CRIClient]]:
     """A runtime with two containers, and its client."""
     runtime = SmallCRI(directory / "cri.sock")
     runtime.pod("p1")
-    runtime.create("b2", "p1", name="web", cpu={"cpus": "0-3"})
+    runtime.create("b2", "p1", name="web", milli=2000)
     runtime.create("a1", "p1", name="init")
     runtime.run("b2")
     async with runtime, CRIClient(f"unix://{runtime.socket}", timeout_s=5) as client:
@@ -46,7 +46,7 @@ async def test_what_a_runtime_has_is_listed_and_told(directory: Path) -> None:
         assert await client.container_status("gone") is None
     assert status is not None
     container = container_from(status)
-    assert (container.pid, container.resources.cpus) == (4711, "0-3")
+    assert (container.pid, container.resources.cpu_quota) == (4711, 200_000)
 
 
 @pytest.mark.asyncio
@@ -61,7 +61,9 @@ async def test_an_answer_without_meaning_is_an_unavailable_runtime(directory: Pa
 async def test_an_update_sends_what_is_set_and_its_refusal_is_a_value(directory: Path) -> None:
     async with serving(directory) as (runtime, client):
         assert await client.update(ContainerUpdate("b2", "2-3", "0", cpu_quota=-1)) is None
-        assert runtime.containers["b2"].cpu == {"cpus": "2-3", "mems": "0", "quota": -1}
+        assert runtime.containers["b2"].cpu == {
+            "cpus": "2-3", "mems": "0", "shares": 2048, "quota": -1, "period": 100_000
+        }  # fmt: skip
         runtime.refuse_updates.add("b2")
         narrow = await client.update(ContainerUpdate("b2", cpus="9"))
         gone = await client.update(ContainerUpdate("gone", cpus="9"))

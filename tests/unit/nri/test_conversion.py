@@ -248,14 +248,6 @@ def test_each_part_of_an_adjustment_goes_alone(adjustment: ContainerAdjustment) 
     assert len(adjust.annotations) == len(adjustment.annotations)
 
 
-def test_the_same_change_for_many_containers_is_told_to_each() -> None:
-    every = [ContainerUpdate(container_id=f"c{i}", cpus="0-3") for i in range(300)]
-    response = pb.StopContainerResponse()
-    add_updates(response, every)
-    assert [u.container_id for u in response.update] == [f"c{i}" for i in range(300)]
-    assert {u.linux.resources.cpu.cpus for u in response.update} == {"0-3"}
-
-
 def test_an_update_without_container_is_a_bug_in_us() -> None:
     with pytest.raises(LocalProtocolError, match="container_id"):
         update_messages([ContainerUpdate(container_id="", cpus="1")])

@@ -36,7 +36,6 @@ async def serving(directory: Path) -> AsyncIterator[tuple[SmallCRI, CRIClient]]:
         yield runtime, client
 
 
-@pytest.mark.asyncio
 async def test_what_a_runtime_has_is_listed_and_told(directory: Path) -> None:
     async with serving(directory) as (_, client):
         assert await client.version() == RuntimeInfo(name="small", version="1.0")
@@ -49,7 +48,6 @@ async def test_what_a_runtime_has_is_listed_and_told(directory: Path) -> None:
     assert (container.pid, container.resources.cpu_quota) == (4711, 200_000)
 
 
-@pytest.mark.asyncio
 async def test_an_answer_without_meaning_is_an_unavailable_runtime(directory: Path) -> None:
     async with serving(directory) as (runtime, client):
         runtime.refuse_status.add("b2")
@@ -57,7 +55,6 @@ async def test_an_answer_without_meaning_is_an_unavailable_runtime(directory: Pa
             await client.container_status("b2")
 
 
-@pytest.mark.asyncio
 async def test_an_update_sends_what_is_set_and_its_refusal_is_a_value(directory: Path) -> None:
     async with serving(directory) as (runtime, client):
         assert await client.update(ContainerUpdate("b2", "2-3", "0", cpu_quota=-1)) is None
@@ -71,7 +68,6 @@ async def test_an_update_sends_what_is_set_and_its_refusal_is_a_value(directory:
     assert gone == UpdateFailed(container_id="gone", unknown=True, message="no such container")
 
 
-@pytest.mark.asyncio
 async def test_an_absent_socket_is_named(directory: Path) -> None:
     async with CRIClient(str(directory / "none.sock"), timeout_s=5) as client:
         with pytest.raises(RuntimeUnavailable, match=r"none\.sock"):

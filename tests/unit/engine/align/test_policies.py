@@ -12,6 +12,7 @@ from nri_numa.model.workload import Device, DeviceRequest, Policy
 
 NONE, BEST_EFFORT = Policy.NONE, Policy.BEST_EFFORT
 RESTRICTED, SINGLE = Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE
+GIB = 1 << 30
 
 
 def near(i: int, j: int) -> int:
@@ -80,6 +81,22 @@ class TestReasons:
     )
     def test_the_sentence(self, policy: Policy, demands: list[HintDemand], expected: str) -> None:
         assert place(policy, 2, *demands).reason == expected
+
+
+def test_memory_types_that_need_several_numa_nodes_and_never_meet() -> None:
+    """Judged together: each fits on two NUMA nodes, and on four only together."""
+    amounts = dict.fromkeys(range(4), 4 * GIB)
+    low, high = {0: 4 * GIB, 1: 4 * GIB}, {2: 4 * GIB, 3: 4 * GIB}
+    kinds = [
+        ResourceDemand(
+            resource=name, need=8 * GIB, capacity=amounts, available=free, share="memory"
+        )
+        for name, free in (("memory", low), ("hugepages-1Gi", high))
+    ]
+    assert str(place(RESTRICTED, 4, *kinds).shortage) == (
+        "memory and hugepages-1Gi: each fits, but not on the same NUMA nodes: 8 GiB on 2 NUMA "
+        "nodes, 8 GiB on 2 NUMA nodes"
+    )
 
 
 class TestCandidates:

@@ -18,7 +18,7 @@ from nri_numa.engine.cpus.allocator import (
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.model.machine import CPU, Core, CoreKind, L3Group, NUMANode, Socket, Topology
-from nri_numa.model.settings import CPUOrder, Settings
+from nri_numa.model.settings import CPUOrder, NohzFullCPUs, Settings
 from nri_numa.model.workload import SMT
 from tests.machines import named as machines
 
@@ -65,6 +65,18 @@ def test_a_negative_count_is_a_bug_of_the_caller(smt: SMT) -> None:
     topology = machines.one_cpu()
     with pytest.raises(ValueError, match="-1 CPUs were asked for; expected 0 or more"):
         take_cpus(topology, TakeRequest(count=-1, available=topology.online, smt=smt))
+
+
+# -- what to prefer ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("smt", [SMT.ANY, SMT.FULL_CORE])
+def test_a_tick_is_not_worth_another_numa_node(smt: SMT) -> None:
+    """Seven threads of NUMA node 0 and two of NUMA node 1 would be without; it is kept to one."""
+    topology, tickless = machines.nohz_full_cpus(), Settings(nohz_full=NohzFullCPUs.PREFER)
+    assert str(take(topology, 8, smt=smt, settings=tickless).cpus) == "0-3,8-11"
+    # Both NUMA nodes are needed: then those without a tick come first.
+    assert cpus("1-3,7,9-11,15") <= take(topology, 12, smt=smt, settings=tickless).cpus
 
 
 # -- odd machines ------------------------------------------------------------------------------
@@ -163,6 +175,9 @@ def test_full_core_refuses_what_is_no_multiple_of_the_threads() -> None:
 PACKED = Settings(cpu_order=CPUOrder.KUBELET, align_l3=False)
 
 
+DISTRIBUTED = Settings(cpu_order=CPUOrder.KUBELET, align_l3=False, distribute_across_numa=True)
+
+
 def packed(topology: Topology, count: int, settings: Settings = PACKED, **more: Any) -> str:
     return str(take(topology, count, settings=settings, **more).cpus)
 
@@ -190,6 +205,20 @@ def test_packed_takes_whole_sockets_before_whole_numa_nodes_under_them() -> None
     assert packed(topology, 24) == "0-11,16-27"
     # The used socket comes first, and in it its untouched NUMA node is taken whole.
     assert packed(topology, 8, without="0") == "4-7,20-23"
+
+
+def test_distribution_leaves_the_machine_most_even() -> None:
+    """The pair is chosen that leaves the free counts closest together."""
+    topology = synthetic(sockets=4, numa_per_socket=1, cores_per_numa=4, threads=1)
+    # Free: 2, 4, 4, 3. Six from two nodes: 3 + 3 from nodes 1 and 2 leaves 2, 1, 1, 3; from 1 and
+    # 3 leaves 2, 1, 4, 0; from 2 and 3 likewise; so 1 and 2.
+    assert packed(topology, 6, DISTRIBUTED, without="0-1,12") == "4-6,8-10"
+
+
+def test_distribution_packs_where_nothing_can_be_even() -> None:
+    topology = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=4, threads=1)
+    # Free: 4 and 1. Five CPUs of two nodes would be 2 + 2 and one more.
+    assert packed(topology, 5, DISTRIBUTED, without="5-7") == "0-4"
 
 
 @pytest.mark.parametrize("settings", [PACKED, Settings(align_l3=False)])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeAlias
+
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -53,12 +56,18 @@ setting = st.builds(
 )
 
 
-def _lived(machine: int, settings: Settings, steps: list[tuple[str, str, str, int, bool]]) -> World:
-    """A node after some pods came, and some of them went."""
-    world = World(MACHINES[machine](), settings)
+Steps: TypeAlias = list[tuple[str, str, str, int, bool]]
+
+
+def lived(
+    world: World,
+    steps: Steps,
+    change: Callable[[int, Container], Container] = lambda _, made: made,
+) -> World:
+    """A node after some pods came, and some of them went; each may be changed before."""
     for n, (policy, cpus, smt, milli, stays) in enumerate(steps):
         of = pod(f"p{n}", {"policy": policy, "cpus": cpus, "smt": smt, "on-failure": "reject"})
-        world.create(of, container(of, wants=resources(milli / 1000, 0.01)))
+        world.create(of, change(n, container(of, wants=resources(milli / 1000, 0.01))))
         if not stays and f"p{n}-app" in world.live:
             world.stop(f"p{n}-app")
     return world
@@ -98,9 +107,9 @@ strict = pods.map(lambda steps: [s for s in steps if s[0] != "best-effort"])
 
 @given(st.integers(0, len(MACHINES) - 1), setting, strict)
 def test_shared_what_is_said_to_be_free_is_admitted_and_never_more(
-    machine: int, settings: Settings, steps: list[tuple[str, str, str, int, bool]]
+    machine: int, settings: Settings, steps: Steps
 ) -> None:
-    world = _lived(machine, settings, steps)
+    world = lived(World(MACHINES[machine](), settings), steps)
     requested = {"policy": "single-numa-node", "cpus": "shared"}
     never_overcommitted(world.agent.machine, world.agent.state)
     left = world.agent.machine.cpu_left(world.agent.state)
@@ -123,9 +132,9 @@ def test_shared_what_is_said_to_be_free_is_admitted_and_never_more(
     st.sampled_from([SMT.ANY, SMT.SPREAD, SMT.FULL_CORE, SMT.ISOLATE]),
 )
 def test_exclusive_what_is_said_to_be_free_is_admitted_and_never_more(
-    machine: int, settings: Settings, steps: list[tuple[str, str, str, int, bool]], smt: SMT
+    machine: int, settings: Settings, steps: Steps, smt: SMT
 ) -> None:
-    world = _lived(machine, settings, steps)
+    world = lived(World(MACHINES[machine](), settings), steps)
     requested = {"policy": "single-numa-node", "cpus": "exclusive", "smt": smt.value}
     told = _told(world, smt)
     for i, count in told.items():
@@ -160,15 +169,15 @@ def _told(world: World, smt: SMT) -> dict[int, int]:
     return found
 
 
-@given(st.integers(0, len(MACHINES) - 1), setting, pods, st.integers(1, 12))
+@given(st.integers(0, len(MACHINES) - 1), setting, strict, st.integers(1, 12))
 def test_wide_owners_leave_what_was_promised(
     machine: int,
     settings: Settings,
-    steps: list[tuple[str, str, str, int, bool]],
+    steps: Steps,
     count: int,
 ) -> None:
     """Wherever the CPUs of one that spans NUMA nodes come from."""
-    world = _lived(machine, settings, [s for s in steps if s[0] != "best-effort"])
+    world = lived(World(MACHINES[machine](), settings), steps)
     requested = {"policy": "best-effort", "cpus": "exclusive"}
     decision = _admitted(world, 1000 * count, requested)
     if decision is not None:

@@ -71,15 +71,6 @@ def written(directory: str, history: list[Step]) -> tuple[bytes, list[tuple[int,
     return Path(directory, "checkpoint").read_bytes(), held
 
 
-@settings(deadline=None)
-@given(st.lists(steps, max_size=8))
-def test_what_is_recorded_is_what_is_loaded(history: list[Step]) -> None:
-    with state_directory() as directory:
-        _, held = written(directory, history)
-        loaded = reloaded(directory)
-        assert (loaded.entries, loaded.problems) == (held[-1][1], [])
-
-
 @settings(max_examples=6, deadline=None)  # some hundred starts for each
 @given(st.lists(steps, max_size=4))
 @example([{"a": {"cpus": "0-1"}}, {"b": {"cpus": "2"}, "a": None}])

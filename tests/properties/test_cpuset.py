@@ -33,6 +33,11 @@ def test_text_is_the_shortest_the_kernel_would_write(members: frozenset[int]) ->
 
 @given(ids, ids)
 def test_algebra_agrees_with_frozenset(a: frozenset[int], b: frozenset[int]) -> None:
+    for one in (a, a & b):
+        _agrees(one, b)
+
+
+def _agrees(a: frozenset[int], b: frozenset[int]) -> None:
     x, y = CPUSet(a), CPUSet(b)
     assert frozenset(x & y) == a & b
     assert frozenset(x | y) == a | b
@@ -45,15 +50,6 @@ def test_algebra_agrees_with_frozenset(a: frozenset[int], b: frozenset[int]) -> 
     assert (x > y) == (a > b)
     assert x.isdisjoint(y) == a.isdisjoint(b)
     assert bool(x) == bool(a)
-
-
-@given(ids, ids)
-def test_relations_agree_for_subsets_too(a: frozenset[int], b: frozenset[int]) -> None:
-    x, y = CPUSet(a & b), CPUSet(b)
-    assert x <= y
-    assert y >= x
-    assert (x < y) == (a & b != b)
-    assert (y > x) == (a & b != b)
 
 
 @given(ids)

@@ -11,11 +11,12 @@ from nri_numa.agent.view import zones_document
 from nri_numa.engine.admit import admit
 from nri_numa.engine.decision import Admitted
 from nri_numa.model.settings import Settings
+from nri_numa.model.workload import Container
 from nri_numa.publisher.topology import contents
 from tests.beds.topology_match import Pod, passes
 from tests.beds.world import GIB, World, container, pod, resources
 from tests.machines import named as machines
-from tests.properties.test_accounting import MACHINES, pods, setting
+from tests.properties.test_accounting import MACHINES, Steps, lived, pods, setting
 
 ALL = [*MACHINES, machines.huge_pages, machines.sparse_ids]
 HUGE = 2 << 20
@@ -28,15 +29,12 @@ asked = st.tuples(
 )
 
 
-def _lived(number: int, settings: Settings, steps: list[tuple[str, str, str, int, bool]]) -> World:
-    world = World(ALL[number](), settings)
-    for n, (policy, cpus, smt, milli, stays) in enumerate(steps):
-        asks = {"policy": policy, "cpus": cpus, "smt": smt, "on-failure": "reject"}
-        of = pod(f"p{n}", asks)
-        world.create(of, container(of, wants=resources(milli / 1000, n % 5 + 0.01)))
-        if not stays and f"p{n}-app" in world.live:
-            world.stop(f"p{n}-app")
-    return world
+def _lived(number: int, settings: Settings, steps: Steps) -> World:
+    def change(n: int, made: Container) -> Container:
+        memory = int((n % 5 + 0.01) * GIB)
+        return replace(made, resources=replace(made.resources, memory_limit=memory))
+
+    return lived(World(ALL[number](), settings), steps, change)
 
 
 def _placed(world: World, cpus: float, memory: float, pages: int) -> bool:
@@ -53,33 +51,24 @@ def _let_through(world: World, cpus: float, memory: float, pages: int) -> bool:
 
 
 @hypothesis_settings(deadline=None)
-@given(st.integers(0, len(ALL) - 1), setting, pods, st.lists(asked, min_size=1, max_size=6))
-def test_whole_cpus(
+@given(
+    st.integers(0, len(ALL) - 1),
+    setting,
+    pods,
+    st.lists(asked, min_size=1, max_size=6),
+    st.booleans(),
+)
+def test_containers(
     number: int,
     settings: Settings,
-    steps: list[tuple[str, str, str, int, bool]],
+    steps: Steps,
     wishes: list[tuple[int, float, int]],
+    shared: bool,
 ) -> None:
-    """Guaranteed containers with a whole number of CPUs, which get exclusive ones."""
-    world = _lived(number, replace(settings, defaults=POLICY), steps)
-    for cpus, memory, pages in wishes:
-        wish = cpus, memory, pages
-        assert _let_through(world, *wish) == _placed(world, *wish), wish
-
-
-@hypothesis_settings(deadline=None)
-@given(st.integers(0, len(ALL) - 1), setting, pods, st.lists(asked, min_size=1, max_size=6))
-def test_shared_cpus(
-    number: int,
-    settings: Settings,
-    steps: list[tuple[str, str, str, int, bool]],
-    wishes: list[tuple[int, float, int]],
-) -> None:
-    """Where the defaults say that CPUs are shared."""
-    defaults = {**POLICY, "cpus": "shared"}
+    """Guaranteed with whole CPUs: exclusive, unless the defaults say that they share."""
+    defaults = {**POLICY, "cpus": "shared"} if shared else POLICY
     world = _lived(number, replace(settings, defaults=defaults), steps)
-    for cpus, memory, pages in wishes:
-        wish = cpus, memory, pages
+    for wish in wishes:
         assert _let_through(world, *wish) == _placed(world, *wish), wish
 
 
@@ -88,12 +77,12 @@ several = st.lists(
 )
 
 
-@hypothesis_settings(deadline=None)
+@hypothesis_settings(max_examples=60, deadline=None)
 @given(st.integers(0, len(ALL) - 1), setting, pods, several)
 def test_whole_pods(
     number: int,
     settings: Settings,
-    steps: list[tuple[str, str, str, int, bool]],
+    steps: Steps,
     containers: list[tuple[int, float]],
 ) -> None:
     """With scope pod all containers must fit one NUMA node together."""

@@ -11,13 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
+from msgspec.structs import replace
 
 from nri_numa import config, safe_yaml
 from nri_numa.config import layers, sections, values
 from nri_numa.config.sections import AgentConfig, camel_case
 from nri_numa.errors import ConfigError
+from nri_numa.machine.synthetic import synthetic
 from nri_numa.model.cpuset import CPUSet, NUMASet
-from nri_numa.model.machine import CPU, Core, NUMANode, Socket, Topology
+from nri_numa.model.machine import Topology
 from nri_numa.model.settings import CPUOrder, Rule, Settings
 from nri_numa.model.workload import QoSClass, Strategy
 from tools.config_schema import described
@@ -27,22 +29,10 @@ ROOT = Path(__file__).parents[3]
 
 def machine() -> Topology:
     """Two NUMA nodes with two CPUs each, a memory-only third, CPU 4 offline."""
-    return Topology(
-        cpus={i: CPU(id=i, core=i, socket=0, numa_node=i // 2, l3=None) for i in range(4)},
-        cores={i: Core(id=i, socket=0, numa_node=i // 2, cpus=CPUSet([i])) for i in range(4)},
-        l3_groups={},
-        sockets={0: Socket(id=0, cpus=CPUSet(range(4)), numa_nodes=NUMASet([0, 1]))},
-        numa_nodes={
-            0: NUMANode(id=0, cpus=CPUSet([0, 1]), memory_bytes=1 << 30, distances={}),
-            1: NUMANode(id=1, cpus=CPUSet([2, 3]), memory_bytes=1 << 30, distances={}),
-            2: NUMANode(id=2, cpus=CPUSet(), memory_bytes=1 << 30, distances={}),
-        },
-        online=CPUSet(range(4)),
-        present=CPUSet(range(5)),
-        possible=CPUSet(range(8)),
-        isolated=CPUSet(),
-        allowed=CPUSet(range(4)),
+    made = synthetic(
+        sockets=1, numa_per_socket=2, cores_per_numa=2, threads=1, memory_gib=1, memory_only_gib=[1]
     )
+    return replace(made, present=CPUSet(range(5)), possible=CPUSet(range(8)))
 
 
 def write(tmp_path: Path, text: str) -> str:
@@ -272,19 +262,14 @@ def test_files_that_cannot_be_read_say_why(tmp_path: Path) -> None:
     "text",
     [
         "observe: on",
-        "observe: 1",
         "oversale: .nan",
         "oversale: .inf",
         "oversale: '2'",
         "capacityFactor: {0: .nan}",
-        "oversale: 1e999",
         "rules: [{match: 1, set: {policy: none}}]",
-        "rules: [[]]",
         "http: {tokenFile: {}}",
         "capacityFactor: {-1: 1}",
         "capacityFactor: {99999: 1}",
-        "capacityFactor: [1]",
-        "rules: {}",
         "rules: [1]",
         "rules: [{set: {policy: none, bind: true}}]",
         "defaults: {policy: }",
@@ -292,18 +277,15 @@ def test_files_that_cannot_be_read_say_why(tmp_path: Path) -> None:
         "runtime: {pluginIndex: '7'}",
         "runtime: {pluginIndex: '٠٧'}",
         "runtime: {nriSocket: ''}",
-        "stateDir: ''",
         "annotationPrefix: a_b",
         "annotationPrefix: numa.kubernetes.io/",
         "reconcile: {interval: -1}",
-        "reconcile: {interval: .inf}",
         "reservedMemory: {0: -1}",
         "reservedMemory: {0: 1Q}",
         "kind: Pod",
         "http: {address: '127.0.0.1'}",
         "http: {address: ':x'}",
         "http: {address: '::1:80'}",
-        "http: {address: 'a b:80'}",
         "http: {address: ':9891'}",
         "http: {address: ':9891', tokenFile: /t}",
         "http: {address: '10.0.0.7:9891', tokenFile: /t, allowAnonymous: true}",

@@ -1,17 +1,13 @@
-"""The CRI client against a small gRPC server on a unix socket."""
+"""The CRI client against a small runtime on a unix socket, and what CRI says in our types."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import grpc
-import grpc.aio
 import pytest
 
 from nri_numa.cri.client import (
@@ -25,227 +21,69 @@ from nri_numa.errors import RuntimeUnavailable
 from nri_numa.model.workload import Container, ContainerUpdate, QoSClass
 from nri_numa.runtime import RuntimeInfo
 from proto.generate_cri import stale
-
-Handler = Callable[[Any, Any], Awaitable[Any]]
-
-CONTAINERS = [
-    cri_pb2.Container(
-        id="b2",
-        pod_sandbox_id="p1",
-        metadata=cri_pb2.ContainerMetadata(name="web"),
-        state=cri_pb2.CONTAINER_RUNNING,
-        created_at=7,
-        labels={"io.kubernetes.container.name": "web"},
-    ),
-    cri_pb2.Container(
-        id="a1",
-        pod_sandbox_id="p1",
-        metadata=cri_pb2.ContainerMetadata(name="init"),
-        state=cri_pb2.CONTAINER_CREATED,
-        created_at=7,
-    ),
-]
+from tests.beds.small_cri import SmallCRI
 
 
-class Runtime:
-    """A runtime with two containers that keeps what it was asked."""
+class Runtime(SmallCRI):
+    """Keeps the last update."""
 
-    def __init__(self) -> None:
-        self.requests: list[Any] = []
-        self.authority = ""
+    updated: Any = None
 
-    async def version(self, request: Any, context: Any) -> Any:
-        self.requests.append(request)
-        return cri_pb2.VersionResponse(
-            runtime_name="containerd", runtime_version="2.1.9", runtime_api_version="v1"
-        )
-
-    async def list_containers(self, request: Any, context: Any) -> Any:
-        self.requests.append(request)
-        wanted = request.filter.state.state if request.filter.HasField("state") else None
-        found = [each for each in CONTAINERS if wanted in (None, each.state)]
-        return cri_pb2.ListContainersResponse(containers=found)
-
-    async def list_pods(self, request: Any, context: Any) -> Any:
-        self.requests.append(request)
-        metadata = cri_pb2.PodSandboxMetadata(name="db", namespace="prod", uid="u1")
-        pod = cri_pb2.PodSandbox(
-            id="p1", metadata=metadata, state=cri_pb2.SANDBOX_READY, annotations={"k": "v"}
-        )
-        return cri_pb2.ListPodSandboxResponse(items=[pod])
-
-    async def status(self, request: Any, context: Any) -> Any:
-        self.requests.append(request)
-        if request.container_id == "gone":
-            await context.abort(grpc.StatusCode.NOT_FOUND, "no such container")
-        if request.container_id == "broken":
-            await context.abort(grpc.StatusCode.INTERNAL, "disk on fire")
-        status = cri_pb2.ContainerStatus(
-            id=request.container_id,
-            metadata=cri_pb2.ContainerMetadata(name="web"),
-            state=cri_pb2.CONTAINER_RUNNING,
-            resources=cri_pb2.ContainerResources(
-                linux=cri_pb2.LinuxContainerResources(
-                    cpuset_cpus="0-3",
-                    hugepage_limits=[cri_pb2.HugepageLimit(page_size="2MB", limit=4096)],
-                )
-            ),
-        )
-        info = {"info": json.dumps({"pid": 4711}) if request.container_id == "b2" else "no json"}
-        return cri_pb2.ContainerStatusResponse(status=status, info=info)
-
-    async def update(self, request: Any, context: Any) -> Any:
-        self.requests.append(request)
-        if request.container_id == "gone":
-            await context.abort(grpc.StatusCode.NOT_FOUND, "no such container")
-        if request.container_id == "narrow":
-            await context.abort(grpc.StatusCode.UNKNOWN, "permission denied")
-        return cri_pb2.UpdateContainerResourcesResponse()
-
-    async def events(self, request: Any, context: Any) -> AsyncIterator[Any]:
-        for kind in (cri_pb2.CONTAINER_CREATED_EVENT, 99, cri_pb2.CONTAINER_DELETED_EVENT):
-            event = cri_pb2.ContainerEventResponse(container_id="b2", created_at=5)
-            event.container_event_type = kind  # type: ignore[assignment]  # also a later CRI's
-            yield event
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    # Socket paths end at 107 bytes, which pytest's own directories may pass.
-    with tempfile.TemporaryDirectory(prefix="cri-") as name:
-        yield Path(name)
+    async def _UpdateContainerResources(self, request: Any, context: Any) -> Any:
+        self.updated = request
+        return await super()._UpdateContainerResources(request, context)
 
 
 @asynccontextmanager
-async def serving(directory: Path, runtime: Runtime) -> AsyncIterator[CRIClient]:
-    def unary(handler: Handler, request: Any) -> Any:
-        return grpc.unary_unary_rpc_method_handler(
-            handler, request.FromString, lambda message: message.SerializeToString()
-        )
-
-    server = grpc.aio.server()
-    handlers = {
-        "Version": unary(runtime.version, cri_pb2.VersionRequest),
-        "ListContainers": unary(runtime.list_containers, cri_pb2.ListContainersRequest),
-        "ListPodSandbox": unary(runtime.list_pods, cri_pb2.ListPodSandboxRequest),
-        "ContainerStatus": unary(runtime.status, cri_pb2.ContainerStatusRequest),
-        "UpdateContainerResources": unary(runtime.update, cri_pb2.UpdateContainerResourcesRequest),
-        "GetContainerEvents": grpc.unary_stream_rpc_method_handler(
-            runtime.events,
-            cri_pb2.GetEventsRequest.FromString,
-            lambda message: message.SerializeToString(),
-        ),
-    }
-    server.add_generic_rpc_handlers(
-        (grpc.method_handlers_generic_handler("runtime.v1.RuntimeService", handlers),)
-    )
-    socket = directory / "cri.sock"
-    server.add_insecure_port(f"unix://{socket}")
-    await server.start()
-    try:
-        async with CRIClient(f"unix://{socket}", timeout_s=5) as client:
-            yield client
-    finally:
-        await server.stop(None)
+async def serving(directory: Path) -> AsyncIterator[tuple[Runtime, CRIClient]]:
+    """A runtime with two containers, and its client."""
+    runtime = Runtime(directory / "cri.sock")
+    runtime.pod("p1")
+    runtime.create("b2", "p1", name="web", milli=2000)
+    runtime.create("a1", "p1", name="init")
+    runtime.run("b2")
+    async with runtime, CRIClient(f"unix://{runtime.socket}", timeout_s=5) as client:
+        yield runtime, client
 
 
-@pytest.mark.asyncio
-async def test_version_names_the_runtime(directory: Path) -> None:
-    async with serving(directory, Runtime()) as client:
-        assert await client.version() == RuntimeInfo(name="containerd", version="2.1.9")
-
-
-@pytest.mark.asyncio
-async def test_containers_come_by_creation_time_and_id(directory: Path) -> None:
-    async with serving(directory, Runtime()) as client:
-        containers = await client.list_containers()
-    assert [each.id for each in containers] == ["a1", "b2"]
-    assert containers[1] == CONTAINERS[0]
-
-
-@pytest.mark.asyncio
-async def test_pods_are_listed(directory: Path) -> None:
-    async with serving(directory, Runtime()) as client:
+async def test_what_a_runtime_has_is_listed_and_told(directory: Path) -> None:
+    async with serving(directory) as (_, client):
+        assert await client.version() == RuntimeInfo(name="small", version="1.0")
+        assert [each.id for each in await client.list_containers()] == ["a1", "b2"]
         assert await client.pod_sandbox_ids() == ["p1"]
-
-
-@pytest.mark.asyncio
-async def test_status_has_pid_and_resources(directory: Path) -> None:
-    async with serving(directory, Runtime()) as client:
         status = await client.container_status("b2")
-        other = await client.container_status("a1")
+        assert await client.container_status("gone") is None
     assert status is not None
     container = container_from(status)
-    assert container.pid == 4711
-    assert container.resources.cpus == "0-3"
-    assert container.resources.hugepages == {2 << 20: 4096}
-    assert other is not None
-    assert container_from(other).pid == 0  # info of another form is no reason to fail
+    assert (container.pid, container.resources.cpu_quota) == (4711, 200_000)
 
 
-@pytest.mark.asyncio
-async def test_a_container_that_is_gone_has_no_status(directory: Path) -> None:
-    async with serving(directory, Runtime()) as client:
-        assert await client.container_status("gone") is None
-
-
-@pytest.mark.asyncio
 async def test_an_answer_without_meaning_is_an_unavailable_runtime(directory: Path) -> None:
-    async with serving(directory, Runtime()) as client:
-        with pytest.raises(RuntimeUnavailable, match=r"ContainerStatus: INTERNAL: disk on fire"):
-            await client.container_status("broken")
+    async with serving(directory) as (runtime, client):
+        runtime.refuse_status.add("b2")
+        with pytest.raises(RuntimeUnavailable, match="ContainerStatus: UNKNOWN: it is being made"):
+            await client.container_status("b2")
 
 
-@pytest.mark.asyncio
-async def test_an_update_sends_what_is_set(directory: Path) -> None:
-    runtime = Runtime()
-    async with serving(directory, runtime) as client:
+async def test_an_update_sends_what_is_set_and_its_refusal_is_a_value(directory: Path) -> None:
+    async with serving(directory) as (runtime, client):
         assert await client.update(ContainerUpdate("b2", "2-3", "0", cpu_quota=-1)) is None
-    (request,) = runtime.requests
-    assert request.container_id == "b2"
-    assert (request.linux.cpuset_cpus, request.linux.cpuset_mems) == ("2-3", "0")
-    assert (request.linux.cpu_shares, request.linux.cpu_quota) == (0, -1)
-
-
-@pytest.mark.asyncio
-async def test_a_refused_update_is_a_value(directory: Path) -> None:
-    async with serving(directory, Runtime()) as client:
-        narrow = await client.update(ContainerUpdate("narrow", cpus="9"))
+        assert runtime.updated.linux == cri_pb2.LinuxContainerResources(
+            cpuset_cpus="2-3", cpuset_mems="0", cpu_quota=-1
+        )
+        runtime.refuse_updates.add("b2")
+        narrow = await client.update(ContainerUpdate("b2", cpus="9"))
         gone = await client.update(ContainerUpdate("gone", cpus="9"))
-    assert narrow == UpdateFailed(container_id="narrow", unknown=False, message="permission denied")
+    assert narrow == UpdateFailed(container_id="b2", unknown=False, message="permission denied")
     assert gone == UpdateFailed(container_id="gone", unknown=True, message="no such container")
 
 
-@pytest.mark.asyncio
-async def test_events_come_until_the_stream_ends(directory: Path) -> None:
-    async with serving(directory, Runtime()) as client:
-        kinds = [event.container_event_type async for event in client.container_events()]
-    assert kinds == [cri_pb2.CONTAINER_CREATED_EVENT, 99, cri_pb2.CONTAINER_DELETED_EVENT]
-
-
-@pytest.mark.asyncio
 async def test_an_absent_socket_is_named(directory: Path) -> None:
     async with CRIClient(str(directory / "none.sock"), timeout_s=5) as client:
         with pytest.raises(RuntimeUnavailable, match=r"none\.sock"):
             await client.version()
         with pytest.raises(RuntimeUnavailable, match=r"none\.sock"):
             await client.update(ContainerUpdate("x", cpus="1"))
-
-
-@pytest.mark.asyncio
-async def test_a_runtime_that_comes_back_is_reached_again(directory: Path) -> None:
-    """One client survives a restart of the runtime; nobody has to make a new one."""
-    async with CRIClient(str(directory / "cri.sock"), timeout_s=5) as client:
-        with pytest.raises(RuntimeUnavailable):
-            await client.version()
-        async with serving(directory, Runtime()):
-            async with asyncio.timeout(180):
-                while True:
-                    try:
-                        assert (await client.version()).name == "containerd"
-                        break
-                    except RuntimeUnavailable:
-                        await asyncio.sleep(0.05)
 
 
 # --- what CRI reports, in the engine's types ------------------------------------------------------
@@ -335,6 +173,11 @@ def test_a_spec_of_another_form_counts_as_none(spec: Any) -> None:
     resources = converted(spec).resources
     assert (resources.cpu_shares, resources.cpu_quota, resources.cpus) == (None, None, "")
     assert resources.hugepages == {}
+
+
+def test_info_that_is_no_json_is_no_reason_to_fail() -> None:
+    answer = cri_pb2.ContainerStatusResponse(info={"info": "no json"})
+    assert container_from(answer).pid == 0
 
 
 def test_a_pod_has_its_size_its_class_and_its_network() -> None:

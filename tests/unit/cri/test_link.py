@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,13 +29,6 @@ from tests.machines import named as machines
 
 PATIENCE_S = 180.0
 ALL = "0-3"
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    # Socket paths end at 107 bytes, which pytest's own directories may pass.
-    with tempfile.TemporaryDirectory(prefix="cri-") as name:
-        yield Path(name)
 
 
 async def until(true: Callable[[], object], what: str) -> None:
@@ -117,7 +109,6 @@ def bed(request: pytest.FixtureRequest, directory: Path) -> Bed:
     return Bed(SmallCRI(directory / "c.sock", events=request.param))
 
 
-@pytest.mark.asyncio
 async def test_a_container_gets_its_cpus_and_its_neighbours_leave_them(bed: Bed) -> None:
     runtime = bed.runtime
     async with linked(bed):
@@ -143,7 +134,6 @@ async def test_a_container_gets_its_cpus_and_its_neighbours_leave_them(bed: Bed)
         await until(lambda: "own" not in bed.world.agent.state.pods, "the pod is forgotten")
 
 
-@pytest.mark.asyncio
 async def test_what_runs_already_is_adopted_by_a_listing(bed: Bed) -> None:
     runtime = bed.runtime
     runtime.pod("old", numacpu="2")
@@ -158,7 +148,6 @@ async def test_what_runs_already_is_adopted_by_a_listing(bed: Bed) -> None:
         assert bed.beginnings == []  # it was not late: nobody was there
 
 
-@pytest.mark.asyncio
 async def test_a_refused_container_is_taken_in_and_that_is_told_once(bed: Bed) -> None:
     runtime = bed.runtime
     async with linked(bed):
@@ -192,7 +181,6 @@ async def owner_and_neighbour(bed: Bed) -> None:
     await until(lambda: runtime.containers["owner"].cpu["quota"] == -1, "its quota is lifted")
 
 
-@pytest.mark.asyncio
 async def test_a_resize_that_nobody_tells_of_is_seen_and_decided(bed: Bed) -> None:
     runtime = bed.runtime
     async with linked(bed):
@@ -206,10 +194,14 @@ async def test_a_resize_that_nobody_tells_of_is_seen_and_decided(bed: Bed) -> No
         assert allocation.cpu_milli == 1000
 
 
-@pytest.mark.asyncio
-async def test_a_resize_that_cannot_be_had_moves_nobody_and_is_said_once(directory: Path) -> None:
-    runtime = SmallCRI(directory / "c.sock", events=False)  # so that listings come quickly
-    bed = Bed(runtime)
+@pytest.fixture
+def listed(directory: Path) -> Bed:
+    """Without events listings come quickly."""
+    return Bed(SmallCRI(directory / "c.sock", events=False))
+
+
+async def test_a_resize_that_cannot_be_had_moves_nobody_and_is_said_once(listed: Bed) -> None:
+    bed, runtime = listed, listed.runtime
     async with linked(bed):
         await owner_and_neighbour(bed)
         runtime.resize("owner", milli=9000)
@@ -233,19 +225,15 @@ async def test_a_resize_that_cannot_be_had_moves_nobody_and_is_said_once(directo
         await until(lambda: runtime.containers["owner"].cpu["quota"] == -1, "lifted again")
 
 
-@pytest.mark.asyncio
-async def test_a_refused_resize_of_memory_leaves_the_quota_lifted(directory: Path) -> None:
+async def test_a_refused_resize_of_memory_leaves_the_quota_lifted(listed: Bed) -> None:
     """The kubelet sends the whole size, and that CPU limit is what the container has CPUs for."""
-    runtime = SmallCRI(directory / "c.sock", events=False)
-    bed = Bed(runtime)
-    async with linked(bed):
+    async with linked(listed) as bed:
         await owner_and_neighbour(bed)
-        runtime.resize("owner", milli=1000, memory=1 << 50)
+        bed.runtime.resize("owner", milli=1000, memory=1 << 50)
         await until(lambda: bed.world.agent.refusals, "the refusal")
         assert bed.world.agent.state.allocations["owner"].quota == 100_000
 
 
-@pytest.mark.asyncio
 async def test_a_quota_is_not_written_over_before_it_was_looked_at(bed: Bed) -> None:
     """A search for drift finds the resize's quota, and would lift it as one given back."""
     runtime = bed.runtime
@@ -258,7 +246,6 @@ async def test_a_quota_is_not_written_over_before_it_was_looked_at(bed: Bed) -> 
         await until(lambda: runtime.containers["owner"].cpu["quota"] == -1, "lifted again")
 
 
-@pytest.mark.asyncio
 async def test_a_runtime_that_restarts_is_found_again_and_nothing_moves(bed: Bed) -> None:
     runtime = bed.runtime
     async with linked(bed):
@@ -280,7 +267,6 @@ async def test_a_runtime_that_restarts_is_found_again_and_nothing_moves(bed: Bed
         assert [one for one in runtime.updates[len(updates) :] if one[0] == "stays"] == []
 
 
-@pytest.mark.asyncio
 async def test_pushed_updates_arrive_and_failures_are_told(bed: Bed) -> None:
     runtime = bed.runtime
     async with linked(bed):
@@ -302,10 +288,8 @@ async def test_pushed_updates_arrive_and_failures_are_told(bed: Bed) -> None:
         assert (pushed.ok, pushed.detail) == (False, "permission denied")
 
 
-@pytest.mark.asyncio
-async def test_a_container_that_cannot_be_looked_at_is_looked_at_again(directory: Path) -> None:
-    bed = Bed(SmallCRI(directory / "c.sock", events=False))
-    async with linked(bed):
+async def test_a_container_that_cannot_be_looked_at_is_looked_at_again(listed: Bed) -> None:
+    async with linked(listed) as bed:
         bed.runtime.refuse_status.add("late")
         bed.runtime.pod("p", numacpu="1")
         bed.runtime.create("late", "p")
@@ -313,7 +297,6 @@ async def test_a_container_that_cannot_be_looked_at_is_looked_at_again(directory
         assert LinkState.DISCONNECTED not in bed.states
 
 
-@pytest.mark.asyncio
 async def test_a_runtime_without_specs_is_read_by_what_cri_itself_says(directory: Path) -> None:
     bed = Bed(SmallCRI(directory / "c.sock", verbose=False))
     async with linked(bed):
@@ -322,10 +305,8 @@ async def test_a_runtime_without_specs_is_read_by_what_cri_itself_says(directory
         await until(lambda: bed.runtime.cpus("owner") == "0-1", "its size is known")
 
 
-@pytest.mark.asyncio
-async def test_events_that_got_lost_are_made_good_by_listings(directory: Path) -> None:
-    bed = Bed(SmallCRI(directory / "c.sock", events=False))
-    async with linked(bed):
+async def test_events_that_got_lost_are_made_good_by_listings(listed: Bed) -> None:
+    async with linked(listed) as bed:
         bed.runtime.pod("p", numacpu="1")
         bed.runtime.create("short", "p")
         await until(lambda: bed.kind("short") is Kind.EXPLICIT, "seen")
@@ -333,7 +314,6 @@ async def test_events_that_got_lost_are_made_good_by_listings(directory: Path) -
         await until(lambda: bed.kind("short") is None, "seen to be gone")
 
 
-@pytest.mark.asyncio
 async def test_a_mistake_of_ours_is_counted_and_the_link_goes_on(bed: Bed) -> None:
     runtime, agent, calls = bed.runtime, bed.world.agent, [0]
 
@@ -354,7 +334,6 @@ async def test_a_mistake_of_ours_is_counted_and_the_link_goes_on(bed: Bed) -> No
         assert bed.link.state is LinkState.ACTIVE
 
 
-@pytest.mark.asyncio
 async def test_no_socket_is_tried_again_until_there_is_one(directory: Path) -> None:
     bed = Bed(SmallCRI(directory / "c.sock"))
     task = asyncio.create_task(bed.link.run())
@@ -398,7 +377,6 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-@pytest.mark.asyncio
 async def test_what_comes_during_a_call_is_put_together_and_sent_after_it() -> None:
     runtime = Slow()
     outbox = Outbox(runtime)
@@ -414,7 +392,6 @@ async def test_what_comes_during_a_call_is_put_together_and_sent_after_it() -> N
     assert runtime.calls == [("a", "0", ""), ("a", "1", "1")]
 
 
-@pytest.mark.asyncio
 async def test_an_urgent_one_does_not_wait_behind_neighbours() -> None:
     runtime = Slow()
     outbox = Outbox(runtime, at_once=2)
@@ -429,7 +406,6 @@ async def test_an_urgent_one_does_not_wait_behind_neighbours() -> None:
     assert [call[0] for call in runtime.calls] == ["a", "b", "own", "c", "d"]
 
 
-@pytest.mark.asyncio
 async def test_a_lost_runtime_and_a_closed_connection_are_failures_not_exceptions() -> None:
     runtime = Slow()
     runtime.down = True

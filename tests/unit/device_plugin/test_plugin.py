@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -18,16 +17,10 @@ from nri_numa.device_plugin.plugin import OWN_SOCKET, DevicePlugin, Pace
 from nri_numa.device_plugin.slots import SlotList
 from nri_numa.errors import DevicePluginBusy, RuntimeUnavailable
 from tests.beds.fake_kubelet import FakeKubelet
+from tests.beds.link_bed import eventually
 
 RESOURCE = "numa.example.com/exclusive-cpu"
 QUICK = Pace(ask=0.02, poll=0.02, silent=0.1, settle=0.01, watched=0.3, waits=(0.02,))
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    # Socket paths end at 107 bytes, which pytest's own directories may pass.
-    with tempfile.TemporaryDirectory(prefix="dp-") as name:
-        yield Path(name)
 
 
 class FakeAgent:
@@ -80,12 +73,6 @@ async def running(
             await task
 
 
-async def until(true: Callable[[], bool], timeout_s: float = 180.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not true():
-            await asyncio.sleep(0.005)
-
-
 async def test_it_serves_registers_and_hands_over(directory: Path) -> None:
     agent = FakeAgent()
     async with FakeKubelet(directory) as kubelet, running(directory, agent):
@@ -129,7 +116,7 @@ async def test_a_kubelet_that_is_not_there_yet_and_an_agent_that_is_not(director
     agent = FakeAgent()
     agent.gone = True
     async with running(directory, agent) as plugin, FakeKubelet(directory) as kubelet:
-        await until(lambda: agent.asked > 5)
+        await eventually(lambda: agent.asked > 5)
         assert (plugin.registered, kubelet.resources) == (0, [])
         agent.gone = False
         await kubelet.listed(lambda it: len(it) == 3)
@@ -152,7 +139,7 @@ async def test_an_agent_that_goes_takes_no_slot_from_who_holds_it(directory: Pat
 async def test_a_refused_registration_is_tried_again(directory: Path) -> None:
     async with running(directory, FakeAgent()) as plugin:
         async with FakeKubelet(directory, refuses="the ResourceName is invalid"):
-            await until(lambda: not (directory / OWN_SOCKET).exists())
+            await eventually(lambda: not (directory / OWN_SOCKET).exists())
             assert plugin.registered == 0
         async with FakeKubelet(directory) as kubelet:
             await kubelet.listed(lambda it: len(it) == 3)
@@ -163,12 +150,12 @@ async def test_a_kubelet_that_does_not_watch_and_a_socket_that_is_taken_away(
 ) -> None:
     async with running(directory, FakeAgent()) as plugin:
         async with FakeKubelet(directory, watches=False):
-            await until(lambda: plugin.registered >= 2)
+            await eventually(lambda: plugin.registered >= 2)
         async with FakeKubelet(directory) as kubelet:
             await kubelet.listed(lambda it: len(it) == 3)
             before = plugin.registered
             (directory / OWN_SOCKET).unlink()
-            await until(lambda: plugin.registered > before)
+            await eventually(lambda: plugin.registered > before)
 
 
 async def test_two_on_one_node_and_none_left_behind(directory: Path) -> None:
@@ -199,7 +186,7 @@ async def test_something_else_in_place_of_the_socket_is_left_alone(directory: Pa
     (directory / OWN_SOCKET).write_text("precious")
     agent = FakeAgent()
     async with FakeKubelet(directory) as kubelet, running(directory, agent) as plugin:
-        await until(lambda: agent.asked > 5)
+        await eventually(lambda: agent.asked > 5)
         assert (plugin.registered, kubelet.resources) == (0, [])
         assert (directory / OWN_SOCKET).read_text() == "precious"
         (directory / OWN_SOCKET).unlink()
@@ -229,7 +216,7 @@ async def test_a_new_kubelet_need_not_wait_for_what_failed_with_the_old_one(
     )
     task = asyncio.create_task(plugin.run())
     async with FakeKubelet(directory, refuses="not now") as refusing:
-        await until(lambda: refusing.refused > 0)
+        await eventually(lambda: refusing.refused > 0)
     async with FakeKubelet(directory) as kubelet:
         await kubelet.listed(lambda it: len(it) == 3)
     task.cancel()

@@ -86,12 +86,10 @@ def test_the_later_directory_wins_and_a_conflict_in_one_stands_for_nothing(
     "text",
     [
         "",
-        "{",
         "[]",
         "null",
         '{"kind": 1, "devices": []}',
         '{"kind": "a/b", "devices": {}}',
-        '{"kind": "a/b", "devices": [null]}',
         '{"kind": "a/b", "devices": [{"name": 7}]}',
         '{"kind": "a/b", "devices": [{"name": "a", "containerEdits": "none"}]}',
         '{"kind": "a/b", "devices": [{"name": "a", "containerEdits": {"deviceNodes": "x"}}]}',

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import grpc
-import pytest
 
 from nri_numa.devices.counts import FRESH, NOT_YET, OLD, DeviceCounts
 from nri_numa.kubelet.pb import podresources_pb2 as pb
 from nri_numa.kubelet.pod_resources import DeviceCount
 from tests.beds.fake_kubelet import pod_resources
-
-
-@pytest.fixture
-def root() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="dc-") as name:
-        yield Path(name)
 
 
 class Kubelet:
@@ -48,10 +39,10 @@ def gpus(number: int) -> tuple[DeviceCount, ...]:
     return (DeviceCount(resource="a/gpu", numa_node=1, allocatable=number, available=number),)
 
 
-def test_who_reads_never_waits_and_gets_it_the_next_time(root: Path) -> None:
+def test_who_reads_never_waits_and_gets_it_the_next_time(directory: Path) -> None:
     kubelet, now = Kubelet(), [1000.0]
-    counts = DeviceCounts(str(root), "own/cpu", clock=lambda: now[0])
-    with pod_resources(root, kubelet.every, kubelet.every, kubelet.allocatable):
+    counts = DeviceCounts(str(directory), "own/cpu", clock=lambda: now[0])
+    with pod_resources(directory, kubelet.every, kubelet.every, kubelet.allocatable):
         assert counts.known() == NOT_YET
         counts.settle()
         # Our own CPUs are no devices.
@@ -66,10 +57,10 @@ def test_who_reads_never_waits_and_gets_it_the_next_time(root: Path) -> None:
         assert kubelet.asked == 2
 
 
-def test_a_kubelet_that_refuses_is_not_one_without_devices(root: Path) -> None:
+def test_a_kubelet_that_refuses_is_not_one_without_devices(directory: Path) -> None:
     kubelet, now = Kubelet(), [1000.0]
-    counts = DeviceCounts(str(root), "own/cpu", clock=lambda: now[0])
-    with pod_resources(root, kubelet.every, kubelet.every, kubelet.allocatable):
+    counts = DeviceCounts(str(directory), "own/cpu", clock=lambda: now[0])
+    with pod_resources(directory, kubelet.every, kubelet.every, kubelet.allocatable):
         counts.known()
         counts.settle()
         kubelet.silent = True
@@ -84,10 +75,10 @@ def test_a_kubelet_that_refuses_is_not_one_without_devices(root: Path) -> None:
         assert counts.known() == gpus(2)
 
 
-def test_an_answer_that_nobody_renewed_is_worth_nothing(root: Path) -> None:
+def test_an_answer_that_nobody_renewed_is_worth_nothing(directory: Path) -> None:
     kubelet, now = Kubelet(), [1000.0]
-    counts = DeviceCounts(str(root), "own/cpu", clock=lambda: now[0])
-    with pod_resources(root, kubelet.every, kubelet.every, kubelet.allocatable):
+    counts = DeviceCounts(str(directory), "own/cpu", clock=lambda: now[0])
+    with pod_resources(directory, kubelet.every, kubelet.every, kubelet.allocatable):
         counts.known()
         counts.settle()
         now[0] += OLD

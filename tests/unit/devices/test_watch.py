@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -48,7 +47,7 @@ class Bed:
     def watch(self, sources: Devices = LOCAL, **kwargs: Any) -> DeviceWatch:
         kwargs.setdefault("places", lambda: NUMASet((0, 1)))
         made = DeviceWatch(
-            replace_directories(sources, str(self.root / "cdi")),
+            replace(sources, cdi_directories=(str(self.root / "cdi"),)),
             root=str(self.root),
             kubelet_root=str(self.root),
             deadline=PATIENCE_S,
@@ -60,25 +59,17 @@ class Bed:
         return made
 
 
-def replace_directories(sources: Devices, directory: str) -> Devices:
-    import msgspec
-
-    return msgspec.structs.replace(sources, cdi_directories=(directory,))
-
-
 @pytest.fixture
-def bed() -> Iterator[Bed]:
-    # Socket paths end at 107 bytes, which pytest's own directories may pass.
-    with tempfile.TemporaryDirectory(prefix="dev-") as name:
-        tree = DeviceTree(Path(name))
-        tree.pci(GPU_AT, 1, GPU_CLASS)
-        tree.pci(NIC_AT, 0)
-        tree.nvidia(GPU_AT, UUID, 0)
-        (tree.root / "cdi").mkdir()
-        made = Bed(tree.root, tree, [])
-        yield made
-        for watch in made.watches:
-            watch.close()
+def bed(directory: Path) -> Iterator[Bed]:
+    tree = DeviceTree(directory)
+    tree.pci(GPU_AT, 1, GPU_CLASS)
+    tree.pci(NIC_AT, 0)
+    tree.nvidia(GPU_AT, UUID, 0)
+    (tree.root / "cdi").mkdir()
+    made = Bed(tree.root, tree, [])
+    yield made
+    for watch in made.watches:
+        watch.close()
 
 
 def has(found: Container) -> dict[str, dict[str, set[int]]]:
@@ -92,10 +83,6 @@ def has(found: Container) -> dict[str, dict[str, set[int]]]:
 def seen(watch: DeviceWatch, of: PodSandbox, made: Container, mentions: Mentions) -> Container:
     """The container with the devices that are known at this moment."""
     return watch.known(of.id, made.name, mentions).on(made)
-
-
-def in_network(of: PodSandbox, path: str) -> PodSandbox:
-    return replace(of, network_namespace=path)
 
 
 ON_GPU = {"GPU": {GPU_AT: {1}}}
@@ -189,7 +176,7 @@ def test_sources_that_are_off_are_not_looked_at(bed: Bed) -> None:
         variables={"NVIDIA_VISIBLE_DEVICES": UUID, "PCIDEVICE_X": GPU_AT},
         cdi=("x.com/gpu=g0",),
     )
-    watch.began(in_network(POD, NETWORK))
+    watch.began(replace(POD, network_namespace=NETWORK))
     assert watch.known(POD.id, "app", mentions) == KnownDevices()
 
 
@@ -296,7 +283,7 @@ def test_while_the_kubelet_hangs_containers_are_seen_without_it(bed: Bed) -> Non
 
 def test_a_pod_whose_namespace_is_gone_is_said(bed: Bed) -> None:
     watch = bed.watch(Devices(pod_resources=False))
-    watch.began(in_network(POD, str(bed.root / "gone")))
+    watch.began(replace(POD, network_namespace=str(bed.root / "gone")))
     watch.settle()
     (note,) = seen(watch, POD, container(POD), NO_MENTIONS).device_notes
     assert note.startswith("its network interfaces cannot be looked at: ")

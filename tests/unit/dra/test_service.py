@@ -76,22 +76,13 @@ class Bed:
 
 
 @pytest.fixture
-def bed(short_path: Path) -> Iterator[Bed]:
+def bed(directory: Path) -> Iterator[Bed]:
     book = Book()
-    registry, endpoint = short_path / "registry/d-reg.sock", short_path / "plugins/d/dra.sock"
+    registry, endpoint = directory / "registry/d-reg.sock", directory / "plugins/d/dra.sock"
     made = KubeletPlugin(DRIVER, str(registry), str(endpoint), book, book.taken)
     made.start()
     yield Bed(book, made, registry, endpoint)
     made.stop()
-
-
-@pytest.fixture
-def short_path() -> Iterator[Path]:
-    """A socket's path is short, and pytest's directories are not."""
-    import tempfile
-
-    with tempfile.TemporaryDirectory(prefix="dra-") as directory:
-        yield Path(directory)
 
 
 def test_the_kubelet_finds_it(bed: Bed) -> None:
@@ -160,8 +151,8 @@ def test_what_is_forgotten_has_an_entry_too(bed: Bed) -> None:
     assert bed.book.unprepared == ["u1"]
 
 
-def test_sockets_of_a_killed_process_are_taken_over(short_path: Path) -> None:
-    registry, endpoint = short_path / "d-reg.sock", short_path / "dra.sock"
+def test_sockets_of_a_killed_process_are_taken_over(directory: Path) -> None:
+    registry, endpoint = directory / "d-reg.sock", directory / "dra.sock"
     for path in (registry, endpoint):
         left = socket.socket(socket.AF_UNIX)
         left.bind(str(path))
@@ -177,10 +168,10 @@ def test_sockets_of_a_killed_process_are_taken_over(short_path: Path) -> None:
     assert not endpoint.exists()
 
 
-def test_a_place_that_is_none_is_named(short_path: Path) -> None:
-    (short_path / "file").write_text("")
+def test_a_place_that_is_none_is_named(directory: Path) -> None:
+    (directory / "file").write_text("")
     book = Book()
-    endpoint = str(short_path / "file/dra.sock")
-    plugin = KubeletPlugin(DRIVER, str(short_path / "r.sock"), endpoint, book, book.taken)
+    endpoint = str(directory / "file/dra.sock")
+    plugin = KubeletPlugin(DRIVER, str(directory / "r.sock"), endpoint, book, book.taken)
     with pytest.raises(RuntimeUnavailable, match=f"DRA socket {endpoint} cannot be made"):
         plugin.start()

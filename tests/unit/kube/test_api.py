@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -55,19 +54,6 @@ async def test_a_renewed_token_is_read_when_the_old_one_is_denied(
         assert await made.ask("POST", PATH, {}) == {}
     said = [asked.authorization.removeprefix("Bearer ") for asked in server.asked]
     assert said == ["first", "first", "first", "second", "second"]
-
-
-async def test_a_renewed_authority_is_trusted(
-    made: KubeAPI, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with fake(tmp_path, monkeypatch, lambda asked: Said(201, {"of": 1})):
-        assert await made.ask("POST", PATH, {}) == {"of": 1}
-    with fake(tmp_path, monkeypatch, lambda asked: Said(201, {"of": 2})):
-        answered: dict[str, Any] = {}
-        while answered != {"of": 2}:  # it looks once a second
-            with contextlib.suppress(KubeError):
-                answered = await made.ask("POST", PATH, {})
-            await asyncio.sleep(0.05)
 
 
 async def test_a_request_that_was_given_up_leaves_no_connection(

@@ -338,7 +338,3 @@ def test_the_command_line_of_the_kubelet_that_uses_our_directory(
     named = replace(here, node_name="worker-7")
     assert configuration.node_name(named, hostname_override) == "worker-7"
     assert hostname_override(str(tmp_path / "other")) == ""
-
-
-def test_our_configuration_has_a_section_for_it() -> None:
-    assert AgentConfig().kubelet.config == "auto"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +22,6 @@ from nri_numa.kubelet.pod_resources import (
 )
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from tests.beds.fake_kubelet import pod_resources
-
-
-@pytest.fixture
-def root() -> Iterator[Path]:
-    # Socket paths end at 107 bytes, which pytest's own directories may pass.
-    with tempfile.TemporaryDirectory(prefix="pr-") as name:
-        yield Path(name)
 
 
 def pod() -> Any:
@@ -78,25 +69,25 @@ WEB = (
 )
 
 
-def test_what_a_pod_was_given(root: Path) -> None:
-    with pod_resources(root, answered, failing(grpc.StatusCode.INTERNAL, "not to be called")):
-        assert given_to(str(root), "shop", "web") == WEB
+def test_what_a_pod_was_given(directory: Path) -> None:
+    with pod_resources(directory, answered, failing(grpc.StatusCode.INTERNAL, "not to be called")):
+        assert given_to(str(directory), "shop", "web") == WEB
 
 
-def test_an_older_kubelet_is_asked_for_all_pods(root: Path) -> None:
-    with pod_resources(root, GATED, everything):
-        assert given_to(str(root), "shop", "web") == WEB
-        assert given_to(str(root), "shop", "other") == "the kubelet knows no such pod"
-        assert device_ids(str(root), "a/slot") == {"slot-0", "slot-1"}
-        assert device_ids(str(root), "a/other") == set()
+def test_an_older_kubelet_is_asked_for_all_pods(directory: Path) -> None:
+    with pod_resources(directory, GATED, everything):
+        assert given_to(str(directory), "shop", "web") == WEB
+        assert given_to(str(directory), "shop", "other") == "the kubelet knows no such pod"
+        assert device_ids(str(directory), "a/slot") == {"slot-0", "slot-1"}
+        assert device_ids(str(directory), "a/other") == set()
 
 
-def test_no_socket_and_nobody_at_the_socket(root: Path) -> None:
-    assert "is not there" in str(given_to(str(root), "shop", "web"))
-    assert device_ids(str(root), "a/slot") == set()
-    (root / "pod-resources").mkdir()
-    (root / "pod-resources/kubelet.sock").touch()
-    assert "no answer at" in str(given_to(str(root), "shop", "web"))
+def test_no_socket_and_nobody_at_the_socket(directory: Path) -> None:
+    assert "is not there" in str(given_to(str(directory), "shop", "web"))
+    assert device_ids(str(directory), "a/slot") == set()
+    (directory / "pod-resources").mkdir()
+    (directory / "pod-resources/kubelet.sock").touch()
+    assert "no answer at" in str(given_to(str(directory), "shop", "web"))
 
 
 @pytest.mark.parametrize(
@@ -108,23 +99,25 @@ def test_no_socket_and_nobody_at_the_socket(root: Path) -> None:
         (grpc.StatusCode.UNIMPLEMENTED, "unknown service", "does not serve this"),
     ],
 )
-def test_errors_are_sentences(root: Path, code: grpc.StatusCode, words: str, said: str) -> None:
+def test_errors_are_sentences(
+    directory: Path, code: grpc.StatusCode, words: str, said: str
+) -> None:
     fail = failing(code, words)
-    with pod_resources(root, fail, fail):
-        assert said in str(given_to(str(root), "shop", "web"))
-        assert device_ids(str(root), "a/slot") == set()
+    with pod_resources(directory, fail, fail):
+        assert said in str(given_to(str(directory), "shop", "web"))
+        assert device_ids(str(directory), "a/slot") == set()
 
 
-def test_a_kubelet_that_hangs(root: Path) -> None:
+def test_a_kubelet_that_hangs(directory: Path) -> None:
     over = threading.Event()
 
     def hang(request: Any, context: Any) -> Any:
         over.wait(30)
         return pb.GetPodResourcesResponse()
 
-    with pod_resources(root, hang, hang):
+    with pod_resources(directory, hang, hang):
         assert "did not answer within 0.05 s" in str(
-            given_to(str(root), "shop", "web", timeout_s=0.05)
+            given_to(str(directory), "shop", "web", timeout_s=0.05)
         )
         over.set()
 
@@ -133,9 +126,9 @@ def explained(name: str, **assignment: str) -> dict[str, Any]:
     return {"container": name, "assignment": {"cpus": "", "slots": "", **assignment}}
 
 
-def test_both_sides_in_words(root: Path) -> None:
-    with pod_resources(root, answered, everything):
-        word = explain.kubelet_grants(str(root), "shop", "web")
+def test_both_sides_in_words(directory: Path) -> None:
+    with pod_resources(directory, answered, everything):
+        word = explain.kubelet_grants(str(directory), "shop", "web")
     ours = [explained("main", cpus="4-5", slots="slot-0"), explained("helper"), explained("init")]
     assert list(explain.kubelet_sentences(word, ours)) == [
         "The kubelet gave container main exclusive CPUs 4-5; 1073741824 bytes of memory of NUMA "
@@ -146,9 +139,9 @@ def test_both_sides_in_words(root: Path) -> None:
     ]
 
 
-def test_where_they_differ(root: Path) -> None:
-    with pod_resources(root, answered, everything):
-        word = explain.kubelet_grants(str(root), "shop", "web")
+def test_where_they_differ(directory: Path) -> None:
+    with pod_resources(directory, answered, everything):
+        word = explain.kubelet_grants(str(directory), "shop", "web")
     told = list(explain.kubelet_sentences(word, [explained("main", cpus="2-3", slots="slot-7")]))
     assert told[1:] == [
         "That differs: the agent says CPUs 2-3, the kubelet CPUs 4-5.",
@@ -158,8 +151,8 @@ def test_where_they_differ(root: Path) -> None:
     assert len(list(odd)) == 2
 
 
-def test_no_word_is_one_sentence(root: Path) -> None:
-    word = explain.kubelet_grants(str(root), "shop", "web")
+def test_no_word_is_one_sentence(directory: Path) -> None:
+    word = explain.kubelet_grants(str(directory), "shop", "web")
     (sentence,) = explain.kubelet_sentences(word, [explained("main")])
     assert sentence.startswith("The kubelet's own word cannot be had: ")
 
@@ -186,19 +179,19 @@ def machine(request: Any, context: Any) -> Any:
     return found
 
 
-def test_devices_are_counted_where_they_are(root: Path) -> None:
+def test_devices_are_counted_where_they_are(directory: Path) -> None:
     """One of two NUMA nodes counts on both; one without a place, or called memory, nowhere."""
-    with pod_resources(root, answered, everything, machine):
-        assert device_counts(str(root)) == (
+    with pod_resources(directory, answered, everything, machine):
+        assert device_counts(str(directory)) == (
             DeviceCount(resource="a/gpu", numa_node=0, allocatable=3, available=2),
             DeviceCount(resource="a/gpu", numa_node=1, allocatable=1, available=0),
         )
 
 
-def test_why_devices_are_not_counted(root: Path) -> None:
-    assert "is not there" in device_counts(str(root))
+def test_why_devices_are_not_counted(directory: Path) -> None:
+    assert "is not there" in device_counts(str(directory))
     refuses = failing(grpc.StatusCode.UNKNOWN, "not today")
-    with pod_resources(root, answered, refuses, machine):
-        assert device_counts(str(root)) == "the kubelet refused: UNKNOWN: not today"
-    with pod_resources(root, answered, everything):
-        assert "does not serve this" in device_counts(str(root))
+    with pod_resources(directory, answered, refuses, machine):
+        assert device_counts(str(directory)) == "the kubelet refused: UNKNOWN: not today"
+    with pod_resources(directory, answered, everything):
+        assert "does not serve this" in device_counts(str(directory))

@@ -174,7 +174,6 @@ def test_memory_of_all_versions() -> None:
     ("data", "words"),
     [
         (b"", "truncated"),
-        (b"\0\0", "malformed"),
         (b"\xff\xfe\xfd", "malformed"),
         (json.dumps(V2).encode()[:40], "truncated"),
         (b'{"policyName":' + b"[" * 100_000, "recursion"),
@@ -183,7 +182,6 @@ def test_memory_of_all_versions() -> None:
         (cpu(policyName="weird"), "Invalid enum value 'weird' - at `$.policyName`"),
         (cpu(defaultCpuSet=3), "Expected `str`, got `int`"),
         (cpu(entries=[]), "Expected `object | null`, got `array` - at `$.entries`"),
-        (cpu(entries={"u": 3}), "`$.entries[...]`"),
         (cpu(entries={"u": {"c": "1-"}}), "'1-'"),
         (cpu(entries={"u": {"c": "0-4000000000"}}), "4000000000"),
         (cpu(podEntries={"u": "1"}), "`$.podEntries[...]`"),
@@ -209,8 +207,6 @@ def test_what_is_no_cpu_state_is_told(data: bytes, words: str) -> None:
     [
         (memory(policyName="static"), "Invalid enum value 'static'"),
         (memory(entries={"u": {"c": {}}}), "Expected `array | null`, got `object`"),
-        (memory(entries={"u": {"c": [3]}}), "Expected `object`, got `int`"),
-        (memory(entries={"u": {"c": [{"numaAffinity": 3}]}}), "numaAffinity`"),
         (memory(entries={"u": {"c": [{"numaAffinity": [-1]}]}}), "Expected `int` >= 0"),
         (memory(entries={"u": {"c": [{"numaAffinity": [True]}]}}), "got `bool`"),
         (memory(entries={"u": {"c": [{"numaAffinity": [99999]}]}}), "99999"),

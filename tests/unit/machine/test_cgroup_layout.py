@@ -66,10 +66,6 @@ def test_the_hierarchy_with_the_cpusets_is_found(
     assert (Path(found.hierarchy), found.unified) == ((tmp_path / path), unified)
 
 
-def test_nothing_mounted_at_all_is_no_hierarchy(tmp_path: Path) -> None:
-    assert not CgroupReader(str(tmp_path / "nowhere")).available()
-
-
 def test_version_1_with_an_effective_set_of_its_own(tmp_path: Path) -> None:
     """Mounted with cpuset_v2_mode, as Android and some containers' hosts do."""
     cgroup = made(tmp_path / "cpuset/kubepods/burstable/pod12/abc", cpus="0-3", mems="0-1")
@@ -181,6 +177,7 @@ def test_what_somebody_wrote_is_read_and_repaired_where_the_programs_are(
     found = reader.observe(place)
     assert found is not None
     assert (str(found.cpus), str(found.effective_cpus)) == ("3", "3")
+    assert str(found.effective_mems) == "0-1"
     writer = CgroupWriter(reader)
     assert writer.write({"a": Wanted(place, "0-1", "0")})["a"] == Written(changed=True)
     assert writer.write({"a": Wanted(place, "0-1", "0")})["a"] == Written(changed=False)

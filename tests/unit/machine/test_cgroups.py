@@ -18,12 +18,17 @@ from nri_numa.machine.cgroups import (
     relative_path,
 )
 from nri_numa.model.cpuset import CPUSet, NUMASet
-from nri_numa.model.machine import Observed
 from tests.beds.cgroup_bed import blocked
 from tests.beds.cgroup_tree import CgroupTree
 
 CPUS, MEMS = CPUSet.parse("0-7"), NUMASet.parse("0-1")
 POD = "/kubepods/burstable/pod1234/abcdef"
+
+
+@pytest.fixture(params=[1, 2])
+def tree(request: pytest.FixtureRequest, tmp_path: Path) -> CgroupTree:
+    """Of both versions."""
+    return CgroupTree(tmp_path / "cgroup", request.param, CPUS, MEMS)
 
 
 @pytest.mark.parametrize(
@@ -66,21 +71,6 @@ def test_what_is_no_path_below_the_root_is_not_guessed(told: str) -> None:
     assert relative_path(told) == ""
 
 
-@pytest.mark.parametrize("version", [1, 2])
-def test_a_cpuset_is_read(tmp_path: Path, version: int) -> None:
-    tree = CgroupTree(tmp_path / "cgroup", version, CPUS, MEMS)
-    tree.write(POD, "1-2", "0")
-    reader = CgroupReader(str(tree.root))
-    assert reader.available()
-    assert reader.unified == (version == 2)
-    assert reader.observe(CgroupPlace(POD)) == Observed(
-        cpus=CPUSet.parse("1-2"),
-        mems=NUMASet.parse("0"),
-        effective_cpus=CPUSet.parse("1-2"),
-        effective_mems=NUMASet.parse("0"),
-    )
-
-
 def test_version_2_tells_what_was_written_and_what_it_comes_to(tmp_path: Path) -> None:
     tree = CgroupTree(tmp_path / "cgroup", 2, CPUS, MEMS)
     tree.write(POD, "", "")
@@ -94,9 +84,7 @@ def test_version_2_tells_what_was_written_and_what_it_comes_to(tmp_path: Path) -
     assert (str(narrowed.cpus), str(narrowed.effective_cpus)) == ("1-3", "3")
 
 
-@pytest.mark.parametrize("version", [1, 2])
-def test_a_container_without_a_cgroup_is_left_out(tmp_path: Path, version: int) -> None:
-    tree = CgroupTree(tmp_path / "cgroup", version, CPUS, MEMS)
+def test_a_container_without_a_cgroup_is_left_out(tree: CgroupTree) -> None:
     tree.write(POD, "1")
     reader = CgroupReader(str(tree.root))
     places = [
@@ -147,9 +135,7 @@ def test_no_cgroup_file_system_is_told_apart_from_no_containers(tmp_path: Path) 
     assert reader.observe(CgroupPlace(POD)) is not None
 
 
-@pytest.mark.parametrize("version", [1, 2])
-def test_files_that_are_no_cpusets_are_not_believed(tmp_path: Path, version: int) -> None:
-    tree = CgroupTree(tmp_path / "cgroup", version, CPUS, MEMS)
+def test_files_that_are_no_cpusets_are_not_believed(tree: CgroupTree) -> None:
     tree.write(POD, "1")
     (tree.directory(POD) / "cpuset.cpus").write_text("rubbish\n")
     assert CgroupReader(str(tree.root)).observe(CgroupPlace(POD)) is None
@@ -164,26 +150,11 @@ def test_another_error_is_not_taken_for_a_container_that_is_gone(tmp_path: Path)
         CgroupReader(str(tree.root)).observe(CgroupPlace(POD))
 
 
-def test_the_kernel_s_own_files_are_read_where_there_are_any() -> None:
-    """This very process, found by its number, on whatever this machine has mounted."""
-    import os
-
-    reader = CgroupReader()
-    if not reader.available():
-        pytest.skip("no cgroups are mounted at /sys/fs/cgroup")
-    found = reader.observe(CgroupPlace("", os.getpid()))
-    if found is None:
-        pytest.skip("this process is in the root cgroup, or cpusets are not enabled here")
-    assert found.effective_cpus
-
-
 def put(writer: CgroupWriter, place: CgroupPlace, cpus: str, mems: str = "") -> Written:
     return writer.write({"one": Wanted(place, cpus, mems)})["one"]
 
 
-@pytest.mark.parametrize("version", [1, 2])
-def test_a_cpuset_is_written_where_it_differs(tmp_path: Path, version: int) -> None:
-    tree = CgroupTree(tmp_path / "cgroup", version, CPUS, MEMS)
+def test_a_cpuset_is_written_where_it_differs(tree: CgroupTree) -> None:
     tree.write(POD, "0-7", "0-1")
     writer = CgroupWriter(CgroupReader(str(tree.root)))
     assert put(writer, CgroupPlace(POD), "1-3") == Written(changed=True)
@@ -194,9 +165,7 @@ def test_a_cpuset_is_written_where_it_differs(tmp_path: Path, version: int) -> N
     assert put(writer, CgroupPlace(POD), "") == Written()
 
 
-@pytest.mark.parametrize("version", [1, 2])
-def test_a_write_that_the_kernel_holds_up_is_not_waited_for(tmp_path: Path, version: int) -> None:
-    tree = CgroupTree(tmp_path / "cgroup", version, CPUSet.parse("0-7"), NUMASet.parse("0-1"))
+def test_a_write_that_the_kernel_holds_up_is_not_waited_for(tree: CgroupTree) -> None:
     for path in ("/pods/a", "/pods/b"):
         tree.write(path, "0-7", "0-1")
     held: list[list[str]] = []
@@ -218,21 +187,17 @@ def test_a_write_that_the_kernel_holds_up_is_not_waited_for(tmp_path: Path, vers
     assert put(writer, b, "3") == Written(changed=True)
 
 
-@pytest.mark.parametrize("version", [1, 2])
-def test_a_container_without_a_cgroup_is_not_written(tmp_path: Path, version: int) -> None:
-    tree = CgroupTree(tmp_path / "cgroup", version, CPUS, MEMS)
+def test_a_container_without_a_cgroup_is_not_written(tree: CgroupTree) -> None:
     writer = CgroupWriter(CgroupReader(str(tree.root)))
     assert put(writer, CgroupPlace(POD), "1") == NO_CGROUP
     tree.directory(POD).mkdir(parents=True)  # and its files are not there yet
     assert put(writer, CgroupPlace(POD), "1") == NO_CGROUP
 
 
-@pytest.mark.parametrize("version", [1, 2])
 def test_a_file_that_cannot_be_written_is_named(
-    tmp_path: Path, version: int, monkeypatch: pytest.MonkeyPatch
+    tree: CgroupTree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As root nothing is unwritable by its mode: the kernel's refusal is played by a device."""
-    tree = CgroupTree(tmp_path / "cgroup", version, CPUS, MEMS)
     tree.write(POD, "0-7", "0-1")
     path = tree.directory(POD) / "cpuset.cpus"
     path.unlink()
@@ -248,9 +213,7 @@ def test_a_scope_of_systemd_is_told_by_its_path() -> None:
     assert not CgroupPlace(POD).by_systemd
 
 
-@pytest.mark.parametrize("version", [1, 2])
-def test_a_quota_is_read_where_there_is_one(tmp_path: Path, version: int) -> None:
-    tree = CgroupTree(tmp_path / "cgroup", version, CPUS, MEMS)
+def test_a_quota_is_read_where_there_is_one(tree: CgroupTree) -> None:
     reader = CgroupReader(str(tree.root))
     assert reader.quota(CgroupPlace(POD)) is None
     tree.write(POD, "1")

@@ -233,17 +233,6 @@ def test_an_archive_lists_and_finds_directories(tmp_path: Path) -> None:
     assert found.read(f"{CPU_DIR}/offline") is None
 
 
-def test_the_needed_files_of_a_directory_are_walked(tmp_path: Path) -> None:
-    root = write_sysfs(tmp_path, machines.hybrid())
-    (root / CPU_DIR / "cpu0/node0").symlink_to("../../node/node0")
-    names = list(open_tree(root).walk())
-    assert f"{CPU_DIR}/cpu0/node0" in names
-    assert f"{CPU_DIR}/offline" in names
-    assert "sys/devices/cpu_atom/cpus" in names
-    assert "proc/meminfo" in names
-    assert len(names) == len(set(names))
-
-
 def test_every_written_file_that_discovery_reads_is_on_the_list() -> None:
     written = {name for f in machines.MACHINES.values() for name in sysfs_files(f())}
     extra = {name for name in written if not tree.NEEDED.fullmatch(name)}

@@ -9,49 +9,30 @@ from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, ListFormatErro
 REFUSED = [
     (",", "an empty item between commas"),
     ("1,,2", "an empty item between commas"),
-    (",1", "an empty item between commas"),
     ("1,", "an empty item between commas"),
     (" ", "' ' is not a number or a range such as 0-3"),
-    (" 1", "' 1' is not"),
     ("1 ", "'1 ' is not"),
     ("1, 2", "' 2' is not"),
-    ("1 2", "'1 2' is not"),
     ("0 - 3", "'0 - 3' is not"),
-    ("\t1", "'\\t1' is not"),
     ("1\n", "'1\\n' is not"),
     ("x" * 1000, "'xxxxxxxxxxxxxxxxxxxxxxxx' is not"),
     ("9" * 8 + "-" + "0" * 8, "range 99999999-00000000 runs backwards"),
-    ("0-3\n", "'0-3\\n' is not"),
     ("3-1", "range 3-1 runs backwards"),
     ("0-", "'0-' is not"),
     ("-1", "'-1' is not"),
-    ("-", "'-' is not"),
-    ("0--3", "'0--3' is not"),
     ("0-1-2", "'0-1-2' is not"),
-    ("0..3", "'0..3' is not"),
-    ("0:3", "'0:3' is not"),
     ("0-31:2/4", "'0-31:2/4' is not"),
     ("+1", "'+1' is not"),
-    ("1.0", "'1.0' is not"),
     ("1e3", "'1e3' is not"),
     ("0x3", "'0x3' is not"),
     ("1_0", "'1_0' is not"),
-    ("all", "'all' is not"),
-    ("N", "'N' is not"),
-    ("cpu0", "'cpu0' is not"),
-    ("[0]", "'[0]' is not"),
-    ("0;1", "'0;1' is not"),
     ("1,2,x", "'x' is not"),
     ("٣", "'٣' is not"),  # ARABIC-INDIC DIGIT THREE
-    ("0-٣", "is not a number"),
-    ("１", "is not a number"),  # FULLWIDTH DIGIT ONE
-    ("²", "is not a number"),
     ("1\u00a0", "is not a number"),
     ("1\x00", "is not a number"),
     ("8192", "CPU 8192 is above 8191"),
     ("0-8192", "CPU 8192 is above 8191"),
     ("0-4000000000", "CPU 0-4000000000 is above 8191"),
-    ("99999999999999999999", "is above 8191"),
     ("9" * 5000, "is above 8191"),
     ("0-" + "9" * 5000, "is above 8191"),
     ("0000000008", "is above 8191"),  # ten digits are refused unread
@@ -87,25 +68,3 @@ def test_first_is_the_lowest_id() -> None:
 def test_repr_can_be_read() -> None:
     assert repr(CPUSet([0, 1, 2])) == "CPUSet('0-2')"
     assert repr(NO_NUMA_NODES) == "NUMASet('')"
-
-
-def test_algebra_is_that_of_sets() -> None:
-    a, b = CPUSet.parse("0-3"), CPUSet.parse("2-5")
-    assert str(a & b) == "2-3"
-    assert str(a | b) == "0-5"
-    assert str(a - b) == "0-1"
-    assert str(a ^ b) == "0-1,4-5"
-    assert not a.isdisjoint(b)
-    assert (a - b).isdisjoint(b)
-
-
-def test_comparison_is_inclusion() -> None:
-    a, b = CPUSet.parse("0-3"), CPUSet.parse("0-5")
-    assert a <= b
-    assert a < b
-    assert b >= a
-    assert b > a
-    assert not b <= a
-    assert not a < CPUSet(a)
-    assert a <= CPUSet(a)
-    assert len({a, CPUSet(a), b}) == 2

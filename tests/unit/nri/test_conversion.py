@@ -172,18 +172,12 @@ def test_an_update_without_quota_says_so() -> None:
     [
         ("2MB", 2 << 20),
         ("1GB", 1 << 30),
-        ("64KB", 64 << 10),
-        ("16GB", 16 << 30),
         ("2Mi", 2 << 20),
         ("2048kB", 2 << 20),
-        ("1GiB", 1 << 30),
         ("1T", 1 << 40),
         ("2097152", 2 << 20),
         ("", 0),
-        ("MB", 0),
-        ("two", 0),
         ("-2MB", 0),
-        ("2 MB", 0),
         ("2XB", 0),
         ("٢MB", 0),
         ("9" * 100, 0),
@@ -254,80 +248,6 @@ def test_each_part_of_an_adjustment_goes_alone(adjustment: ContainerAdjustment) 
     assert len(adjust.annotations) == len(adjustment.annotations)
 
 
-def test_an_update_reaches_its_fields() -> None:
-    every = ContainerUpdate(
-        container_id="a",
-        cpus="0-1",
-        mems="0",
-        cpu_quota=0,
-        cpu_period=50_000,
-        cpu_shares=2,
-        memory_limit=1 << 40,
-        ignore_failure=True,
-    )
-    (update,) = update_messages([every])
-    given = update.linux.resources
-    assert resources_from(given) == Resources(
-        cpu_shares=2,
-        cpu_quota=0,
-        cpu_period=50_000,
-        memory_limit=1 << 40,
-        cpus="0-1",
-        mems="0",
-    )
-    assert (update.container_id, update.ignore_failure) == ("a", True)
-
-
-@pytest.mark.parametrize(
-    "update",
-    [
-        ContainerUpdate(container_id="a", cpus="1"),
-        ContainerUpdate(container_id="a", mems="1"),
-        ContainerUpdate(container_id="a", cpu_quota=-1),
-        ContainerUpdate(container_id="a", cpu_period=1),
-        ContainerUpdate(container_id="a", cpu_shares=2),
-        ContainerUpdate(container_id="a", memory_limit=1),
-    ],
-)
-def test_only_what_an_update_gives_is_set(update: ContainerUpdate) -> None:
-    assert not update.empty
-    (message,) = update_messages([update])
-    assert resources_from(message.linux.resources) == Resources(
-        cpus=update.cpus,
-        mems=update.mems,
-        cpu_quota=update.cpu_quota,
-        cpu_period=update.cpu_period,
-        cpu_shares=update.cpu_shares,
-        memory_limit=update.memory_limit,
-    )
-
-
-def test_one_container_gets_one_update_because_two_would_be_a_conflict() -> None:
-    first = [
-        ContainerUpdate(container_id="a", cpus="0-3", mems="0", ignore_failure=True),
-        ContainerUpdate(container_id="b", cpus="0-3"),
-        ContainerUpdate(container_id="a", cpus="0-1", cpu_quota=-1),
-        ContainerUpdate(container_id="a", cpu_shares=4, cpu_period=5, memory_limit=6),
-    ]
-    a, b = update_messages(first)
-    assert (a.container_id, b.container_id) == ("a", "b")
-    assert resources_from(a.linux.resources) == Resources(
-        cpus="0-1", mems="0", cpu_quota=-1, cpu_shares=4, cpu_period=5, memory_limit=6
-    )
-    assert not a.ignore_failure
-    # The first values stay where a later update does not give them.
-    (c,) = update_messages([*first[:1], *first[2:]][::-1])
-    assert resources_from(c.linux.resources).cpu_quota == -1
-
-
-def test_the_same_change_for_many_containers_is_told_to_each() -> None:
-    every = [ContainerUpdate(container_id=f"c{i}", cpus="0-3") for i in range(300)]
-    response = pb.StopContainerResponse()
-    add_updates(response, every)
-    assert [u.container_id for u in response.update] == [f"c{i}" for i in range(300)]
-    assert {u.linux.resources.cpu.cpus for u in response.update} == {"0-3"}
-
-
 def test_an_update_without_container_is_a_bug_in_us() -> None:
     with pytest.raises(LocalProtocolError, match="container_id"):
         update_messages([ContainerUpdate(container_id="", cpus="1")])
@@ -346,26 +266,35 @@ def test_failures_of_a_synchronisation_are_ignored() -> None:
             container_id=st.sampled_from(["a", "b", "c" * 64, "é"]),
             cpus=st.sampled_from(["", "0-3", "4"]),
             mems=st.sampled_from(["", "0"]),
-            cpu_quota=st.sampled_from([None, -1]),
-            cpu_period=st.none(),
-            cpu_shares=st.none(),
+            cpu_quota=st.sampled_from([None, -1, 0]),
+            cpu_period=st.sampled_from([None, 50_000]),
+            cpu_shares=st.sampled_from([None, 2]),
             memory_limit=st.sampled_from([None, 1 << 30]),
             ignore_failure=st.booleans(),
         ),
         max_size=8,
     )
 )
-def test_each_container_is_named_once_with_the_last_word_about_it(
-    others: list[ContainerUpdate],
-) -> None:
-    named = [one.container_id for one in update_messages(others)]
-    assert named == list(
-        dict.fromkeys(
-            u.container_id
-            for u in others
-            if any(not v.empty for v in others if v.container_id == u.container_id)
+def test_each_container_is_named_once_with_all_that_is_meant(others: list[ContainerUpdate]) -> None:
+    """Two updates of one container in one answer would be a conflict of ours with ourselves."""
+    meant: dict[str, ContainerUpdate] = {}
+    for one in others:
+        earlier = meant.get(one.container_id, one)
+        meant[one.container_id] = one.over(earlier)
+    said = update_messages(others)
+    for update, one in zip(said, (m for m in meant.values() if not m.empty), strict=True):
+        assert (update.container_id, update.ignore_failure) == (
+            one.container_id,
+            one.ignore_failure,
         )
-    )
+        assert resources_from(update.linux.resources) == Resources(
+            cpus=one.cpus,
+            mems=one.mems,
+            cpu_quota=one.cpu_quota,
+            cpu_period=one.cpu_period,
+            cpu_shares=one.cpu_shares,
+            memory_limit=one.memory_limit,
+        )
 
 
 # --- what NRI messages say of devices -------------------------------------------------------------

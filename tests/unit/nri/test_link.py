@@ -41,7 +41,6 @@ def test_a_name_no_runtime_takes_is_refused_before_anything_is_dialled(
         NRILink(RecordingPlugin(), LinkSettings(name=name, index=index))
 
 
-@pytest.mark.asyncio
 async def test_without_any_settings_a_runtime_that_is_not_there_is_waited_for(
     tmp_path: Path,
 ) -> None:

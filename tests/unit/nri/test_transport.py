@@ -5,14 +5,10 @@ from __future__ import annotations
 import asyncio
 import socket
 
-import pytest
-
 from nri_numa.nri.transport import SessionTransport
 from nri_numa.nri.wire import events as ev
 from nri_numa.nri.wire.session import RuntimeSession
 from tests.beds.wire import golden
-
-pytestmark = pytest.mark.asyncio
 
 
 async def test_a_bug_while_handling_an_event_ends_this_connection_and_not_the_loop() -> None:

@@ -7,13 +7,14 @@ import io
 import os
 import select
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from nri_numa.observe import logs
 from nri_numa.observe.logs import Outlet
 from nri_numa.observe.metrics import Metrics
+from tests.unit.observe.test_logs import Loop
 
 LINE = "x" * 99 + "\n"
 _F_SETPIPE_SZ = 1031  # fcntl(2); named in the standard library from 3.10 on Linux only
@@ -149,29 +150,6 @@ def test_a_command_waits_for_its_reader_but_not_for_ever(
     out.close()
 
 
-class Loop:
-    """Keeps what is to be called later."""
-
-    def __init__(self) -> None:
-        self.soon: list[Callable[[], object]] = []
-        self.later: list[Callable[[], object]] = []
-
-    def call_soon(self, callback: Callable[[], object], /) -> object:
-        self.soon.append(callback)
-        return None
-
-    call_soon_threadsafe = call_soon
-
-    def call_later(self, delay: float, callback: Callable[[], object], /) -> object:
-        self.later.append(callback)
-        return None
-
-    def round(self, which: list[Callable[[], object]]) -> None:
-        waiting, which[:] = which[:], []
-        for callback in waiting:
-            callback()
-
-
 def test_what_was_dropped_is_counted_and_said_when_the_reader_is_back(
     pipe: Pipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,15 +162,14 @@ def test_what_was_dropped_is_counted_and_said_when_the_reader_is_back(
         log = logs.get_logger("agent")
         for n in range(500):
             log.info("container placed", number=n)
-        loop.round(loop.soon)
+        loop.round()
         lost = logs.dropped() - before
         assert lost > 0
         assert f"nri_numa_log_lines_dropped_total {float(before + lost)}" in Metrics("0").text()
         text = ""
         for _ in range(50):
             text += pipe.read()
-            loop.round(loop.later)
-            loop.round(loop.soon)
+            loop.round()
         text += pipe.read()
     finally:
         logs.defer(None)
@@ -201,4 +178,4 @@ def test_what_was_dropped_is_counted_and_said_when_the_reader_is_back(
     assert [f"number={n}" in line for n, line in enumerate(kept)] == [True] * (500 - lost)
     assert "level=warning" in said
     assert f'msg="log lines dropped: stderr was not read" component=logs count={lost}' in said
-    assert not loop.later
+    assert not loop.waiting

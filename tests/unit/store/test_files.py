@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,8 +14,10 @@ from nri_numa.agent import preflight
 from nri_numa.errors import CheckpointError
 from nri_numa.store.checkpoint import CheckpointStore, Loaded, read
 from nri_numa.store.files import KEY, directory_problem, file_problem, known_key, signing_key
+from tests.unit.store.test_checkpoint import Node, _stores
 
-IDENTITY = {"version": "1", "machine": "m", "boot": "b"}
+__all__ = ["_stores"]  # a fixture
+
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="giving files to other users needs root")
 
 
@@ -26,23 +28,13 @@ def state(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.fixture
-def start(state: Path) -> Iterator[Callable[[], tuple[CheckpointStore, Loaded]]]:
-    opened: list[CheckpointStore] = []
-
-    def one() -> tuple[CheckpointStore, Loaded]:
-        while opened:
-            opened.pop().close()
-        store = CheckpointStore(str(state), identity=IDENTITY, clock=lambda: 1.0)
-        opened.append(store)
-        return store, store.load()
-
-    yield one
-    for store in opened:
-        store.close()
-
-
 Start = Callable[[], tuple[CheckpointStore, Loaded]]
+
+
+@pytest.fixture
+def start(state: Path, stores: list[CheckpointStore]) -> Start:
+    return Node(state, stores).start
+
 
 SORTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "fifo": (lambda path: os.mkfifo(path, 0o600), "is a FIFO, expected a regular file"),

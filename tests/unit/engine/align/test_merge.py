@@ -1,4 +1,4 @@
-"""The merge: worked examples, large machines, and a bound on its work."""
+"""The merge: numbers that make no sense, and a bound on its work."""
 
 from __future__ import annotations
 
@@ -25,72 +25,26 @@ def quantity(
     need: int,
     capacity: list[int],
     available: list[int] | None = None,
-    *,
-    required: NUMASet | None = None,
 ) -> ResourceDemand:
     return ResourceDemand(
         resource=name,
         need=need,
         capacity=dict(enumerate(capacity)),
         available=dict(enumerate(capacity if available is None else available)),
-        required=required or NUMASet(),
     )
-
-
-def gpu(*numa_nodes: set[int], name: str = "gpu", count: int | None = None) -> DeviceDemand:
-    """A device for each set of NUMA nodes; all of them are asked for, unless ``count`` says."""
-    devices = tuple(Device(id=f"d{k}", numa_nodes=frozenset(n)) for k, n in enumerate(numa_nodes))
-    count = len(devices) if count is None else count
-    return DeviceDemand(request=DeviceRequest(resource=name, count=count, devices=devices))
 
 
 def place(
     n: int,
     *demands: HintDemand,
     policy: Policy = BEST_EFFORT,
-    closest: bool = True,
     rank: dict[int, int] | None = None,
 ) -> Alignment:
-    return align(Problem(demands, NUMASet(range(n)), policy, far, closest, rank))
+    return align(Problem(demands, NUMASet(range(n)), policy, far, True, rank))
 
 
 def result(alignment: Alignment) -> tuple[str, bool]:
     return ("any" if alignment.affinity is None else str(alignment.affinity), alignment.preferred)
-
-
-@pytest.mark.parametrize("size", [3, 12])
-def test_masks_that_never_meet_give_all_numa_nodes_not_preferred(size: int) -> None:
-    memory = replace(quantity("memory", 1, [0, 1]), capacity={1: 1})
-    merged = place(size, quantity("cpu", 1, [1]), memory)
-    assert result(merged) == (f"0-{size - 1}", False)
-
-
-class TestLargeMachines:
-    """More than ten NUMA nodes: no mask is enumerated, the meaning stays."""
-
-    def test_the_everyday_case_looks_at_each_numa_node_once(self) -> None:
-        merged = place(64, *(quantity(x, 1, [4] * 64) for x in "abcd"))
-        assert (result(merged), merged.exact) == (("0", True), True)
-
-    def test_a_deal_that_does_not_work_out_is_tried_otherwise(self) -> None:
-        """Cheapest first is only a guess; other ways to deal are tried before giving in."""
-        cpu = quantity("cpu", 7, [9] * 4, [4, 2, 3, 3])
-        memory = quantity("memory", 7, [9] * 4, [1, 3, 2, 4])
-        assert result(place(4, cpu, memory)) == ("0-1", False)
-
-    @pytest.mark.parametrize("need", [3, 11])
-    def test_a_single_numa_node_beats_many_free_ones(self, need: int) -> None:
-        """The narrowest mask is node 0 alone; the free nodes only do three or eleven at a time."""
-        memory = ResourceDemand(
-            resource="memory",
-            need=need,
-            capacity={i: 11 if i == 0 else 1 for i in range(12)},
-            available={i: 11 if i == 0 else 1 for i in range(12)},
-            groups={},
-            assigned=NUMASet([0]),
-        )
-        merged = place(12, memory, gpu({0}, count=2))
-        assert (result(merged), merged.exact) == (("0", False), True)
 
 
 class TestOddNumbers:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from nri_numa.engine.align.hints import Cover, Order, Quantity, Steps
+from nri_numa.engine.align.hints import (
+    Cover,
+    Order,
+    Quantity,
+    ResourceDemand,
+    Steps,
+    hints_of,
+)
+from nri_numa.model.cpuset import NUMASet
 
 
 @pytest.mark.parametrize(
@@ -26,3 +34,16 @@ def test_a_sum_that_the_required_ones_reach_asks_nothing_of_the_others(size: int
     quantities = (Quantity(5, {0: 5, 1: 1}), Quantity(2, {2: 1, 3: 1}))
     cover = Cover(within=0b1111, required=0b1, quantities=quantities)
     assert cover.best(3, Order(range(size)), None, Steps()) == 0b1101
+
+
+def preferred(sockets: dict[int, int]) -> list[int]:
+    """The masks of four NUMA nodes that five CPUs prefer."""
+    four = dict.fromkeys(range(4), 4)
+    demand = ResourceDemand(resource="cpu", need=5, capacity=four, available=four, sockets=sockets)
+    (family,) = hints_of([demand], NUMASet(four), Steps())
+    return [mask for mask in range(1, 16) if family.contains(mask) and family.prefers(mask)]
+
+
+@pytest.mark.parametrize("sockets", [{0: 0, 1: 1, 2: 2, 3: 3, 9: 4}, {8: 1}])
+def test_sockets_that_say_nothing_change_nothing(sockets: dict[int, int]) -> None:
+    assert preferred(sockets) == preferred({})

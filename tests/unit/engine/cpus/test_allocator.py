@@ -1,4 +1,4 @@
-"""Our own order: which NUMA nodes, L3 groups and cores an exclusive container gets."""
+"""CPUs on odd machines, and refusals; which a container gets is in tests/golden/choices."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from nri_numa.engine.cpus.allocator import (
     NOWHERE,
     ChosenCPUs,
     NotEnoughCPUs,
+    SMTAlignmentRefused,
     TakeRequest,
     take_cpus,
 )
@@ -26,31 +27,28 @@ def cpus(text: str) -> CPUSet:
     return CPUSet.parse(text)
 
 
-def take(
+def ask(
     topology: Topology,
     count: int,
     *,
     smt: SMT = SMT.ANY,
     without: str = "",
-    held: str = "",
-    prefer: str = "",
-    affinity: str | None = None,
-    strict: bool = False,
     settings: Settings | None = None,
-) -> ChosenCPUs:
-    result = take_cpus(
-        topology,
-        TakeRequest(
-            count=count,
-            available=topology.online - cpus(without) - cpus(held),
-            smt=smt,
-            held=cpus(held),
-            prefer=cpus(prefer),
-            affinity=None if affinity is None else NUMASet.parse(affinity),
-            strict=strict,
-            settings=settings or Settings(),
-        ),
+    **more: Any,
+) -> ChosenCPUs | NotEnoughCPUs | SMTAlignmentRefused:
+    """Everything is free but what it is without."""
+    request = TakeRequest(
+        count=count,
+        available=topology.online - cpus(without),
+        smt=smt,
+        settings=settings or Settings(),
+        **more,
     )
+    return take_cpus(topology, request)
+
+
+def take(topology: Topology, count: int, **more: Any) -> ChosenCPUs:
+    result = ask(topology, count, **more)
     assert isinstance(result, ChosenCPUs), str(result)
     return result
 
@@ -69,62 +67,16 @@ def test_a_negative_count_is_a_bug_of_the_caller(smt: SMT) -> None:
         take_cpus(topology, TakeRequest(count=-1, available=topology.online, smt=smt))
 
 
-# -- NUMA nodes --------------------------------------------------------------------------------
-
-
-def test_a_whole_numa_node_is_taken_when_the_request_is_just_that() -> None:
-    topology = _uneven()
-    # NUMA node 0 has 4 CPUs, all free; node 1 has 8, one is used. Four fit exactly into node 0.
-    assert str(take(topology, 4, without="8").cpus) == "0-3"
-    # Three would break node 0, so the used one gives them.
-    assert str(take(topology, 3, without="8").cpus) == "9-11"
-
-
-def test_align_by_socket_prefers_one_socket_to_fewer_numa_nodes() -> None:
-    topology = machines.snc_smt()
-    # Free: 3 and 3 CPUs in socket 0, 8 in NUMA node 2 and 1 in node 3 of socket 1.
-    without = "0-2,16-17,4-6,20-21,12-15,28-30"
-    free = topology.online - cpus(without)
-    assert per_node(topology, free) == [3, 3, 8, 1]
-    taken = take(topology, 9, without=without)
-    assert per_node(topology, taken.cpus) == [0, 0, 8, 1]
-    three = synthetic(sockets=2, numa_per_socket=3, cores_per_numa=2, threads=1)
-    # Free: 1, 1 and 2 CPUs in socket 0; 2, 0 and 1 in socket 1.
-    without = "0,2,8-9,10"
-    assert per_node(three, three.online - cpus(without)) == [1, 1, 2, 2, 0, 1]
-    assert per_node(three, take(three, 4, without=without).cpus) == [0, 0, 2, 2, 0, 0]
-    by_socket = Settings(align_by_socket=True)
-    taken = take(three, 4, without=without, settings=by_socket)
-    assert per_node(three, taken.cpus) == [1, 1, 2, 0, 0, 0]
-    taken = take(three, 3, without=without, settings=by_socket)
-    assert per_node(three, taken.cpus) == [0, 0, 0, 2, 0, 1]  # the socket with less room
-    # No socket has five: several it is.
-    assert len(take(three, 5, without=without, settings=by_socket).cpus) == 5
-
-
-def test_sixty_four_numa_nodes_of_which_one_has_little() -> None:
-    topology = machines.sixty_four_nodes()
-    without = str(topology.numa_nodes[0].cpus - CPUSet([0]))
-    taken = take(topology, 48, without=without)  # just three whole NUMA nodes, not the first
-    assert len(topology.numa_of(taken.cpus)) == 3
-    assert 0 not in topology.numa_of(taken.cpus)
-
-
 # -- what to prefer ----------------------------------------------------------------------------
-
-
-def _nohz(count: int, smt: SMT, how: NohzFullCPUs, **more: Any) -> str:
-    settings = Settings(nohz_full=how)
-    return str(take(machines.nohz_full_cpus(), count, smt=smt, settings=settings, **more).cpus)
 
 
 @pytest.mark.parametrize("smt", [SMT.ANY, SMT.FULL_CORE])
 def test_a_tick_is_not_worth_another_numa_node(smt: SMT) -> None:
     """Seven threads of NUMA node 0 and two of NUMA node 1 would be without; it is kept to one."""
-    assert _nohz(8, smt, NohzFullCPUs.PREFER) == "0-3,8-11"
+    topology, tickless = machines.nohz_full_cpus(), Settings(nohz_full=NohzFullCPUs.PREFER)
+    assert str(take(topology, 8, smt=smt, settings=tickless).cpus) == "0-3,8-11"
     # Both NUMA nodes are needed: then those without a tick come first.
-    twelve = cpus(_nohz(12, smt, NohzFullCPUs.PREFER))
-    assert cpus("1-3,7,9-11,15") <= twelve
+    assert cpus("1-3,7,9-11,15") <= take(topology, 12, smt=smt, settings=tickless).cpus
 
 
 # -- odd machines ------------------------------------------------------------------------------
@@ -163,11 +115,6 @@ def test_a_machine_without_a_single_cpu_refuses() -> None:
     assert isinstance(refused, NotEnoughCPUs)
 
 
-def _uneven() -> Topology:
-    """Two NUMA nodes without SMT: 4 CPUs (0-3) and 8 CPUs (8-15)."""
-    return synthetic(sockets=2, numa_per_socket=1, cores_per_numa=8, threads=1, offline=cpus("4-7"))
-
-
 def _partly_without_numa() -> Topology:
     """Six single-threaded cores; 0-3 are NUMA node 0, the kernel names no node for 4 and 5."""
     ids = range(6)
@@ -195,13 +142,99 @@ def test_distribute_uses_all_numa_nodes_of_the_hint(order: CPUOrder) -> None:
     """22 CPUs on 0-3, where the GPUs are, of four NUMA nodes with 8 CPUs each."""
     even = Settings(distribute_across_numa=True, cpu_order=order)
     topology = machines.snc_smt()
-    taken = take(topology, 22, affinity="0-3", settings=even)
+    taken = take(topology, 22, affinity=NUMASet.parse("0-3"), settings=even)
     assert sorted(per_node(topology, taken.cpus)) == [5, 5, 6, 6]
-    two = take(topology, 2, affinity="1-2", settings=even)
+    two = take(topology, 2, affinity=NUMASet([1, 2]), settings=even)
     assert per_node(topology, two.cpus) == [0, 1, 1, 0]
-    assert sorted(per_node(topology, take(topology, 1, affinity="1-2").cpus)) == [
-        0,
-        0,
-        0,
-        1,
-    ]
+    one = take(topology, 1, affinity=NUMASet([1, 2]))
+    assert sorted(per_node(topology, one.cpus)) == [0, 0, 0, 1]
+
+
+# -- thread siblings ---------------------------------------------------------------------------
+
+
+def _dual() -> Topology:
+    """Two sockets, 2 NUMA nodes, 4 cores each: CPUs 0-3,8-11 and 4-7,12-15."""
+    return synthetic(sockets=2, numa_per_socket=1, cores_per_numa=4)
+
+
+def test_isolate_is_refused_with_the_free_cores_of_each_numa_node() -> None:
+    refused = ask(_dual(), 8, smt=SMT.ISOLATE, without="1,8", busy=cpus("8"))
+    assert isinstance(refused, NotEnoughCPUs)
+    assert refused.per_numa == {0: 2, 1: 4}
+
+
+def test_full_core_refuses_what_is_no_multiple_of_the_threads() -> None:
+    refused = ask(_dual(), 3, smt=SMT.FULL_CORE, without="8", busy=cpus("8"))
+    assert isinstance(refused, SMTAlignmentRefused)
+    assert refused.available == cpus("1-7,9-15")
+
+
+# -- the kubelet's order, on the examples of its documentation and where it errs ---------------
+
+PACKED = Settings(cpu_order=CPUOrder.KUBELET, align_l3=False)
+
+
+DISTRIBUTED = Settings(cpu_order=CPUOrder.KUBELET, align_l3=False, distribute_across_numa=True)
+
+
+def packed(topology: Topology, count: int, settings: Settings = PACKED, **more: Any) -> str:
+    return str(take(topology, count, settings=settings, **more).cpus)
+
+
+@pytest.mark.parametrize(
+    ("count", "without", "expected"),
+    [
+        (8, "", "0-3,8-11"),  # a whole socket
+        (9, "", "0-4,8-11"),  # and one thread of the other
+        (1, "", "0"),
+        (1, "1", "9"),  # the half-used core has the fewest free CPUs
+        (2, "1", "0,8"),  # a whole core before the half-used one
+        (4, "0-3,9", "4-5,12-13"),  # whole cores of any socket before single threads
+        (0, "", ""),
+    ],
+)
+def test_packed_on_two_sockets_of_four_cores(count: int, without: str, expected: str) -> None:
+    topology = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=4)
+    assert packed(topology, count, without=without) == expected
+
+
+def test_packed_takes_whole_sockets_before_whole_numa_nodes_under_them() -> None:
+    topology = machines.snc_smt()  # sockets of two NUMA nodes of 8 CPUs
+    assert packed(topology, 16, without="0") == "8-15,24-31"
+    assert packed(topology, 24) == "0-11,16-27"
+    # The used socket comes first, and in it its untouched NUMA node is taken whole.
+    assert packed(topology, 8, without="0") == "4-7,20-23"
+
+
+def test_distribution_leaves_the_machine_most_even() -> None:
+    """The pair is chosen that leaves the free counts closest together."""
+    topology = synthetic(sockets=4, numa_per_socket=1, cores_per_numa=4, threads=1)
+    # Free: 2, 4, 4, 3. Six from two nodes: 3 + 3 from nodes 1 and 2 leaves 2, 1, 1, 3; from 1 and
+    # 3 leaves 2, 1, 4, 0; from 2 and 3 likewise; so 1 and 2.
+    assert packed(topology, 6, DISTRIBUTED, without="0-1,12") == "4-6,8-10"
+
+
+def test_distribution_packs_where_nothing_can_be_even() -> None:
+    topology = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=4, threads=1)
+    # Free: 4 and 1. Five CPUs of two nodes would be 2 + 2 and one more.
+    assert packed(topology, 5, DISTRIBUTED, without="5-7") == "0-4"
+
+
+@pytest.mark.parametrize("settings", [PACKED, Settings(align_l3=False)])
+def test_full_pcpus_only_counts_the_siblings_of_reserved_cpus(settings: Settings) -> None:
+    """CPU 4 is the sibling of reserved CPU 0: six CPUs are the most that can be given."""
+    topology = machines.single_smt()
+    assert packed(topology, 6, settings, smt=SMT.FULL_CORE, without="0") == "1-3,5-7"
+    refused = ask(topology, 8, settings=settings, smt=SMT.FULL_CORE, without="0")
+    assert isinstance(refused, NotEnoughCPUs)
+    assert refused.available == cpus("1-3,5-7")
+    assert refused.per_numa == {0: 6}
+
+
+def test_half_a_core_inside_the_affinity_does_not_break_a_core_outside() -> None:
+    """The kubelet would fill the affinity with its single CPU and then miss one outside."""
+    topology = machines.dual_adjacent()
+    chosen = packed(topology, 4, smt=SMT.FULL_CORE, affinity=NUMASet([1]), without="9-13")
+    assert chosen == "0-1,14-15"
+    assert packed(topology, 2, smt=SMT.FULL_CORE, affinity=NUMASet([1])) == "8-9"

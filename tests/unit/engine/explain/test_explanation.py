@@ -1,4 +1,4 @@
-"""A decision is told completely, truly, and so that its reader need not know what a hint is."""
+"""What few decisions tell, and hostile input; whole explanations are in tests/golden/lives."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from msgspec.structs import replace
 from nri_numa.engine import admit
 from nri_numa.engine.align.hints import DeviceDemand, ResourceDemand
 from nri_numa.engine.align.policies import Problem, align
-from nri_numa.engine.decision import Admitted, Decision, Machine, Reading, Refused
+from nri_numa.engine.decision import Admitted, Decision, Machine, Refused
 from nri_numa.engine.explain import explanation
 from nri_numa.engine.explain import sentences as explain_text
 from nri_numa.engine.explain.explanation import grounds
-from nri_numa.engine.resize import resize
 from nri_numa.engine.state import NodeState
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.model.cpuset import NUMASet
@@ -25,7 +24,6 @@ from nri_numa.model.settings import Settings
 from nri_numa.model.workload import (
     Device,
     DeviceRequest,
-    PodSandbox,
     Policy,
     QoSClass,
     Resources,
@@ -51,13 +49,9 @@ class Node:
         *,
         name: str = "web",
         qos: QoSClass = QoSClass.GUARANTEED,
-        oom_score_adj: int | None = None,
-        of: PodSandbox | None = None,
-        reading: Reading | None = None,
     ) -> Decision:
-        of = of or pod(name, annotations, qos=qos)
-        made = container(of, wants=wants, oom_score_adj=oom_score_adj)
-        decision = admit.admit(self.machine, self.state, of, made, reading)
+        of = pod(name, annotations, qos=qos)
+        decision = admit.admit(self.machine, self.state, of, container(of, wants=wants))
         if isinstance(decision, Admitted):
             self.state = decision.state
         return decision
@@ -75,41 +69,6 @@ def told(document: explanation.Document) -> str:
 
 
 # --- what was asked ---------------------------------------------------------------------------
-
-
-def test_an_ordinary_placement_reads_as_plain_sentences() -> None:
-    document = Node().explain(SINGLE, resources(4, 8))
-    assert explain_text.text(document) == (
-        "default/web, container app\n"
-        "  It runs on exclusive CPUs 0-3, with memory of NUMA node 0.\n"
-        "  An empty machine would not have given it a narrower place.\n"
-        "\n"
-        "Why this place\n"
-        "  NUMA node 0 won: it suits every resource.\n"
-        "  NUMA nodes 1-3 each lost: it would do just as well, and the lower number wins.\n"
-        "  The shared CPUs were 0-31, and are 4-31 from now on.\n"
-        "\n"
-        "What it asked for\n"
-        "  It asked for 4 exclusive CPUs and 8 GiB on one NUMA node (annotation\n"
-        "    numa.kubernetes.io/policy: single-numa-node).\n"
-        "\n"
-        "What it needs\n"
-        "  4 CPUs: its CPU limit.\n"
-        "  They are exclusive, because the pod is Guaranteed and the number is whole.\n"
-        "  8 GiB of memory: its memory limit.\n"
-        "\n"
-        "Where that fits\n"
-        "  CPUs: 4 CPUs needed. One NUMA node is enough: NUMA nodes 0-3 each have that.\n"
-        "  Memory: 8 GiB needed. One NUMA node is enough: NUMA nodes 0-3 each have that.\n"
-        "  Free on NUMA nodes 0-3 each: 8 of 8 CPUs for exclusive use and 16 of 16 GiB of\n"
-        "    memory.\n"
-        "\n"
-        "How it came about\n"
-        "  4 CPUs of NUMA node 0.\n"
-        "\n"
-        "(A NUMA node is a group of CPUs with memory of their own; memory of another NUMA\n"
-        "node is slower. CPUs that no container has for itself are shared by all others.)"
-    )
 
 
 def test_in_brief_it_is_what_happened_what_was_asked_for_and_why() -> None:
@@ -171,88 +130,21 @@ def test_who_asks_for_exclusive_cpus_without_a_number_asked_for_something() -> N
 # --- what it needs ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("wants", "qos", "annotations", "expected"),
-    [
-        (
-            Resources(cpu_shares=2048),
-            QoSClass.BURSTABLE,
-            {"policy": "best-effort"},
-            "2 CPUs: its CPU request. It shares CPUs with "
-            "others, because the pod is Burstable, not Guaranteed.",
-        ),
-        (
-            Resources(cpu_quota=200_000, cpu_period=100_000, cpu_shares=2048),
-            QoSClass.BURSTABLE,
-            {"policy": "best-effort"},
-            "It shares CPUs with others, because the pod is Burstable, not Guaranteed: the "
-            "container has no memory limit.",
-        ),
-        (
-            Resources(),
-            QoSClass.BEST_EFFORT,
-            {"policy": "best-effort"},
-            "It has no CPU limit and no CPU request: it counts as needing none.",
-        ),
-        (
-            resources(1.5),
-            QoSClass.GUARANTEED,
-            SINGLE,
-            "It shares CPUs with others, because the number of CPUs is not whole.",
-        ),
-        (
-            resources(2),
-            QoSClass.GUARANTEED,
-            {**SINGLE, "cpus": "shared"},
-            "because cpus: shared is in force (annotation numa.kubernetes.io/cpus).",
-        ),
-        (
-            resources(2),
-            QoSClass.BURSTABLE,
-            {**SINGLE, "cpus": "exclusive"},
-            "They are exclusive, because cpus: exclusive is in force (annotation",
-        ),
-        (
-            resources(2),
-            QoSClass.GUARANTEED,
-            {"bind": "cpu"},
-            "because nothing asks for exclusive CPUs.",
-        ),
-        (
-            replace(resources(1), memory_limit=-7),
-            QoSClass.GUARANTEED,
-            SINGLE,
-            "Memory limit -7 is negative and counts as no limit.",
-        ),
-        (
-            Resources(cpu_quota=50_000),
-            QoSClass.BURSTABLE,
-            SINGLE,
-            "0.5 CPUs: its CPU limit.",
-        ),
-    ],
-)
-def test_how_the_need_was_worked_out(
-    wants: Resources, qos: QoSClass, annotations: dict[str, str], expected: str
-) -> None:
-    assert expected in told(Node().explain(annotations, wants, qos=qos))
+def test_a_limit_that_makes_no_sense_is_said() -> None:
+    text = told(Node().explain(SINGLE, replace(resources(1), memory_limit=-7)))
+    assert "Memory limit -7 is negative and counts as no limit." in text
 
 
 # --- where it fits, and why there --------------------------------------------------------------
 
 
-def test_distance_width_and_number_separate_too() -> None:
+def test_distance_separates_too() -> None:
     farther = Node().explain({"policy": "restricted"}, resources(9, 20))
     assert (
         "distance",
         "its NUMA nodes are farther apart: average distance 15.5 instead of 11",
     ) in [(c["separatedBy"], c["text"]) for c in farther["candidates"]]
     assert "The sets of NUMA nodes 0,2; 0,3; 1-2 each lost: its NUMA nodes are" in told(farther)
-    assert "NUMA nodes 0-1 won: they suit every resource." in told(farther)
-    assert "The set of NUMA nodes 2-3 lost: the strategy ranks it lower." in told(farther)
-    kubelet = Node(kubelet_ties=True).explain({"policy": "restricted"}, resources(2, 1))
-    assert kubelet["candidates"][0]["separatedBy"] == "id"
-    assert "NUMA nodes 1-3 each lost: its NUMA nodes have higher numbers." in told(kubelet)
 
 
 def test_a_wider_place_than_ideal_is_called_that() -> None:
@@ -272,38 +164,18 @@ def test_a_resource_that_needs_fewer_numa_nodes_than_another_says_so() -> None:
     assert "10 CPUs needed. 2 NUMA nodes are enough; another resource needs 3." in text
 
 
-def test_what_a_resize_could_not_get_is_not_called_wider() -> None:
-    node = Node()
-    of = pod("p", {"policy": "best-effort"})
-    made = container(of, wants=resources(2, 1))
-    decision = admit.admit(node.machine, node.state, of, made)
-    assert isinstance(decision, Admitted)
-    outcome = resize(node.machine, decision.state, of, made, resources(100, 1))
-    assert not isinstance(outcome, Refused)
-    has = outcome.state.allocations[made.id]
-    text = told(explanation.of_allocation(has, grounds(outcome.trace), str(has.cpus)))
-    assert "It has less than it asks for since it was resized: no more was free there." in text
-    assert "wider place" not in text
-
-
 def test_machines_of_many_numa_nodes_are_not_listed_to_the_end() -> None:
     many = synthetic(sockets=4, numa_per_socket=4, cores_per_numa=4, memory_gib=16)
-    text = told(Node(many).explain(SINGLE, resources(2)))
-    assert "Free on NUMA nodes 0-15 each: 8 of 8 CPUs for exclusive use." in text
     node = Node(many)
     for n in range(12):
         node.decide({"policy": "best-effort", "numamem": str(n)}, resources(1, 1 + n), name=f"a{n}")
     text = told(node.explain(SINGLE, resources(1, 1)))
     assert text.count("Free on NUMA node") == 8
     assert "And so on for 8 more NUMA nodes." in text
-    listed = told(Node(many).explain({"numacpu": "1"}))
-    assert "; and 8 more NUMA nodes." in listed
 
 
 def test_memory_that_is_left_alone_is_not_counted() -> None:
     node = Node()
-    text = told(node.explain({"numacpu": "1", "bind": "cpu"}))
-    assert "It runs on CPU 1." in text
     unread = node.explain({"numacpu": "2"}, name="b")
     del unread["left"][0]["memoryBytes"]
     assert "Free before it: NUMA node 0: 8 CPUs; NUMA node 1" in told(unread)
@@ -312,9 +184,9 @@ def test_memory_that_is_left_alone_is_not_counted() -> None:
 # --- other resources, which come with devices and running containers -----------------------------
 
 
-def aligned(policy: Policy, *demands: Any, numa: int = 2) -> explanation.Document:
+def aligned(policy: Policy, *demands: Any) -> explanation.Document:
     """Explain an alignment of demands as they are, without a container of that kind."""
-    alignment = align(Problem(demands, NUMASet(range(numa)), policy, FOUR.distance))
+    alignment = align(Problem(demands, NUMASet([0, 1]), policy, FOUR.distance))
     decision = Node().decide({"policy": "restricted"}, resources(1))
     assert isinstance(decision, Admitted)
     trace = replace(decision.trace, alignment=alignment)
@@ -348,28 +220,6 @@ def test_a_resource_that_does_not_care_or_cannot_be_had_says_so() -> None:
 
 
 # --- refusals -----------------------------------------------------------------------------------
-
-
-def test_a_refusal_tells_rule_need_and_what_each_numa_node_had() -> None:
-    node = Node()
-    document = node.explain(SINGLE, resources(9, 4), name="big")
-    assert document["outcome"] == explanation.REFUSED
-    assert document["refusal"]["reason"] == "TopologyAffinityError"
-    assert document["refusal"]["rule"] == "policy single-numa-node admits one NUMA node only"
-    text = told(document)
-    assert text.startswith(
-        "Refused (TopologyAffinityError): cpu: 9 exclusive CPUs needed, more than the 8 CPUs of "
-        "any one NUMA node; it needs 9 exclusive CPUs and 4 GiB memory on one NUMA node "
-        "(policy single-numa-node); free: NUMA node 0: 8 CPUs for exclusive use, 16 GiB memory;"
-    ) or text.startswith("Refused (TopologyAffinityError): It needs")
-    assert "The rule: policy single-numa-node admits one NUMA node only." in text
-    assert "Free on NUMA nodes 0-3 each: 8 of 8 CPUs for exclusive use (9 CPUs needed) and" in text
-    assert "Policy single-numa-node finds no place: cpu: 9 exclusive CPUs needed, more than" in text
-    cpu = document["resources"][0]
-    assert [(n["free"], n["capacity"], n["enough"]) for n in cpu["numaNodes"]] == [
-        (8, 8, False)
-    ] * 4
-    assert "The shared CPUs" not in text
 
 
 def test_a_refusal_without_a_rule_still_reads_well() -> None:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 import pytest
 
-from nri_numa.engine.align.policies import Problem, align
 from nri_numa.engine.place.memory import (
     Amounts,
     MemoryTable,
@@ -14,7 +13,6 @@ from nri_numa.engine.place.memory import (
     widen_for_memory,
 )
 from nri_numa.model.cpuset import NUMASet
-from nri_numa.model.workload import Policy
 
 
 def near(i: int, j: int) -> int:
@@ -84,10 +82,6 @@ class TestKubeletRules:
         mask = None if affinity is None else NUMASet(affinity)
         return str(kubelet_grant(table, needs, mask, preferred))
 
-    def test_without_a_mask_it_takes_its_best_hint(self) -> None:
-        assert self.grant(self.table(), memory=12) == "0-1"
-        assert self.grant(self.table({0: 6}), memory=6) == "1"
-
     def test_a_preferred_wish_needs_a_preferred_hint(self) -> None:
         # One NUMA node would do on an empty machine; 0 and 1 are bound, 2 and 3 together fit.
         assert self.grant(self.table({0: 6}, {1: 6}), memory=11) == "2-3"
@@ -102,10 +96,6 @@ class TestKubeletRules:
         refused = self.grant(table, {3}, memory=12)
         assert refused == "NUMA node 3 has too little memory, and no wider set that holds it fits"
 
-    def test_wide_masks_are_made_of_free_numa_nodes(self) -> None:
-        table = self.table({0: 10}, memory={0: 20, 1: 5, 2: 5, 3: 5})
-        assert self.grant(table, memory=12) == "1-3"
-
     def test_groups_never_overlap(self) -> None:
         table = self.table({0: 10, 1: 2})
         refused = self.grant(table, {1}, memory=2)
@@ -116,25 +106,3 @@ class TestKubeletRules:
         refused = self.grant(table, {0, 1}, memory=2)
         assert refused == "NUMA node 0 is tied to the group of NUMA node 0, expected 0-1"
         assert self.grant(table, {0}, memory=2) == "0"
-
-    def test_what_is_left_and_tied(self) -> None:
-        table = self.table({0: 10, 1: 2}, {0: 0, 1: 3})
-        assert table.free["memory"] == {0: 0, 1: 5, 2: 10, 3: 10}
-        assert self.table({0: 0, 1: 3}).groups[0] == NUMASet([0, 1])
-
-    @pytest.mark.parametrize(
-        ("needs", "expected"),
-        [
-            ({"memory": 10}, "0"),
-            ({"memory": 11}, "0-1"),
-            ({"memory": 11, "hugepages-2Mi": 8}, "0-1"),
-            ({"memory": 41}, "0-3"),  # no hint: no wish, and the failure comes at the grant
-        ],
-    )
-    def test_demands_merge_as_the_kubelets_provider_answers(
-        self, needs: dict[str, int], expected: str
-    ) -> None:
-        table = self.table()
-        demands = tuple(table.demands(needs))
-        found = align(Problem(demands, table.numa_ids, Policy.RESTRICTED, near))
-        assert (found.admitted, str(found.affinity)) == (True, expected)

@@ -13,14 +13,10 @@ from nri_numa.model.settings import CPUAmount, Limits, Settings
 from tests.machines import named as machines
 
 
-def machine(
-    made: Callable[[], Topology], reserved: str = "", *, strict: bool = False, **limits: CPUAmount
-) -> Machine:
+def machine(made: Callable[[], Topology], reserved: str = "", **limits: CPUAmount) -> Machine:
     return Machine(
         topology=made(),
-        settings=Settings(
-            reserved_cpus=CPUSet.parse(reserved), strict_reserved=strict, limits=Limits(**limits)
-        ),
+        settings=Settings(reserved_cpus=CPUSet.parse(reserved), limits=Limits(**limits)),
     )
 
 

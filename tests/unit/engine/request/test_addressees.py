@@ -13,10 +13,8 @@ PREFIX = "numa.kubernetes.io"
     ("annotation", "name"),
     [
         ("numa.kubernetes.io/numacpu.web", "web"),
-        ("numa.kubernetes.io/policy.web", "web"),
         ("numacpu.numa.kubernetes.io/container.web", "web"),
         # The whole pod, or nobody.
-        ("numa.kubernetes.io/numacpu", None),
         ("numa.kubernetes.io/numacpu.", None),
         ("numacpu.numa.kubernetes.io/pod", None),
         ("numacpu.numa.kubernetes.io/container.", None),
@@ -25,8 +23,6 @@ PREFIX = "numa.kubernetes.io"
         ("numa.kubernetes.io/numacpuu.web", None),
         ("other.io/numacpu.web", None),
         ("xnuma.kubernetes.io/numacpu.web", None),
-        ("numacpu.web", None),
-        ("numa.kubernetes.io", None),
         ("numacpu.numa.kubernetes.io", None),
         ("numa.kubernetes.io/numacpu." + "x" * 64, None),
     ],

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import StrEnum
 
 import pytest
+from msgspec.structs import replace
 
 from nri_numa.engine.request.annotations import (
     KEYS,
@@ -43,19 +45,17 @@ def asked(
     settings: Settings | None = None,
     *,
     container: str = "main",
-    namespace: str = "shop",
     labels: Mapping[str, str] | None = None,
-    qos: QoSClass = QoSClass.BURSTABLE,
     runtime_handler: str = "",
 ) -> Requested | Refusal:
     pod = PodSandbox(
         id="p1",
         uid="u1",
-        namespace=namespace,
+        namespace="shop",
         name="web",
         labels=labels or {},
         annotations=annotations,
-        qos=qos,
+        qos=QoSClass.BURSTABLE,
         runtime_handler=runtime_handler,
     )
     settings, asking = settings or Settings(), Container(id="c1", pod_id="p1", name=container)
@@ -87,52 +87,34 @@ def test_a_pod_without_our_prefix_gets_the_very_same_empty_wishes() -> None:
     )
 
 
+CHOICES: dict[str, type[StrEnum]] = {
+    "bind": Bind,
+    "policy": Policy,
+    "scope": Scope,
+    "cpus": CPUMode,
+    "smt": SMT,
+    "on-failure": OnFailure,
+    "devices": DeviceUse,
+    "mempolicy": MemoryPolicy,
+}
+
+
 @pytest.mark.parametrize(
-    ("key", "value", "field", "expected"),
+    ("key", "value", "expected"),
     [
-        ("numacpu", "1,23", "numacpu", "1,23"),
-        ("numacpu", "0-3,8", "numacpu", "0-3,8"),
-        ("numamem", "0-1", "numamem", "0-1"),
-        ("bind", "none", "bind", Bind.NONE),
-        ("bind", "cpu", "bind", Bind.CPU),
-        ("bind", "cpu+mem", "bind", Bind.CPU_MEM),
-        ("policy", "none", "policy", Policy.NONE),
-        ("policy", "best-effort", "policy", Policy.BEST_EFFORT),
-        ("policy", "restricted", "policy", Policy.RESTRICTED),
-        ("policy", "single-numa-node", "policy", Policy.SINGLE_NUMA_NODE),
-        ("scope", "container", "scope", Scope.CONTAINER),
-        ("scope", "pod", "scope", Scope.POD),
-        ("cpus", "shared", "cpus", CPUMode.SHARED),
-        ("cpus", "exclusive", "cpus", CPUMode.EXCLUSIVE),
-        ("smt", "any", "smt", SMT.ANY),
-        ("smt", "spread", "smt", SMT.SPREAD),
-        ("smt", "full-core", "smt", SMT.FULL_CORE),
-        ("smt", "isolate", "smt", SMT.ISOLATE),
-        ("smt", "pair", "smt", SMT.PAIR),
-        ("load", "high", "load", HIGH),
-        ("load", "low", "load", LOW),
-        ("load", "09:00-18:00", "load", Load(((540, 1080),))),
-        ("on-failure", "reject", "on_failure", OnFailure.REJECT),
-        ("on-failure", "widen", "on_failure", OnFailure.WIDEN),
-        ("on-failure", "unpinned", "on_failure", OnFailure.UNPINNED),
-        ("devices", "align", "devices", DeviceUse.ALIGN),
-        ("devices", "ignore", "devices", DeviceUse.IGNORE),
-        ("mempolicy", "default", "mempolicy", MemoryPolicy.DEFAULT),
-        ("mempolicy", "local", "mempolicy", MemoryPolicy.LOCAL),
-        ("mempolicy", "preferred", "mempolicy", MemoryPolicy.PREFERRED),
-        ("mempolicy", "preferred-many", "mempolicy", MemoryPolicy.PREFERRED_MANY),
-        ("mempolicy", "bind", "mempolicy", MemoryPolicy.BIND),
-        ("mempolicy", "interleave", "mempolicy", MemoryPolicy.INTERLEAVE),
-        ("mempolicy", "weighted-interleave", "mempolicy", MemoryPolicy.WEIGHTED_INTERLEAVE),
-        ("movable", "true", "movable", True),
-        ("movable", "false", "movable", False),
+        *((key, one.value, one) for key, kind in CHOICES.items() for one in kind),
+        ("numacpu", "0-3,8", "0-3,8"),
+        ("numamem", "0-1", "0-1"),
+        ("load", "high", HIGH),
+        ("load", "low", LOW),
+        ("load", "09:00-18:00", Load(((540, 1080),))),
+        ("movable", "true", True),
+        ("movable", "false", False),
     ],
 )
-def test_every_value_of_every_key_is_understood(
-    key: str, value: str, field: str, expected: object
-) -> None:
+def test_every_value_of_every_key_is_understood(key: str, value: str, expected: object) -> None:
     requested = good({f"{PREFIX}/{key}": value})
-    assert getattr(requested, field) == expected
+    assert getattr(requested, key.replace("-", "_")) == expected
     assert requested.given == {key}
     assert requested.sources == {key: f"annotation {PREFIX}/{key}"}
     assert check_value(key, value) is None
@@ -219,12 +201,6 @@ def test_annotation_beats_rule_beats_default_key_by_key() -> None:
     }
 
 
-def test_defaults_alone_give_nothing() -> None:
-    requested = good({}, Settings(defaults={"policy": "best-effort"}))
-    assert requested.policy is Policy.BEST_EFFORT
-    assert requested.given == frozenset()
-
-
 @pytest.mark.parametrize(
     ("rule", "matches"),
     [
@@ -245,14 +221,7 @@ def test_defaults_alone_give_nothing() -> None:
     ],
 )
 def test_a_rule_matches_when_all_its_conditions_do(rule: Rule, matches: bool) -> None:
-    named = Rule(
-        namespaces=rule.namespaces,
-        labels=rule.labels,
-        qos=rule.qos,
-        runtime_handlers=rule.runtime_handlers,
-        containers=rule.containers,
-        values={"scope": "pod"},
-    )
+    named = replace(rule, values={"scope": "pod"})
     requested = asked({}, Settings(rules=(named,)), labels={"tier": "db"}, runtime_handler="kata")
     assert isinstance(requested, Requested)
     assert (requested.scope is Scope.POD) is matches
@@ -275,109 +244,39 @@ NODES = "a list of NUMA nodes"
 POLICIES = "one of none, best-effort, restricted, single-numa-node"
 PEAK = "high, low, or daily peak hours between 00:00 and 24:00 such as 09:00-18:00"
 
+# What is wrong with a list is in tests/unit/model/test_cpuset.py, with peak hours in test_load.py.
 BAD_VALUES: list[tuple[str, str, str]] = [
-    # numacpu: the kernel's list format, nothing else
     ("numacpu", "", "not an empty text"),
-    ("numacpu", " ", LIST),
-    ("numacpu", " 1", LIST),
     ("numacpu", "1 2", LIST),
     ("numacpu", "1\n", LIST),
-    ("numacpu", "1\x00", LIST),
-    ("numacpu", "3-1", "runs backwards"),
-    ("numacpu", "0-", LIST),
-    ("numacpu", "-1", LIST),
-    ("numacpu", "0-1-2", LIST),
-    ("numacpu", "0-3/2", LIST),
-    ("numacpu", "1,,2", "empty item"),
-    ("numacpu", "1,", "empty item"),
-    ("numacpu", "0,22|1,23", LIST),
-    ("numacpu", "[1,2]", LIST),
-    ("numacpu", "+1", LIST),
-    ("numacpu", "1.0", LIST),
-    ("numacpu", "0x1", LIST),
-    ("numacpu", "1_0", LIST),
-    ("numacpu", "all", LIST),
-    ("numacpu", "cpu0", LIST),
-    ("numacpu", "²", LIST),
-    ("numacpu", "١", LIST),
-    ("numacpu", "0–3", LIST),
     ("numacpu", "0\u00a0", LIST),
-    ("numacpu", "8192", "above 8191"),
-    ("numacpu", "0-8192", "above 8191"),
-    ("numacpu", "18446744073709551616", "above 8191"),
-    ("numacpu", "9" * 4000, "above 8191"),
     ("numacpu", "x" * 4000, LIST),
+    ("numacpu", "3-1", "runs backwards"),
+    ("numacpu", "1,,2", "empty item"),
+    ("numacpu", "9" * 4000, "above 8191"),
     ("numacpu", "1," * 40000, "at most 4096 characters"),
-    ("numamem", "0," * 40000, "at most 4096 characters"),
-    ("load", "09:00-18:00," * 5000, "at most 2048 characters"),
-    # numamem
     ("numamem", "", "not an empty text"),
-    ("numamem", "1-0", "runs backwards"),
-    ("numamem", "0,,1", "empty item"),
     ("numamem", "node0", NODES),
     ("numamem", "1024", "above 1023"),
-    ("numamem", "0-1024", "above 1023"),
-    ("numamem", "4Gi", NODES),
-    ("numamem", "local", NODES),
-    # bind
     ("bind", "", "one of none, cpu, cpu+mem"),
-    ("bind", "mem", "one of none, cpu, cpu+mem"),
     ("bind", "cpu,mem", "one of none, cpu, cpu+mem"),
-    ("bind", "CPU", "did you mean cpu?"),
     ("bind", "cpu ", "did you mean cpu?"),
-    # policy
-    ("policy", "", POLICIES),
     ("policy", "Restricted", "did you mean restricted?"),
     ("policy", "best_effort", "did you mean best-effort?"),
     ("policy", "single-numa", "did you mean single-numa-node?"),
     ("policy", "single", POLICIES),
-    ("policy", "static", POLICIES),
     ("policy", "р" * 300, POLICIES),
-    # scope
-    ("scope", "", "one of container, pod"),
-    ("scope", "Pod", "did you mean pod?"),
     ("scope", "node", "one of container, pod"),
-    # cpus
-    ("cpus", "", "one of shared, exclusive"),
     ("cpus", "4", "one of shared, exclusive"),
-    ("cpus", "dedicated", "one of shared, exclusive"),
-    ("cpus", "Exclusive", "did you mean exclusive?"),
-    # smt
-    ("smt", "", "one of any, spread, full-core, isolate, pair"),
-    ("smt", "off", "one of any, spread"),
-    ("smt", "full_core", "did you mean full-core?"),
+    ("smt", "off", "one of any, spread, full-core, isolate, pair"),
     ("smt", "paired", "did you mean pair?"),
-    # load
-    ("load", "", PEAK),
     ("load", "medium", PEAK),
-    ("load", "HIGH", PEAK),
-    ("load", "0.9", PEAK),
-    ("load", "9:00-18:00", PEAK),
-    ("load", "09:00-", PEAK),
-    ("load", "09:00 - 18:00", PEAK),
-    ("load", "09:00-18:00,", PEAK),
-    ("load", "09:60-18:00", PEAK),
-    ("load", "25:00-26:00", PEAK),
-    ("load", "09:00-24:01", PEAK),
-    ("load", "24:00-01:00", PEAK),
-    ("load", "09:00-09:00", PEAK),
-    ("load", "٠٩:00-18:00", PEAK),
-    # on-failure
-    ("on-failure", "", "one of reject, widen, unpinned"),
+    ("load", "09:00-18:00," * 5000, "at most 2048 characters"),
     ("on-failure", "fail", "one of reject, widen, unpinned"),
-    ("on-failure", "Reject", "did you mean reject?"),
-    # devices
-    ("devices", "", "one of align, ignore"),
     ("devices", "none", "one of align, ignore"),
-    ("devices", "Ignore", "did you mean ignore?"),
-    # mempolicy
-    ("mempolicy", "", "one of default, local, preferred"),
     ("mempolicy", "MPOL_BIND", "one of default, local, preferred"),
-    ("mempolicy", "Bind", "did you mean bind?"),
-    ("mempolicy", "interleaved", "did you mean interleave?"),
     ("mempolicy", "bind:0", "did you mean bind?"),
     ("movable", "maybe", "one of true, false"),
-    ("movable", "True", "did you mean true?"),
 ]
 
 
@@ -401,21 +300,15 @@ def test_a_bad_value_is_refused_by_name(key: str, value: str, expectation: str) 
 
 
 def test_the_table_of_bad_values_covers_every_key() -> None:
-    assert len(set(BAD_VALUES)) == len(BAD_VALUES)
     assert {key for key, _, _ in BAD_VALUES} == set(KEYS)
 
 
 UNKNOWN_KEYS = [
     ("polcy", "did you mean policy?"),
     ("Policy", "did you mean policy?"),
-    ("numa-cpu", "did you mean numacpu?"),
-    ("numacpus", "did you mean numacpu?"),
-    ("numa_mem", "did you mean numamem?"),
     ("cpu", "did you mean cpus?"),
-    ("on_failure", "did you mean on-failure?"),
     ("onFailure", "did you mean on-failure?"),
     ("", "one of the keys numacpu,"),
-    ("memory", "one of the keys numacpu,"),
     ("ассigned", "one of the keys numacpu,"),
     ("x" * 300, "one of the keys numacpu,"),
 ]
@@ -431,12 +324,6 @@ def test_an_unknown_key_under_our_prefix_is_refused_for_every_container(
     assert (bad.key, bad.value) == (key, "v1")
     for part in ("shop/web", "main", f"{PREFIX}/{key}{suffix}", "'v1'", expectation):
         assert part in bad.message
-
-
-def test_an_almost_known_key_in_the_other_spelling_is_refused_too() -> None:
-    bad = asked({f"polcy.{PREFIX}/pod": "restricted"})
-    assert isinstance(bad, Refusal)
-    assert "did you mean policy?" in bad.message
 
 
 @pytest.mark.parametrize("name", [f"{PREFIX}/policy.", f"policy.{PREFIX}/container."])
@@ -458,14 +345,6 @@ def test_a_bad_pod_value_is_refused_even_where_the_container_has_its_own() -> No
     assert bad.value == "bad"
 
 
-def test_of_several_mistakes_the_first_by_name_is_told_whatever_their_order() -> None:
-    first = asked({f"{PREFIX}/smt": "bad", f"{PREFIX}/bind": "bad"})
-    second = asked({f"{PREFIX}/bind": "bad", f"{PREFIX}/smt": "bad"})
-    assert first == second
-    assert isinstance(first, Refusal)
-    assert first.key == "bind"
-
-
 # --- contradictions ---------------------------------------------------------------------------
 
 CONTRADICTIONS: list[tuple[dict[str, str], str, str]] = [
@@ -473,16 +352,12 @@ CONTRADICTIONS: list[tuple[dict[str, str], str, str]] = [
     ({"numamem": "0", "bind": "none"}, "numamem", "bind"),
     ({"numamem": "0", "bind": "cpu"}, "numamem", "bind"),
     ({"policy": "best-effort", "bind": "none"}, "policy", "bind"),
-    ({"policy": "restricted", "bind": "none"}, "policy", "bind"),
     ({"policy": "single-numa-node", "bind": "none"}, "policy", "bind"),
     ({"cpus": "exclusive", "bind": "none"}, "cpus", "bind"),
     ({"smt": "full-core", "bind": "none"}, "smt", "bind"),
-    ({"smt": "isolate", "bind": "none"}, "smt", "bind"),
     ({"numacpu": "0-3", "policy": "best-effort"}, "numacpu", "policy"),
-    ({"numacpu": "0-3", "policy": "restricted"}, "numacpu", "policy"),
     ({"numacpu": "0-3", "policy": "single-numa-node"}, "numacpu", "policy"),
     ({"numacpu": "0-3", "smt": "full-core"}, "numacpu", "smt"),
-    ({"numacpu": "0-3", "smt": "isolate"}, "numacpu", "smt"),
     ({"numacpu": "0-3", "on-failure": "widen"}, "numacpu", "on-failure"),
     ({"numamem": "0", "on-failure": "widen"}, "numamem", "on-failure"),
     ({"smt": "full-core", "cpus": "shared"}, "smt", "cpus"),
@@ -518,50 +393,6 @@ def test_between_levels_the_stronger_one_wins_and_the_weaker_key_is_not_heard(
         assert requested.given == {strong}
         requested = good(ours(**{strong: keys[strong]}), Settings(defaults={weak: keys[weak]}))
         assert set(requested.sources) == {strong}
-
-
-@pytest.mark.parametrize(
-    "keys",
-    [
-        {"numacpu": "0-3", "numamem": "1"},
-        {"numacpu": "0-3", "bind": "cpu"},
-        {"numacpu": "0-3", "policy": "none"},
-        {"numacpu": "0-3", "cpus": "exclusive"},
-        {"numacpu": "0-3", "cpus": "shared"},
-        {"numacpu": "0-3", "smt": "spread"},
-        {"numacpu": "0-3", "load": "high"},
-        {"numacpu": "0-3", "on-failure": "unpinned"},
-        {"numamem": "2", "policy": "restricted"},
-        {"bind": "none", "policy": "none"},
-        {"bind": "none", "cpus": "shared"},
-        {"bind": "cpu", "policy": "restricted"},
-        {"cpus": "exclusive", "policy": "none"},
-        {"cpus": "shared", "policy": "restricted"},
-        {"cpus": "shared", "smt": "pair"},
-        {"smt": "pair"},
-        {"scope": "pod"},
-        {"load": "low"},
-    ],
-)
-def test_what_looks_odd_but_makes_sense_is_let_through(keys: dict[str, str]) -> None:
-    requested = good({f"{PREFIX}/{key}": value for key, value in keys.items()})
-    assert requested.given == set(keys)
-    assert check_level(keys) == []
-
-
-def test_a_silenced_value_gives_way_to_the_next_weaker_one() -> None:
-    settings = Settings(defaults={"bind": "cpu"})
-    annotations = {f"{PREFIX}/policy.main": "restricted", f"{PREFIX}/bind": "none"}
-    requested = good(annotations, settings)
-    assert (requested.policy, requested.bind) == (Policy.RESTRICTED, Bind.CPU)
-    assert requested.sources["bind"] == "default"
-
-
-def test_a_contradiction_that_a_stronger_level_resolves_is_none() -> None:
-    annotations = ours(numacpu="0-3", policy="restricted") | {f"{PREFIX}/policy.main": "none"}
-    requested = good(annotations)
-    assert (requested.numacpu, requested.policy) == ("0-3", Policy.NONE)
-    assert isinstance(asked(annotations, container="other"), Refusal)
 
 
 def test_the_problems_of_a_level_are_all_listed() -> None:
@@ -600,10 +431,3 @@ def test_a_resolver_does_not_hoard_long_values() -> None:
     assert isinstance(found, Requested)
     assert found.numacpu == text
     assert resolver(pod, asking) is not found
-
-
-@pytest.mark.parametrize(
-    ("length", "shown"), [(80, f"{'x' * 80!r}"), (81, f"{'x' * 80!r}… (81 characters)")]
-)
-def test_of_a_value_eighty_characters_are_shown(length: int, shown: str) -> None:
-    assert quoted("x" * length) == shown

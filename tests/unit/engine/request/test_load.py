@@ -1,10 +1,8 @@
-"""The text form of a container's load."""
+"""The text form of a container's load; any windows are in properties/test_requested.py."""
 
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from nri_numa.engine.request.annotations import format_load, parse_load
 from nri_numa.model.workload import HIGH, LOW, Load
@@ -16,15 +14,9 @@ from nri_numa.model.workload import HIGH, LOW, Load
         ("high", ((0, 1440),)),
         ("low", ()),
         ("09:00-18:00", ((540, 1080),)),
-        ("12:00-13:00,09:00-10:30", ((540, 630), (720, 780))),
-        ("22:00-06:00", ((0, 360), (1320, 1440))),
-        ("22:00-00:00", ((1320, 1440),)),
         ("22:00-24:00", ((1320, 1440),)),
         ("00:00-24:00", ((0, 1440),)),
-        ("09:00-12:00,11:00-14:00", ((540, 840),)),
         ("09:00-12:00,12:00-14:00", ((540, 840),)),
-        ("09:00-15:00,10:00-11:00", ((540, 900),)),
-        ("12:00-06:00,06:00-12:00", ((0, 1440),)),
     ],
 )
 def test_text_becomes_sorted_separate_minutes(text: str, busy: tuple[tuple[int, int], ...]) -> None:
@@ -36,8 +28,6 @@ def test_text_becomes_sorted_separate_minutes(text: str, busy: tuple[tuple[int, 
     [
         ("", "load '': expected high, low, or daily peak hours such as 09:00-18:00"),
         ("HIGH", "load 'HIGH': expected high, low"),
-        ("medium", "load 'medium': expected high, low"),
-        ("9-18", "load '9-18': expected"),
         ("9:00-18:00", "load '9:00-18:00': expected"),
         ("09:00-10:00, 11:00-12:00", "load ' 11:00-12:00' in '09:00-10:00, 11:00-12:00'"),
         ("09:00-18:00,", "load '' in '09:00-18:00,': expected"),
@@ -46,7 +36,6 @@ def test_text_becomes_sorted_separate_minutes(text: str, busy: tuple[tuple[int, 
         ("24:00-06:00", "expected times from 00:00 to 24:00"),
         ("09:00-24:01", "expected times from 00:00 to 24:00"),
         ("09:60-10:00", "expected times from 00:00 to 24:00"),
-        ("09:00-10:99", "expected times from 00:00 to 24:00"),
         ("09:00-09:00", "starts when it ends; expected high for the whole day"),
     ],
 )
@@ -62,18 +51,3 @@ def test_bad_text_is_an_error_that_says_what_was_expected(text: str, says: str) 
 )
 def test_a_load_is_written_as_it_is_read(load: Load, text: str) -> None:
     assert format_load(load) == text
-
-
-@given(
-    st.lists(
-        st.tuples(st.integers(0, 1439), st.integers(0, 1440)).filter(lambda i: i[0] != i[1]),
-        min_size=1,
-        max_size=6,
-    )
-)
-def test_intervals_stay_apart_and_text_round_trips(items: list[tuple[int, int]]) -> None:
-    text = ",".join(f"{a // 60:02}:{a % 60:02}-{b // 60:02}:{b % 60:02}" for a, b in items)
-    load = parse_load(text)
-    assert all(a < b for a, b in load.busy)
-    assert all(b < c for (_, b), (c, _) in zip(load.busy, load.busy[1:], strict=False))
-    assert parse_load(format_load(load)) == load

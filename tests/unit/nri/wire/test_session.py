@@ -14,11 +14,9 @@ from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.nri.wire.pb import ttrpc_pb2
 from nri_numa.nri.wire.session import (
     PLUGIN_METHODS,
-    TRANSITIONS,
     Phase,
     PluginSession,
     RuntimeSession,
-    Step,
 )
 from nri_numa.nri.wire.versions import AGENT_EVENTS, Event
 from tests.beds.wire import SessionPair, drain, golden, request_frame
@@ -34,6 +32,16 @@ def answers_of(session: Any) -> dict[int, ttrpc_pb2.Response]:
             assert message[1] == ttrpc.MessageType.RESPONSE
             found[message[0]] = ttrpc_pb2.Response.FromString(message[2])
     return found
+
+
+def to_runtime(stream: int, method: str) -> bytes:
+    """A request of a plugin."""
+    return request_frame(
+        stream,
+        method,
+        service="nri.pkg.api.v1alpha1.Runtime",
+        connection=ttrpc.RUNTIME_CONNECTION,
+    )
 
 
 # --- captured conversations ---------------------------------------------------------------------
@@ -129,35 +137,7 @@ def test_a_captured_unsolicited_update() -> None:
     assert session.data_to_send() == golden("update-containers")
 
 
-@pytest.mark.parametrize(
-    "names",
-    [
-        ("register-plugin-reply", "configure-containerd-2.1.9"),
-        ("configure-nri-0.12.2", "register-plugin-reply"),
-    ],
-)
-def test_a_captured_stream_means_the_same_wherever_it_is_cut(names: tuple[str, ...]) -> None:
-    """Configure may overtake the answer to RegisterPlugin, and any packet may end anywhere."""
-    wire = b"".join(golden(name) for name in names)
-    expected: list[ev.PluginEvent] | None = None
-    for cut in range(len(wire) + 1):
-        session = PluginSession()
-        session.register("numapin", "10")
-        session.receive_data(wire[:cut])
-        seen = drain(session)
-        session.receive_data(wire[cut:])
-        seen += drain(session)
-        assert len(seen) == 2
-        assert expected is None or seen == expected
-        expected = seen
-
-
 # --- the handshake -------------------------------------------------------------------------------
-
-
-def test_both_roles_reach_active_together() -> None:
-    pair = SessionPair().active()
-    assert pair.plugin.phase is pair.runtime.phase is Phase.ACTIVE
 
 
 def test_configure_and_synchronize_in_one_packet_are_served_in_turn() -> None:
@@ -183,14 +163,7 @@ def test_a_refused_registration_is_reported_with_the_runtimes_words() -> None:
 
 def test_a_second_registration_is_accepted_and_ignored_by_a_runtime() -> None:
     pair = SessionPair().active()
-    pair.runtime.receive_data(
-        request_frame(
-            99,
-            "RegisterPlugin",
-            service="nri.pkg.api.v1alpha1.Runtime",
-            connection=ttrpc.RUNTIME_CONNECTION,
-        )
-    )
+    pair.runtime.receive_data(to_runtime(99, "RegisterPlugin"))
     assert drain(pair.runtime) == []
     assert list(answers_of(pair.runtime)) == [99]
     assert pair.runtime.phase is Phase.ACTIVE
@@ -420,14 +393,7 @@ def test_a_go_servers_error_answer_is_understood() -> None:
 
 def test_a_runtime_answers_unknown_methods_too() -> None:
     pair = SessionPair().active()
-    pair.runtime.receive_data(
-        request_frame(
-            7,
-            "Nope",
-            service="nri.pkg.api.v1alpha1.Runtime",
-            connection=ttrpc.RUNTIME_CONNECTION,
-        )
-    )
+    pair.runtime.receive_data(to_runtime(7, "Nope"))
     assert drain(pair.runtime) == []
     assert pair.runtime.data_to_send() == golden("unknown-method-reply")
 
@@ -616,14 +582,7 @@ def test_a_refused_handshake_step_does_not_move_the_runtime_on(method: str) -> N
 
 def test_a_request_of_an_unregistered_plugin_ends_the_runtimes_session() -> None:
     runtime = RuntimeSession()
-    runtime.receive_data(
-        request_frame(
-            1,
-            "UpdateContainers",
-            service="nri.pkg.api.v1alpha1.Runtime",
-            connection=ttrpc.RUNTIME_CONNECTION,
-        )
-    )
+    runtime.receive_data(to_runtime(1, "UpdateContainers"))
     with pytest.raises(RemoteProtocolError, match="UpdateContainers is illegal while connected"):
         runtime.next_event()
 
@@ -668,16 +627,3 @@ def test_a_plugin_takes_the_oversized_picture_of_an_old_runtime_and_a_runtime_no
     runtime.receive_data(ttrpc.encode_frames(ttrpc.RUNTIME_CONNECTION, message[:10]))
     with pytest.raises(RemoteProtocolError, match="at most 4194304 are allowed"):
         runtime.next_event()
-
-
-# --- the table of phases --------------------------------------------------------------------------
-
-
-def test_every_phase_has_a_row_and_nothing_leads_out_of_the_end() -> None:
-    assert set(TRANSITIONS) == set(Phase)
-    assert TRANSITIONS[Phase.CLOSED] == TRANSITIONS[Phase.DEAD] == {}
-
-
-def test_no_event_is_legal_before_the_runtime_has_configured_us() -> None:
-    legal = {phase for phase, row in TRANSITIONS.items() if Step.EVENT in row}
-    assert legal == {Phase.CONFIGURED, Phase.ACTIVE}

@@ -51,23 +51,6 @@ def server(
     return made, answers
 
 
-def test_messages_are_cut_the_same_way_wherever_the_bytes_are_split() -> None:
-    wire = (
-        ttrpc.encode_message(1, REQUEST, b"first")
-        + ttrpc.encode_message(3, RESPONSE, b"")
-        + ttrpc.encode_message(5, 9, b"third, longer than the others")
-        + b"\0\0"
-    )
-    expected = [(1, 1, b"first"), (3, 2, b""), (5, 9, b"third, longer than the others")]
-    for step in (1, 2, 3, 7, 11, len(wire)):
-        reader, seen = ttrpc.MessageReader(), []
-        for start in range(0, len(wire), step):
-            reader.receive_data(wire[start : start + step])
-            while (message := reader.next_message()) is not None:
-                seen.append(message)
-        assert seen == expected
-
-
 def test_the_longest_body_travels_and_a_longer_one_is_refused_on_both_sides() -> None:
     longest = b"x" * ttrpc.MAX_BODY
     reader = ttrpc.MessageReader()
@@ -138,14 +121,6 @@ def test_each_call_is_answered_once_and_in_any_order() -> None:
         made.reply(1, b"")
     with pytest.raises(LocalProtocolError, match="not waiting"):
         made.refuse(9, 2, "never asked")
-
-
-def test_an_empty_success_is_an_empty_body() -> None:
-    trunk = ttrpc.Trunk()
-    made = ttrpc.TTRPCServer(trunk, 2)
-    ask(made, 1)
-    made.reply(1, b"")
-    assert trunk.data_to_send().hex() == "000000020000000a00000000000000010200"
 
 
 def test_a_refusal_needs_an_error_code_and_survives_any_text() -> None:
@@ -271,20 +246,9 @@ def chunks(trunk: ttrpc.Trunk) -> list[tuple[int, bytes]]:
     return found
 
 
-def streams(pieces: list[tuple[int, bytes]]) -> dict[int, bytes]:
-    """Join the pieces of each connection, which is all that a receiver may rely on."""
-    joined: dict[int, bytes] = {}
-    for connection, data in pieces:
-        joined[connection] = joined.get(connection, b"") + data
-    return joined
-
-
 @pytest.mark.parametrize(
     ("length", "frames"),
     [
-        (1, [1]),
-        (10, [10]),
-        (4095, [4095]),
         (4096, [4096]),
         (4097, [4096, 1]),
         (8192, [4096, 4096]),
@@ -306,35 +270,6 @@ def test_a_message_is_one_frame_of_4096_bytes_and_the_rest_in_a_second(
     assert seen == frames
 
 
-def test_a_stream_is_the_same_however_the_socket_cuts_it() -> None:
-    wire = (
-        ttrpc.encode_frames(1, b"hello ")
-        + ttrpc.encode_frames(2, b"other")
-        + ttrpc.encode_frames(1, b"")
-        + ttrpc.encode_frames(1, b"world")
-    )
-    expected = {1: b"hello world", 2: b"other"}
-    for cut in range(len(wire) + 1):
-        trunk = ttrpc.Trunk()
-        trunk.receive_data(wire[:cut])
-        seen = chunks(trunk)
-        trunk.receive_data(wire[cut:])
-        assert streams(seen + chunks(trunk)) == expected
-    trunk, seen = ttrpc.Trunk(), []
-    for byte in wire:
-        trunk.receive_data(bytes([byte]))
-        seen += chunks(trunk)
-    assert streams(seen) == expected
-
-
-def test_the_trailing_half_of_a_frame_waits_for_its_other_half() -> None:
-    trunk = ttrpc.Trunk()
-    trunk.receive_data(ttrpc.encode_frames(1, b"abc") + b"\0\0\0")
-    assert chunks(trunk) == [(1, b"abc")]
-    trunk.receive_data(b"\1\0\0\0\1Z")
-    assert chunks(trunk) == [(1, b"Z")]
-
-
 def test_an_oversized_frame_is_refused_before_its_payload_arrives() -> None:
     trunk = ttrpc.Trunk()
     trunk.receive_data(struct.pack(">II", 1, ttrpc.MAX_FRAME_PAYLOAD))
@@ -350,16 +285,3 @@ def test_feeding_without_draining_is_refused_and_not_buffered_for_ever() -> None
     trunk.receive_data(b"\0" * (ttrpc.MAX_UNREAD + 1))
     with pytest.raises(LocalProtocolError, match="drain"):
         trunk.receive_data(b"x")
-
-
-def test_what_is_queued_leaves_whole_and_in_order() -> None:
-    trunk = ttrpc.Trunk()
-    assert trunk.data_to_send() == b""
-    trunk.write(1, b"one")
-    assert trunk.data_to_send() == ttrpc.encode_frames(1, b"one")
-    trunk.write(1, b"two")
-    trunk.write(2, b"3" * 5000)
-    assert trunk.data_to_send() == ttrpc.encode_frames(1, b"two") + ttrpc.encode_frames(
-        2, b"3" * 5000
-    )
-    assert trunk.data_to_send() == b""

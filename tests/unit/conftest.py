@@ -1,0 +1,16 @@
+"""What units of several rooms need."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    """A directory for sockets: their paths end at 107 bytes, which ``tmp_path`` may pass."""
+    with tempfile.TemporaryDirectory(prefix="nn-") as name:
+        yield Path(name)

@@ -250,6 +250,21 @@ def keep_room(
     return found if isinstance(found, Admitted) else None
 
 
+def short_of_memory(
+    state: NodeState, reading: Reading | None, used: Mapping[str, Mapping[int, int]]
+) -> NUMASet:
+    """NUMA nodes with less free memory than containers there have allocated and not used yet.
+
+    ``used`` has bytes by container and NUMA node; one that is not in it uses nothing.
+    """
+    free = {} if reading is None else reading.memory
+    owed = dict.fromkeys(free, 0)
+    for container_id, a in state.allocations.items():
+        for i in owed.keys() & a.charges.keys():
+            owed[i] += max(0, a.charges[i].memory - used.get(container_id, {}).get(i, 0))
+    return NUMASet(i for i, n in free.items() if n < owed[i])
+
+
 def for_whom(allocation: Allocation) -> str:
     """`` to make room for shop/web/app``, as the end of a sentence; empty where it did not move."""
     _, moved, what = allocation.reason.partition(_MOVED)

@@ -600,3 +600,33 @@ def test_far_memory_comes_home_while_no_pod_starts(
     found = [n.message.rpartition(" in ")[0] for n in world.agent.notices.after()]
     assert found == [said] * bool(said)
     assert world.agent.moving == {}
+
+
+@pytest.mark.parametrize(("free", "says"), [(GIB, 0), (GIB - 1, 1)])
+def test_far_memory_comes_home_before_a_neighbour_has_too_little(
+    tmp_path: Path, free: int, says: int
+) -> None:
+    """Of two GiB that are the neighbour's one is not used yet, and has to be free."""
+    topology = machine(2, 8)
+    tree = CgroupTree(tmp_path / "cgroup", 2, topology.online, NUMASet([0, 1]))
+    for name, used in (("/a", (GIB, 128 * MIB)), ("/b", (256 * MIB, GIB))):
+        tree.write(name)
+        stat = tree.directory(name) / "memory.numa_stat"
+        stat.write_text(f"anon N0={used[0]} N1={used[1]}\n")
+    settings = Settings(strategy=Strategy.SPREAD, room_budget=(GIB, 9))
+    cgroups, reading = CgroupReader(str(tree.root)), Reading(memory={0: 8 * GIB, 1: 8 * GIB})
+    world = World(topology, settings, cgroups=cgroups, reading=reading)
+    for name in "ab":
+        of = pod(name, SINGLE)
+        world.place(of, replace(container(of, wants=resources(2, 2)), cgroups_path=f"/{name}"))
+    world.synchronize()
+    world.reading = replace(reading, memory={0: 8 * GIB, 1: free})
+
+    def migrate(*of_what: object) -> Iterator[Step]:
+        if of_what[2:] == (NUMASet([1]), 0):
+            yield Step(128 * MIB, 0)
+
+    config = AgentConfig(cgroup_root=str(tree.root), room=Room(far_pages=0.5))
+    moving(world, Ticking(), migrate, config)
+    found = [n.message.rpartition(" in ")[0] for n in world.agent.notices.after()]
+    assert found == says * ["256 MiB of far memory moved from NUMA node 1 to 0"]

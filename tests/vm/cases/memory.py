@@ -294,11 +294,7 @@ def room_is_made(guest: Guest) -> None:
         assert counted >= 0.9 * _MOVED_MIB * _MIB, f"{counted / _MIB:.1f} MiB were moved in steps"
 
 
-@case(
-    applies=lambda machine: _SECONDS > 0 and _roomy(machine),
-    plugin=False,
-    limit_s=int(_SECONDS) + 900,
-)
+@case(applies=lambda machine: _SECONDS > 0 and _roomy(machine), limit_s=int(_SECONDS) + 900)
 def room_is_made_again(guest: Guest) -> None:
     """Of three random containers the first and the last need a movable one to move, every time.
 

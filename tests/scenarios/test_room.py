@@ -243,8 +243,9 @@ def test_after_a_plan_everything_holds(
         moved = {move.before.container_id: move for move in plan.moves}
         assert not stays & set(moved)
         after = dict(plan.state.allocations)
-        assert after.pop(plan.newcomer.container_id) == plan.newcomer
-        assert plan.newcomer.preferred
+        newcomer = plan.newcomer.allocation
+        assert after.pop(newcomer.container_id) == newcomer
+        assert newcomer.preferred
         for id, before in state.allocations.items():
             now = after.pop(id).arrived
             if id not in moved:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import multiprocessing
 import os
 import platform
 import random
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -196,49 +196,70 @@ def _roomy(machine: Machine) -> bool:
     return two and all(len(n.cpus & machine.online) >= 8 and n.memory_mib for n in machine.numa)
 
 
-@contextlib.contextmanager
-def _watched(guest: Guest) -> Iterator[dict[int, int]]:
-    """Insist that no CPU has two owners, and read that every 5 ms.
+_PROCESSES = multiprocessing.get_context("fork")
 
-    Processes are in what is given, with the only CPUs that each may have as bits, or 0 for any.
+
+class _Watched:
+    """Processes that own CPUs. One of its own reads every 5 ms that no CPU has two owners.
+
+    A thread would not do: each system call of either would wait until the emulator turns to the
+    processor of the other.
     """
-    watched, over, wrong, count = dict[int, int](), threading.Event(), [""], 0
-    files = dict[int, int]()
 
-    def mask(pid: int) -> int:
-        """``Cpus_allowed``; with as little work as can be, which all programs wait for."""
-        if pid not in files:
-            files[pid] = os.open(f"/proc/{pid}/status", os.O_RDONLY)
-        text = os.pread(files[pid], 8192, 0)
-        at = text.index(b"\nCpus_allowed:\t") + 15
-        return int(text[at : text.index(b"\n", at)].replace(b",", b""), 16)
+    def __init__(self) -> None:
+        self.owners = _PROCESSES.RawArray("q", 32)
+        self.rounds = _PROCESSES.RawValue("q", 0)
+        self.over = _PROCESSES.RawValue("b", 0)
+        self.wrong, self._report = _PROCESSES.Pipe(duplex=False)
 
-    def watch() -> None:
-        nonlocal count
-        while not over.wait(0.005):
-            every = 0
-            for pid, only in tuple(watched.items()):
+    def add(self, pid: int, only: int = 0) -> None:
+        """Watch a process, with the only CPUs that it may have as bits, or 0 for any."""
+        at = list(self.owners[::2]).index(0)
+        self.owners[2 * at + 1] = only
+        self.owners[2 * at] = pid
+
+    def remove(self, pid: int) -> None:
+        """What it has may be another's from now on."""
+        self.owners[2 * list(self.owners[::2]).index(pid)] = 0
+        self._next()
+
+    def _next(self) -> None:
+        after = self.rounds.value + 2
+        poll(lambda: self.rounds.value >= after, "two rounds of the watcher", every_s=0.01)
+
+    def run(self) -> None:
+        files = dict[int, int]()
+        while not self.over.value:
+            time.sleep(0.005)
+            every, owners = 0, list(self.owners)
+            for pid, only in zip(owners[::2], owners[1::2], strict=True):
                 with contextlib.suppress(FileNotFoundError, ProcessLookupError, ValueError):
-                    cpus = mask(pid)
+                    if pid and pid not in files:
+                        files[pid] = os.open(f"/proc/{pid}/status", os.O_RDONLY)
+                    text = os.pread(files[pid], 8192, 0) if pid else b""
+                    at = text.index(b"\nCpus_allowed:\t") + 15
+                    cpus = int(text[at : text.index(b"\n", at)].replace(b",", b""), 16)
                     if cpus != (only or cpus) or cpus & every:
-                        wrong.append(f"{cpus:x}, others {every:x}, its own {only:x}")
+                        self._report.send(f"{cpus:x}, others {every:x}, its own {only:x}")
                     every |= cpus
-            for pid in files.keys() - watched.keys():
-                os.close(files.pop(pid))
-            count += 1
+            self.rounds.value += 1
 
-    watching, began = threading.Thread(target=watch), time.monotonic()
+
+@contextlib.contextmanager
+def _watched(guest: Guest) -> Iterator[_Watched]:
+    """Insist that no CPU has two owners."""
+    watched = _Watched()
+    watching, began = _PROCESSES.Process(target=watched.run), time.monotonic()
     watching.start()
     try:
         yield watched
     finally:
-        over.set()
+        watched.over.value = 1
         watching.join()
-        for file in files.values():
-            os.close(file)
-    every = (time.monotonic() - began) / max(1, count)
-    guest.notes.append(f"CPUs of owners read {count} times, every {1000 * every:.1f} ms")
-    assert wrong == [""], wrong[:4]
+    every, count = time.monotonic() - began, watched.rounds.value
+    guest.notes.append(f"CPUs of owners read {count} times, every {1000 * every / count:.1f} ms")
+    assert watching.exitcode == 0
+    assert not watched.wrong.poll(), watched.wrong.recv()
 
 
 def _arrives(pid: int, away: int) -> dict[int, int]:
@@ -281,8 +302,9 @@ def room_is_made(guest: Guest) -> None:
     homes = {pid: next(iter(words.allowed(pid).mems)) for pid in movers}
     assert sorted(homes.values()) == [0, 1], "each on a NUMA node, so that neither has 7 CPUs free"
     with _watched(guest) as watched:
-        watched.update(dict.fromkeys(movers, 0))
-        newcomer = _newcomer(guest, watched, guest.sandbox("newcomer", _SINGLE), "main", 7)
+        for pid in movers:
+            watched.add(pid)
+        newcomer = _newcomer(guest, guest.sandbox("newcomer", _SINGLE), "main", 7, watched)
         (numa_node,) = guest.pinned(newcomer).mems
         (mover,) = (pid for pid, home in homes.items() if home == numa_node)
         away = 1 - numa_node
@@ -344,7 +366,7 @@ def work_goes_on(guest: Guest) -> None:
     home = next(iter(words.allowed(pid).mems))
     measured("alone", lambda: time.sleep(15))
     pod = guest.sandbox("newcomer", _SINGLE)
-    measured("a container starts", lambda: _newcomer(guest, {}, pod, "main", 7))
+    measured("a container starts", lambda: _newcomer(guest, pod, "main", 7))
     measured("its memory moves", lambda: _arrives(pid, 1 - home))
     measured("afterwards", lambda: time.sleep(15))
     guest.notes.append(f"iterations a second, {_MOVED_MIB} MiB each: {', '.join(figures)}")
@@ -361,7 +383,9 @@ def work_goes_on(guest: Guest) -> None:
     guest.plugin.write_config({})
 
 
-def _newcomer(guest: Guest, watched: dict[int, int], pod: Pod, name: str, cpus: int) -> Container:
+def _newcomer(
+    guest: Guest, pod: Pod, name: str, cpus: int, watched: _Watched | None = None
+) -> Container:
     """A container that others make room for; made again, as the kubelet does, if that took long."""
     while True:
         try:
@@ -371,7 +395,8 @@ def _newcomer(guest: Guest, watched: dict[int, int], pod: Pod, name: str, cpus: 
             if "the kernel holds up writes of cpusets" not in error.message:
                 raise
             guest.notes.append(f"{name}: refused once, the kernel held up writes of cpusets")
-    watched[guest.pid(made)] = sum(1 << cpu for cpu in guest.first(made).cpus)
+    if watched is not None:
+        watched.add(guest.pid(made), sum(1 << cpu for cpu in guest.first(made).cpus))
     return made
 
 
@@ -391,9 +416,11 @@ def _again_and_again(guest: Guest) -> None:
     def create(pod: Pod, cpus: int, moves: int) -> Container:
         nonlocal creations, made, local
         before, creations, made = homes(), creations + 1, made + moves
-        new = _newcomer(guest, watched, pod, f"n{creations}", cpus)
-        pids[new.id] = next(reversed(watched))
-        (numa_node,) = guest.nodes_of(guest.first(new).cpus)
+        new = _newcomer(guest, pod, f"n{creations}", cpus)
+        first = guest.first(new).cpus
+        pids[new.id] = guest.pid(new)
+        watched.add(pids[new.id], sum(1 << cpu for cpu in first))
+        (numa_node,) = guest.nodes_of(first)
         away = {
             pid: guest.nodes_of(words.allowed(pid).cpus)
             for pid, home in before.items()
@@ -406,12 +433,13 @@ def _again_and_again(guest: Guest) -> None:
         return new
 
     def remove(new: Container) -> None:
-        del watched[pids.pop(new.id)]
+        watched.remove(pids.pop(new.id))
         cri.remove(new)
 
     moves = guest.plugin.metric("nri_numa_moves_total", reason="room")
     with _watched(guest) as watched:
-        watched.update(dict.fromkeys(movers, 0))
+        for pid in movers:
+            watched.add(pid)
         assert sorted(homes().values()) == [0, 1]
         until = time.monotonic() + _SECONDS
         while time.monotonic() < until:

@@ -193,6 +193,7 @@ class Mover:
         # In a thread of its own: the kernel looks at every page once more.
         await asyncio.to_thread(self._writer.put, wanted)
         self._agent.post_update_container(container_id)
+        del self._began[container_id]
         seconds = self._clock.monotonic() - began
         self._agent.notices.about(a, What.MOVED, f"moved {where} in {seconds:.1f} s{for_whom(a)}")
         rest = {"left": moved.left, "problem": moved.why} if moved.left else {}

@@ -529,6 +529,38 @@ def moving(
         asyncio.run(live())
 
 
+def test_each_move_is_timed_by_itself() -> None:
+    """The smaller one moves, and an hour later back."""
+    world, clock = movable(("a", 5, 2, {}), ("b", 2, 1, {})), Ticking()
+    world.synchronize()
+
+    def said() -> str:
+        return "".join(n.message for n in world.agent.notices.after() if " in " in n.message)
+
+    async def live() -> None:
+        mover = Mover(world.agent, world.metrics, CgroupWriter(world.cgroups), clock)
+        world.agent.moves_memory = True
+        work = asyncio.create_task(mover.run())
+        for over, name, cpus, where in (
+            ((), "first", 7, "1 to 0"),
+            (("first", "a"), "second", 2, "1 to 0"),
+            ((), "third", 7, "0 to 1"),
+        ):
+            for one in over:
+                world.stop(f"{one}-app")
+                world.remove_pod(pod(one, SINGLE))
+            world.place(pod(name, SINGLE), wants=resources(cpus, 1))
+            while where not in said():
+                await asyncio.sleep(0.002)
+            assert said().startswith(f"moved from NUMA node {where} in 0.0 s to make room for")
+            clock.passed += 3600.0
+        work.cancel()
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("nri_numa.agent.mover.migrate", lambda *_: iter([Step(MIB, 0)]))
+        asyncio.run(live())
+
+
 def test_memory_that_keeps_room_waits_while_pods_start() -> None:
     (a, b) = A_AND_B
     world, clock, at = keeping((*a[:3], {"movable": "false"}), b), Ticking(), list[float]()

@@ -171,9 +171,8 @@ def _pod(
         if (its := room.charge_of(replace(request, containers=(one,)), placed)) is not None
     ]
     charge = room.charge_of(request, placed)
-    if charge is None:
-        return None
-    return Running(name, node, charge, request, movable(document), tuple(movers))
+    moves = movable(document), tuple(movers)
+    return None if charge is None else Running(name, node, charge, request, *moves)
 
 
 def _assigned(document: Document, prefix: str) -> dict[str, NUMASet]:

@@ -30,7 +30,7 @@ from nri_numa.engine.resync import (
     take_in,
     without_answer,
 )
-from nri_numa.engine.room import for_whom, in_the_way, keep_room, went, with_room
+from nri_numa.engine.room import for_whom, in_the_way, keep_room, short_of_memory, went, with_room
 from nri_numa.engine.state import (
     Allocation,
     Kind,
@@ -304,6 +304,10 @@ class Agent:
         if not isinstance(made, str):
             self._alone(made)
         return len(found.moves)
+
+    def short_of_memory(self, used: Mapping[str, Mapping[int, int]]) -> NUMASet:
+        """As `nri_numa.engine.room.short_of_memory`, by what is free now."""
+        return short_of_memory(self.state, self._readings.memory, used)
 
     def _still(self) -> set[str]:
         """Those that cannot move now."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from nri_numa.agent.agent import Agent
@@ -193,6 +193,7 @@ class Mover:
         # In a thread of its own: the kernel looks at every page once more.
         await asyncio.to_thread(self._writer.put, wanted)
         self._agent.post_update_container(container_id)
+        del self._began[container_id]
         seconds = self._clock.monotonic() - began
         self._agent.notices.about(a, What.MOVED, f"moved {where} in {seconds:.1f} s{for_whom(a)}")
         rest = {"left": moved.left, "problem": moved.why} if moved.left else {}
@@ -224,24 +225,36 @@ class Mover:
             if moves:
                 return
         if agent.moves_memory:
-            far = [found for a in agent.state.allocations.values() if (found := self._far(a))]
+            read = {} if self._watch is None else self._watch.known
+            used = {i: {int(n): m for n, m in k.by_numa_node.items()} for i, k in read.items()}
+            short = agent.short_of_memory(used)
+            every = [
+                (agent.state.allocations[i], used[i]) for i in agent.state.allocations.keys() & used
+            ]
+            far = [found for a, places in every if (found := self._far(a, places, short))]
             if far:
-                # The most bytes first, then by id.
-                size, container_id, sources = min(far, key=lambda one: (-one[0], one[1]))
+                # What others have to have first, then the most bytes, then by id.
+                best = min(far, key=lambda one: (not one[2] & short, -one[0], one[1]))
+                size, container_id, sources = best
                 await self._home(agent.state.allocations[container_id], sources, size)
 
-    def _far(self, a: Allocation) -> tuple[int, str, NUMASet] | None:
-        """How much of its memory is far, and where, if it is too much."""
-        known = None if self._watch is None else self._watch.known.get(a.container_id)
-        if known is None or a.kind is Kind.FOREIGN or a.leaves or not a.mems:
+    def _far(
+        self, a: Allocation, places: Mapping[int, int], short: NUMASet
+    ) -> tuple[int, str, NUMASet] | None:
+        """How much of its memory is far, and where, if it is too much.
+
+        Where NUMA nodes are ``short`` of it, it is too much at once.
+        """
+        if a.kind is Kind.FOREIGN or a.leaves or not a.mems:
             return None
         if self._later.get(a.container_id, 0.0) > self._clock.monotonic():
             return None
-        places = {int(i): size for i, size in known.by_numa_node.items()}
         away = {i: size for i, size in places.items() if i not in a.mems and size}
-        far = sum(away.values())
-        much = far > max(LITTLE, self._far_part * sum(places.values()))
-        return (far, a.container_id, NUMASet(away)) if much else None
+        for sources, part in ((NUMASet(away) & short, 0.0), (NUMASet(away), self._far_part)):
+            far = sum(away[i] for i in sources)
+            if far > max(LITTLE, part * sum(places.values())):
+                return far, a.container_id, sources
+        return None
 
     async def _home(self, a: Allocation, sources: NUMASet, far: int) -> None:
         agent, container_id, began = self._agent, a.container_id, self._clock.monotonic()

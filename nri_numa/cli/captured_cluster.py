@@ -10,12 +10,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache, partial
-from itertools import combinations
+from itertools import combinations, islice
 from typing import Any, Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from nri_numa.controller.evictor import movable
+from nri_numa.engine.room import MOST_MOVES
 from nri_numa.errors import AgentError
 from nri_numa.kube.requests import mapping
 from nri_numa.model.cpuset import ListFormatError, NUMASet
@@ -50,6 +52,7 @@ class Running(Struct, frozen=True):
     """A pod that has NUMA nodes of its node, and is charged for them there.
 
     Where it is ``movable`` its workload makes it again, perhaps elsewhere, when it is evicted.
+    Its ``movers`` may change NUMA nodes while they run: each as a pod of one container.
     """
 
     name: str
@@ -57,6 +60,7 @@ class Running(Struct, frozen=True):
     charge: Counts
     request: PodRequest
     movable: bool
+    movers: tuple[Running, ...] = ()
 
 
 class Captured(Struct, frozen=True):
@@ -158,8 +162,17 @@ def _pod(
                 Hold(request=request, node=node, places=placed, since=0.0, until=float("inf"))
             )
         return None
-    charge = room.charge_of(request, _assigned(document, prefix) or placed)
-    return None if charge is None else Running(name, node, charge, request, movable(document))
+    placed = _assigned(document, prefix) or placed
+    movers = [
+        Running(f"{name}/{one.container}", node, its, replace(request, containers=(one,)), True)
+        for one in request.containers
+        if request.together is None and one.container in request.movable and not one.ends
+        if len(placed.get(one.container, ())) == 1
+        if (its := room.charge_of(replace(request, containers=(one,)), placed)) is not None
+    ]
+    charge = room.charge_of(request, placed)
+    moves = movable(document), tuple(movers)
+    return None if charge is None else Running(name, node, charge, request, *moves)
 
 
 def _assigned(document: Document, prefix: str) -> dict[str, NUMASet]:
@@ -243,6 +256,40 @@ def search(
         default={"node": "", "numaNodes": {}, "pods": []},
     )
     return {**best, "setsTried": tried, "cut": cut}
+
+
+def moving(
+    verdict: Fits, node: str, running: Iterable[Running], strategy: Strategy
+) -> list[dict[str, Any]]:
+    """Movable containers of one node that make room there by sums, and where each goes.
+
+    The fewest bytes first, then the fewest containers, as the node chooses.
+    """
+    room, request = verdict.room, verdict.request
+    movers = [one for pod in running if pod.node == node for one in pod.movers]
+    size = {one.name: sum(one.charge.others.get("memory", ())) for one in movers}
+    sets = [
+        (sum(size[one.name] for one in chosen), n, [one.name for one in chosen], chosen)
+        for n in range(1, MOST_MOVES + 1)
+        for chosen in islice(combinations(movers, n), TRIES)
+    ]
+    for *_, chosen in sorted(sets, key=lambda one: one[:3])[:TRIES]:
+        # Their memory is on both sides until it has moved.
+        given = room.plus([replace(one.charge, others={}) for one in chosen])
+        new, to = fit(given, request, strategy), []
+        if not isinstance(new, Fits) or new.places != verdict.places or new.charge is None:
+            continue
+        rest = given.less([new.charge])
+        for one in chosen:
+            there = fit(rest, one.request, strategy)
+            where = next(iter(numa_nodes(there).values()), "") if isinstance(there, Fits) else ""
+            if not isinstance(there, Fits) or there.charge is None or not where.isdigit():
+                break
+            rest = rest.less([there.charge])
+            to.append({"container": one.name, "bytes": size[one.name], "numaNode": where})
+        else:
+            return to
+    return []
 
 
 def numa_nodes(verdict: Fits) -> dict[str, str]:

@@ -16,6 +16,7 @@ from nri_numa.cli.captured_cluster import (
     Captured,
     CaptureError,
     captured,
+    moving,
     numa_nodes,
     search,
 )
@@ -32,7 +33,7 @@ from nri_numa.scheduler.pod_reader import PodReader
 from nri_numa.scheduler.pod_request import PodRequest
 from nri_numa.simulate.manifests import ManifestError, parse_all, text_of
 from nri_numa.simulate.pods import PodManifest, Workload, misaddressed, without_effect
-from nri_numa.text import harmless
+from nri_numa.text import harmless, human_bytes
 
 LARGEST_FILE: Final = 256 << 20
 """Bytes of a capture: 5,000 nodes with 20 pods each are below it without managed fields."""
@@ -169,8 +170,14 @@ def _judged(
         "node": fits[0][1] if fits else "",
         "numaNodes": numa_nodes(fits[0][2]) if fits else {},
         "nodes": [
-            {"name": n, "score": s, "numaNodes": numa_nodes(v), "afterMoving": v.moves}
-            for s, n, v in fits
+            {
+                "name": n,
+                "score": s,
+                "numaNodes": numa_nodes(v),
+                "afterMoving": v.moves,
+                "movers": moving(v, n, cluster.running, strategy) if v.moves and i < NAMED else [],
+            }
+            for i, (s, n, v) in enumerate(fits)
         ],
         "refused": [
             {"reason": why, "hopeless": nodes[0] in filtered.hopeless, "nodes": nodes}
@@ -225,8 +232,13 @@ def _about(one: Mapping[str, Any]) -> Iterator[str]:
     if one["fits"]:
         yield f"{name} fits on {counted(len(one['nodes']), 'node')}; it would go to {one['node']}"
         for node in one["nodes"][:NAMED]:
-            moving = ", after movable containers of it moved" if node["afterMoving"] else ""
-            yield f"  {node['name']}: {_zones(node['numaNodes'])}, score {node['score']}{moving}"
+            after = ", after movable containers of it moved" if node["afterMoving"] else ""
+            if movers := [
+                f"{one['container']} ({human_bytes(one['bytes'])}) to {one['numaNode']}"
+                for one in node["movers"]
+            ]:
+                after = f", fits after moving {' and '.join(movers)}"
+            yield f"  {node['name']}: {_zones(node['numaNodes'])}, score {node['score']}{after}"
         if len(one["nodes"]) > NAMED:
             yield f"  and {len(one['nodes']) - NAMED} more"
     else:

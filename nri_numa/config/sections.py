@@ -602,8 +602,8 @@ class Room(Section, frozen=True):
     """Containers that move at most for one that would be refused otherwise; 0: none ever."""
     far_pages: Annotated[float, Meta(ge=0, le=1), AT_START] = 1.0
     """The part of its memory, from 0 to 1, that a pinned container may have on NUMA nodes that are
-    not its own. Where it is more, and more than 64 MiB, it is moved home while no pod starts,
-    whether the container is movable or not. 1 is off."""
+    not its own. Where it is more, or memory runs short there that others were given, and more than
+    64 MiB, it is moved home while no pod starts, movable or not. 1 is off."""
     keep: KeptRoom = KeptRoom()
     """A request that is to fit at any time."""
     budget: RoomBudget = RoomBudget()

@@ -24,8 +24,8 @@ import msgspec
 from msgspec.structs import replace
 
 from nri_numa.engine.accounting import ownable
-from nri_numa.engine.admit import admit, place, pool_updates, without_each
-from nri_numa.engine.decision import Admitted, Case, Decision, Machine, Move, Reading, Refused
+from nri_numa.engine.admit import adjustment, admit, place, pool_updates, without_each
+from nri_numa.engine.decision import Admitted, Case, Machine, Move, Reading, Refused
 from nri_numa.engine.place.needs import exclusive_text, pod_demand
 from nri_numa.engine.request.demand import Demand
 from nri_numa.engine.state import (
@@ -74,13 +74,13 @@ class Plan(msgspec.Struct, frozen=True):
 
     Attributes:
         state: with the newcomer, and the movers where they end.
-        newcomer: what the refused container gets.
+        newcomer: the decision about the refused container, as if the movers were nowhere.
         moves: in the order in which they are placed.
         places: where each goes, the newcomer first.
     """
 
     state: NodeState
-    newcomer: Allocation
+    newcomer: Admitted
     moves: tuple[Move, ...]
     places: tuple[tuple[_Item, int], ...]
 
@@ -94,11 +94,14 @@ def make_room(
     still: Collection[str] = (),
     most: int = MOST_MOVES,
     running: bool = False,
+    now: float = 0.0,
+    why: str = "",
 ) -> Plan | None:
     """The cheapest moves after which a refused container fits with its policy; None without any.
 
     None of the containers in ``still`` moves, and none of its own pod. Of containers that are
     ``running`` memory is on both sides until it has moved, so that they leave only CPUs to others.
+    ``why`` they move ends the reason of each.
     """
     requested, demand = refused.trace.requested, refused.trace.demand
     if requested is None or demand is None or refused.reason not in _SHORT:
@@ -113,7 +116,7 @@ def make_room(
         demand = pod_demand(refused.trace.pod, demand)
     found = _Search(machine, state, reading, demand, movers, most, running=running).plans()
     for places in islice(found, _MOST_TRIES):
-        plan = _tried(machine, state, refused, reading, places, running=running)
+        plan = _tried(machine, state, refused, reading, places, now, why, running=running)
         if plan is not None:
             return plan
     return None
@@ -139,31 +142,21 @@ def with_room(
     tied = _tied(state, still)
     stay = tied | {i for i, a in state.allocations.items() if not a.movable}
     plan, most = None, min(most, machine.settings.room_moves)
+    why = f"{_MOVED}{keep or f'make room for {pod.full_name}/{container.name}'}"
     if most and len(stay) < len(state.allocations):
-        plan = make_room(machine, state, refused, reading, still=stay, most=most, running=True)
+        plan = make_room(
+            machine, state, refused, reading, still=stay, most=most, running=True, now=now, why=why
+        )
     if plan is None:
         return refused if keep else in_the_way(machine, state, refused, reading, tied)
-    why = f"{_MOVED}{keep or f'make room for {pod.full_name}/{container.name}'}"
-    moves = tuple(
-        Move(m.before, replace(m.after, reason=f"{m.after.reason}{why}")) for m in plan.moves
-    )
-    base = _moved_in(state, without_each(state, (m.before for m in moves)), moves)
-    for m in moves:
-        reading = None if reading is None else reading.with_own(m.after.arrived, -1)
-    decision: Decision
-    if keep:
-        requested = refused.trace.requested
-        decision = admit(machine, base, pod, container, reading, now, resolved=requested)
-    else:
-        decision = admit_whole(machine, base, pod, container, reading, now)
-    if isinstance(decision, Refused):
-        return refused if keep else in_the_way(machine, state, refused, reading, tied)
+    decision, moves = plan.newcomer, plan.moves
     newcomer = decision.allocation
     newcomer = replace(newcomer, reason=f"{newcomer.reason}; {after_moving(moves)}")
-    after, its = base, NO_CHANGE
-    if not keep:
-        after, its = decision.state, decision.change
-        after = replace(after, allocations={**after.allocations, container.id: newcomer})
+    if keep:
+        after = _moved_in(state, without_each(state, (m.before for m in moves)), moves)
+    else:
+        after = replace(plan.state, allocations={**plan.state.allocations, container.id: newcomer})
+    its = NO_CHANGE if keep else decision.change
     moving = {m.after.container_id for m in moves}
     pool = after.pool(machine.topology, machine.settings)
     own = tuple(
@@ -176,10 +169,15 @@ def with_room(
         for m in moves
     )
     others = pool_updates(machine, state, after, skip=container.id)
+    cpus = effective_cpus(newcomer, pool, machine.topology, after.withheld_bits)
     return replace(
         decision,
         state=after,
         allocation=newcomer,
+        adjustment=adjustment(
+            machine, decision.allocation, cpus, decision.adjustment.memory_policy
+        ),
+        trace=replace(decision.trace, pool_after=pool),
         change=StateChange(
             (*its.containers, *sorted(moving)),
             tuple(dict.fromkeys((*its.pods, *(m.after.pod_uid for m in moves)))),
@@ -248,6 +246,21 @@ def keep_room(
     keep = f"{_KEEP}{', '.join(what + ([human_bytes(memory)] if memory else []))}"
     found = with_room(machine, state, decision, reading, now, still, keep=keep, most=most)
     return found if isinstance(found, Admitted) else None
+
+
+def short_of_memory(
+    state: NodeState, reading: Reading | None, used: Mapping[str, Mapping[int, int]]
+) -> NUMASet:
+    """NUMA nodes with less free memory than containers there have allocated and not used yet.
+
+    ``used`` has bytes by container and NUMA node; one that is not in it uses nothing.
+    """
+    free = {} if reading is None else reading.memory
+    owed = dict.fromkeys(free, 0)
+    for container_id, a in state.allocations.items():
+        for i in owed.keys() & a.charges.keys():
+            owed[i] += max(0, a.charges[i].memory - used.get(container_id, {}).get(i, 0))
+    return NUMASet(i for i, n in free.items() if n < owed[i])
 
 
 def for_whom(allocation: Allocation) -> str:
@@ -570,11 +583,13 @@ def _tried(
     refused: Refused,
     reading: Reading | None,
     places: tuple[tuple[_Item, int], ...],
+    now: float = 0.0,
+    why: str = "",
     *,
     running: bool,
 ) -> Plan | None:
     """Have the engine place the newcomer, and then each mover; None where it refuses."""
-    (_, first), *others = places
+    _, *others = places
     movers = [(m.mover, i) for m, i in others if m.mover is not None]
     rest = without_each(state, (a for a, _ in movers))
     for a, i in movers:
@@ -583,9 +598,7 @@ def _tried(
         elif reading is not None:
             reading = reading.with_own(a)
     trace = refused.trace
-    assert trace.requested is not None  # noqa: S101  # looked at before
-    requested = replace(trace.requested, placed=NUMASet([first]))
-    decision = admit(machine, rest, trace.pod, trace.container, reading, resolved=requested)
+    decision = admit_whole(machine, rest, trace.pod, trace.container, reading, now, trace.requested)
     if not isinstance(decision, Admitted):
         return None
     after, moves, last = decision.state, [], decision.allocation
@@ -600,9 +613,10 @@ def _tried(
             moved = moved.after(a)
             if a.container_id in after.allocations:
                 after = after.without(a.container_id)
+        moved = replace(moved, reason=f"{moved.reason}{why}")
         after, last = after.with_allocation(moved), moved.arrived
         moves.append(Move(a, moved))
-    return Plan(_moved_in(state, after, moves), decision.allocation, tuple(moves), places)
+    return Plan(_moved_in(state, after, moves), decision, tuple(moves), places)
 
 
 def _left_behind(a: Allocation) -> Allocation:

@@ -35,6 +35,7 @@ from nri_numa.model.workload import (
     Policy,
     QoSClass,
     Refusal,
+    Requested,
     Resources,
     Scope,
     StateChange,
@@ -130,9 +131,10 @@ def admit_whole(
     container: Container,
     reading: Reading | None = None,
     now: float = 0.0,
+    resolved: Requested | None = None,
 ) -> Decision:
     """Decide about a container that is being created, and with the first one about its pod."""
-    decided = admit(machine, state, pod, container, reading, now)
+    decided = admit(machine, state, pod, container, reading, now, resolved=resolved)
     if isinstance(decided, Refused) or not machine.settings.kept_seconds:
         return decided
     record = state.pods.get(pod.uid)

@@ -153,12 +153,27 @@ class NodeRoom(Struct, frozen=True, kw_only=True, dict=True, cache_hash=True):
         return request.exclusive * (self.threads if request.smt is SMT.ISOLATE else 1)
 
     def charge(self, chosen: Iterable[tuple[ContainerRequest, Sequence[int]]]) -> Counts | None:
-        """What containers take that are placed one after another; those that end give it back."""
+        """What containers take that are placed one after another; those that end give it back.
+
+        With what movable ones take elsewhere that have to move for them.
+        """
         after = self.start
         for one, places in chosen:
             if places and not one.ends:
                 after = after.after(one, self.kept(one), places)
-        return self.start.less(after)
+        charge = self.start.less(after)
+        left = zip(after.exclusive, after.milli, strict=True)
+        short = [place for place, both in enumerate(left) if min(both) < 0]
+        if charge is None or not self.after_moving or len(short) != 1:
+            return charge
+        # What moves leaves this NUMA node for others; for which of them, the node decides.
+        (place,) = short
+        cpus = self.after_moving[place] - self.start.exclusive[place]
+        return replace(
+            charge,
+            exclusive=_elsewhere(charge.exclusive, place, cpus),
+            milli=_elsewhere(charge.milli, place, 1000 * cpus),
+        )
 
     def charge_of(self, request: PodRequest, placed: Mapping[str, NUMASet]) -> Counts | None:
         """What a pod takes whose NUMA nodes stand in its annotation, by container."""
@@ -241,6 +256,11 @@ def _take(column: list[int], places: Sequence[int], amount: int, unit: int = 1) 
             column[place] -= part * unit
             amount -= part
     column[places[0]] -= amount * unit
+
+
+def _elsewhere(column: Column, place: int, amount: int) -> Column:
+    """So much is taken everywhere but at one place, which gets it back."""
+    return tuple([n - amount if i == place else n + amount for i, n in enumerate(column)])
 
 
 def _difference(before: Column, after: Column) -> Column:

@@ -127,6 +127,7 @@ class PodReader:
         containers: list[ContainerRequest] = []
         kubelets: list[ContainerRequest] = []
         scopes: set[Scope] = set()
+        movable: list[str] = []
         allocated, whole_milli = NOTHING, NOTHING  # of the containers that stay
         for one in pod.containers:
             if self._claims and one.claims:
@@ -160,6 +161,8 @@ class PodReader:
                 devices = _devices(one.devices)
                 asks = replace(asks, amounts=asks.amounts + devices, paid=asks.paid + devices)
             containers.append(asks)
+            if requested.movable and not one.devices:
+                movable.append(one.name)
             if not ends:
                 milli = 1000 * asks.exclusive or min(asks.milli, asks.paid_milli)
                 allocated = allocated.plus(Charge(milli, dict(asks.paid).get("memory", 0)))
@@ -169,6 +172,7 @@ class PodReader:
             together=peak(containers) if Scope.POD in scopes and len(containers) > 1 else None,
             kubelets=tuple(kubelets),
             ours=bool(containers),
+            movable=tuple(movable),
         )
 
 

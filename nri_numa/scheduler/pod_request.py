@@ -52,6 +52,7 @@ class PodRequest(Struct, frozen=True, kw_only=True):
             containers, by itself.
         wrong: why every node of ours would refuse it.
         ours: an annotation, a rule or a default asks for something.
+        movable: containers that may be elsewhere while they run.
     """
 
     uid: str
@@ -62,6 +63,7 @@ class PodRequest(Struct, frozen=True, kw_only=True):
     kubelets: tuple[ContainerRequest, ...] = ()
     wrong: str = ""
     ours: bool = False
+    movable: tuple[str, ...] = ()
 
     @property
     def aligned(self) -> tuple[ContainerRequest, ...]:

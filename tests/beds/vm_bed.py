@@ -215,7 +215,7 @@ class Run:
         self.begin: Begin | None = None
         self._parts = parts
         self._boot_limit_s = boot_limit_s
-        self._case_limit_s = case_limit_s
+        self._case_limit_s = case_limit_s + float(os.environ.get(ROOM_SECONDS) or 0)
         self._environment = dict(environment or {})
         self._counted = counted
         self._asked: set[str] = set()

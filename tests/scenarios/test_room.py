@@ -243,8 +243,9 @@ def test_after_a_plan_everything_holds(
         moved = {move.before.container_id: move for move in plan.moves}
         assert not stays & set(moved)
         after = dict(plan.state.allocations)
-        assert after.pop(plan.newcomer.container_id) == plan.newcomer
-        assert plan.newcomer.preferred
+        newcomer = plan.newcomer.allocation
+        assert after.pop(newcomer.container_id) == newcomer
+        assert newcomer.preferred
         for id, before in state.allocations.items():
             now = after.pop(id).arrived
             if id not in moved:
@@ -528,6 +529,38 @@ def moving(
         asyncio.run(live())
 
 
+def test_each_move_is_timed_by_itself() -> None:
+    """The smaller one moves, and an hour later back."""
+    world, clock = movable(("a", 5, 2, {}), ("b", 2, 1, {})), Ticking()
+    world.synchronize()
+
+    def said() -> str:
+        return "".join(n.message for n in world.agent.notices.after() if " in " in n.message)
+
+    async def live() -> None:
+        mover = Mover(world.agent, world.metrics, CgroupWriter(world.cgroups), clock)
+        world.agent.moves_memory = True
+        work = asyncio.create_task(mover.run())
+        for over, name, cpus, where in (
+            ((), "first", 7, "1 to 0"),
+            (("first", "a"), "second", 2, "1 to 0"),
+            ((), "third", 7, "0 to 1"),
+        ):
+            for one in over:
+                world.stop(f"{one}-app")
+                world.remove_pod(pod(one, SINGLE))
+            world.place(pod(name, SINGLE), wants=resources(cpus, 1))
+            while where not in said():
+                await asyncio.sleep(0.002)
+            assert said().startswith(f"moved from NUMA node {where} in 0.0 s to make room for")
+            clock.passed += 3600.0
+        work.cancel()
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("nri_numa.agent.mover.migrate", lambda *_: iter([Step(MIB, 0)]))
+        asyncio.run(live())
+
+
 def test_memory_that_keeps_room_waits_while_pods_start() -> None:
     (a, b) = A_AND_B
     world, clock, at = keeping((*a[:3], {"movable": "false"}), b), Ticking(), list[float]()
@@ -600,3 +633,33 @@ def test_far_memory_comes_home_while_no_pod_starts(
     found = [n.message.rpartition(" in ")[0] for n in world.agent.notices.after()]
     assert found == [said] * bool(said)
     assert world.agent.moving == {}
+
+
+@pytest.mark.parametrize(("free", "says"), [(GIB, 0), (GIB - 1, 1)])
+def test_far_memory_comes_home_before_a_neighbour_has_too_little(
+    tmp_path: Path, free: int, says: int
+) -> None:
+    """Of two GiB that are the neighbour's one is not used yet, and has to be free."""
+    topology = machine(2, 8)
+    tree = CgroupTree(tmp_path / "cgroup", 2, topology.online, NUMASet([0, 1]))
+    for name, used in (("/a", (GIB, 128 * MIB)), ("/b", (256 * MIB, GIB))):
+        tree.write(name)
+        stat = tree.directory(name) / "memory.numa_stat"
+        stat.write_text(f"anon N0={used[0]} N1={used[1]}\n")
+    settings = Settings(strategy=Strategy.SPREAD, room_budget=(GIB, 9))
+    cgroups, reading = CgroupReader(str(tree.root)), Reading(memory={0: 8 * GIB, 1: 8 * GIB})
+    world = World(topology, settings, cgroups=cgroups, reading=reading)
+    for name in "ab":
+        of = pod(name, SINGLE)
+        world.place(of, replace(container(of, wants=resources(2, 2)), cgroups_path=f"/{name}"))
+    world.synchronize()
+    world.reading = replace(reading, memory={0: 8 * GIB, 1: free})
+
+    def migrate(*of_what: object) -> Iterator[Step]:
+        if of_what[2:] == (NUMASet([1]), 0):
+            yield Step(128 * MIB, 0)
+
+    config = AgentConfig(cgroup_root=str(tree.root), room=Room(far_pages=0.5))
+    moving(world, Ticking(), migrate, config)
+    found = [n.message.rpartition(" in ")[0] for n in world.agent.notices.after()]
+    assert found == says * ["256 MiB of far memory moved from NUMA node 1 to 0"]

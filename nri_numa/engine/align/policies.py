@@ -204,12 +204,14 @@ def _some_masks(hints: Hints, merge: Merge) -> tuple[list[int], int | None, int 
         mask = hints.cover().narrowest(merge.order, None, merge.steps)
         return [] if mask is None else [mask], None, None, _poorest_do(hints, mask or 0)
     found = hints.cover().every()
-    # Order: width, then the tie-break.
-    found.sort(key=lambda m: (m.bit_count(), merge.order.key(m)))
-    least = found[0].bit_count()
+    found.sort(key=int.bit_count)
+    least, widest = found[0].bit_count(), found[:SAMPLES][-1].bit_count()
     narrowest = sum(1 for m in found if m.bit_count() == least)
     every = narrowest == comb(hints.universe.bit_count(), least) > 1
-    return found[:SAMPLES], len(found), narrowest, every
+    some = [m for m in found if m.bit_count() <= widest]
+    # Order: width, then the tie-break.
+    some.sort(key=lambda m: (m.bit_count(), merge.order.key(m)))
+    return some[:SAMPLES], len(found), narrowest, every
 
 
 def _poorest_do(hints: Hints, mask: int) -> bool:

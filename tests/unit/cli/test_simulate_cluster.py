@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from nri_numa.cli import captured_cluster, cli, simulate_cluster
 from tests.unit.cli.conftest import invoke
-from tests.unit.scheduler.objects import PREFIX, container, pod, single, topology
+from tests.unit.scheduler.objects import PREFIX, container, named, pod, single, topology
 
 
 @pytest.fixture(autouse=True)
@@ -109,6 +109,34 @@ def test_pods_on_their_way_are_counted_and_nothing_moves_then() -> None:
     found = document(cluster, manifest(4))
     assert found["cluster"]["onTheirWay"] == 1
     assert found["pods"][0]["fits"] is False
+
+
+def test_who_moves_for_a_pod_is_named_and_where_it_goes_is_kept_for_it() -> None:
+    moving = nrt(4, 6, name="a")
+    moving["zones"][0]["attributes"] = named({f"{PREFIX}/exclusive-cpus-after-moving": "8"})
+    cluster = listed(
+        moving,
+        nrt(2, 2, name="b"),
+        runs("large", "a", 4, memory="8Gi", movable="true"),
+        runs("db", "a", 4, memory="2Gi", movable="true"),
+        runs("fixed", "a", 4, memory="1Gi"),
+        runs("wide", "a", 8, zone="0-1", movable="true"),
+        runs("late", "a", 2, zone="1", memory="1Gi", movable="true"),
+    )
+    done = simulate(cluster, manifest(8))
+    assert "  a: main on NUMA node 0, score 0, fits after moving default/db/main (2 GiB) to 1" in (
+        done.stdout.splitlines()
+    )
+    found = document(cluster, manifest(8), manifest(4, "next"), manifest(2, "small"))
+    assert [one["node"] for one in found["pods"]] == ["a", "", "a"]
+    (node,) = found["pods"][0]["nodes"]
+    assert node["movers"] == [{"container": "default/db/main", "bytes": 2 << 30, "numaNode": "1"}]
+    # Sums that nothing here explains, and one that would be nowhere else.
+    moving["zones"][0]["attributes"][0]["value"] = "13"
+    (node,) = document(cluster, manifest(13))["pods"][0]["nodes"]
+    assert (node["afterMoving"], node["movers"]) == (True, [])
+    done = simulate(listed(moving, runs("huge", "a", 12, movable="true")), manifest(13))
+    assert "score 0, after movable containers of it moved" in done.stdout
 
 
 def test_a_pod_without_a_wish_fits_everywhere() -> None:

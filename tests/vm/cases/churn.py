@@ -41,7 +41,7 @@ def _room(machine: Machine) -> bool:
 
 
 @contextlib.contextmanager
-def _processors(count: int) -> Iterator[None]:
+def processors(count: int) -> Iterator[None]:
     """Keep the bed's programs, runtime and plugin among them, to a few CPUs; 0: to none.
 
     The emulator gives each processor that has work a tenth of a second in turn, so the fewer there
@@ -75,7 +75,7 @@ def churn(guest: Guest) -> None:
     binaries = near(find_binaries(guest.machine.containerd), _DIRECTORY / "bin")
     if options.runtime == "crun":
         binaries = dataclasses.replace(binaries, runc=copy_crun(_DIRECTORY / "bin"))
-    with _processors(options.processors):
+    with processors(options.processors):
         run = Churn(options, guest.machine.name, binaries, guest.shared, _DIRECTORY)
         try:
             report = run.run()

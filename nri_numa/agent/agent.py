@@ -30,7 +30,7 @@ from nri_numa.engine.resync import (
     take_in,
     without_answer,
 )
-from nri_numa.engine.room import for_whom, in_the_way, keep_room, went, with_room
+from nri_numa.engine.room import for_whom, keep_room, went, with_room
 from nri_numa.engine.state import (
     Allocation,
     Kind,
@@ -275,10 +275,8 @@ class Agent:
 
     def _with_room(self, refused: Refused) -> Admitted | Refused:
         """Have others make room that can now; refused as before where that is not enough."""
-        machine, state, memory = self.machine, self.state, self._readings.memory
-        if self.observe or not self._cgroups.usable:
-            return in_the_way(machine, state, refused, memory)
-        found = with_room(machine, state, refused, memory, self._now(), self._still())
+        state, memory, now = self.state, self._readings.memory, self._now()
+        found = with_room(self.machine, state, refused, memory, now, self.still())
         if isinstance(found, Refused):
             return found
         self._swap(found.state, found.change)
@@ -294,9 +292,7 @@ class Agent:
         Returns how many were to.
         """
         state, memory, now = self.state, self._readings.memory, self._now()
-        if not self._cgroups.usable:
-            return 0
-        found = keep_room(self.machine, state, memory, now, self._still(), most)
+        found = keep_room(self.machine, state, memory, now, self.still(), most)
         if found is None:
             return 0
         self._swap(found.state, found.change)
@@ -305,12 +301,16 @@ class Agent:
             self._alone(made)
         return len(found.moves)
 
-    def _still(self) -> set[str]:
-        """Those that cannot move now."""
+    def still(self) -> set[str]:
+        """Those that cannot move now; any thread may call this."""
+        nothing_moves = self.observe or not self._cgroups.usable
         return {
             i
             for i, a in self.state.allocations.items()
-            if not self.runs(i) or i in self.updating or (a.mems and not self.moves_memory)
+            if nothing_moves
+            or not self.runs(i)
+            or i in self.updating
+            or (a.mems and not self.moves_memory)
         }
 
     def _made_room(
@@ -377,6 +377,8 @@ class Agent:
         if not (self.observe or container.id in self.state.allocations):
             self._meet(pod, container)
         self._end_start(container.id)
+        if (a := self.state.allocations.get(container.id)) is not None and a.movable:
+            self.notify()  # from now on it may move
         self._tasks.add(partial(self._look, (container.id,)))
 
     def update_container(

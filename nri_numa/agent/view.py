@@ -243,7 +243,7 @@ class LiveView:
             agent.machine,
             state,
             more.readings.memory,
-            still=() if agent.moves_memory else [i for i, a in state.allocations.items() if a.mems],
+            still=agent.still(),
             reason=self._not_pinning(),
             measured=None if more.measured is None else more.measured.acting(),
             devices=None if more.devices is None else more.devices.counted(),

@@ -109,6 +109,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
         fixed: a policy placed it, and something else ties it to its NUMA nodes: devices, say.
         movable: it may be elsewhere while it runs, to make room for others.
         leaves: memory nodes, among ``mems``, that its pages are leaving; charged until they have.
+        ahead: it last moved ahead of need: nothing waits for its memory.
         ended: Unix time in seconds at which its container ended, or at which it was planned for
             one that is still to come; what it has is kept for the pod. 0 while it lives.
     """
@@ -144,6 +145,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     fixed: bool = False
     movable: bool = False
     leaves: NUMASet = NO_NUMA_NODES
+    ahead: bool = False
     ended: float = 0.0
 
     @property

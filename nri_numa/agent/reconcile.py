@@ -711,13 +711,13 @@ class Differences:
         self,
         container_ids: Iterable[str],
         corrections: Iterable[Correction],
-        since: Mapping[str, float] | None = None,
-        given_up: Collection[str] | None = None,
+        since: Mapping[str, float],
+        given_up: Collection[str] = (),
     ) -> None:
         """Take in what a look at some containers showed; the others of them are as meant.
 
-        ``since`` are Unix times from which on it can have been so, where that is known;
-        ``given_up`` are those that are left to what rewrites them, None: as before.
+        ``since`` are Unix times from which on it can have been so; ``given_up`` are those that are
+        left to what rewrites them.
         """
         self.count_on()
         wrong = {c.container_id: c for c in corrections}
@@ -727,17 +727,13 @@ class Differences:
                 after.pop(container_id, None)
         for container_id, one in wrong.items():
             known = after.get(container_id)
-            began = known.since if known else (since or {}).get(container_id, self._clock.time())
+            began = known.since if known else since[container_id]
             intruder = one.rank == 0
             if known and known.intruder != intruder:
                 began = self._counted
             if intruder and not (known and known.intruder):
                 self._metrics.neighbours_seen.inc()
                 self._metrics.neighbour_seconds.inc(max(0.0, self._counted - began))
-            if given_up is None:
-                left = known is not None and known.given_up
-            else:
-                left = container_id in given_up
             after[container_id] = Difference(
                 cpus=str(one.has_cpus),
                 mems=str(one.has_mems),
@@ -747,7 +743,7 @@ class Differences:
                 intruder=intruder,
                 found=one.found,
                 obstacle=one.obstacle,
-                given_up=left,
+                given_up=container_id in given_up,
             )
         self._swap(after)
 

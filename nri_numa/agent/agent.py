@@ -109,16 +109,6 @@ class RefusedContainer(msgspec.Struct, frozen=True, kw_only=True):
         """The same for all refusals of a container for one reason."""
         return self.namespace, self.pod, self.container, self.reason
 
-    def repeats(self, decision: Refused) -> bool:
-        """Whether this is the same refusal of the same container."""
-        pod, container = decision.trace.pod, decision.trace.container
-        return (self.namespace, self.pod, self.container, self.message) == (
-            pod.namespace,
-            pod.name,
-            container.name,
-            decision.message,
-        )
-
 
 class Start(msgspec.Struct):
     """A container on its way from creation to the end of its start.
@@ -376,7 +366,8 @@ class Agent:
         self.places[container.id] = CgroupPlace(container.cgroups_path, container.pid)
         if not (self.observe or container.id in self.state.allocations):
             self._meet(pod, container)
-        self._end_start(container.id)
+        self.starting.pop(container.id, None)
+        self._begun.pop(container.id, None)
         if (a := self.state.allocations.get(container.id)) is not None and a.movable:
             self.notify()  # from now on it may move
         self._tasks.add(partial(self._look, (container.id,)))
@@ -736,10 +727,8 @@ class Agent:
         return self._unpacked(refusal.trace, refusal)
 
     def _unpacked(self, trace: KeptTrace, of: Allocation | RefusedContainer) -> Grounds:
-        distance = self.machine.topology.distance
-        return unpack(
-            trace, namespace=of.namespace, pod=of.pod, container=of.container, distance=distance
-        )
+        who = of.namespace, of.pod, of.container
+        return unpack(trace, who, self.machine.topology.distance)
 
     def packed_traces(self) -> dict[str, KeptTrace]:
         """What is kept of the decisions about live containers, by container id."""
@@ -835,10 +824,6 @@ class Agent:
         self.starting[container.id] = Start(has.cpus, has.mems)
         self._begun[container.id] = None
 
-    def _end_start(self, container_id: str) -> None:
-        self.starting.pop(container_id, None)
-        self._begun.pop(container_id, None)
-
     @property
     def _mark_key(self) -> str:
         return f"{self.machine.settings.prefix}/{ASSIGNED}"
@@ -879,7 +864,7 @@ class Agent:
         if isinstance(met.decision, Admitted):
             self._admitted(met.decision, gap=True)
             self._check_if_foreign(met.decision.allocation)
-        elif not (self.refusals and self.refusals[-1].repeats(met.decision)):
+        elif not (self.refusals and self.refusals[-1].message == met.decision.message):
             self._refused(met.decision, running=True)
         self._tasks.add(partial(self._mark, container.id))
 
@@ -905,13 +890,10 @@ class Agent:
         self._hold(decision.allocation, decision.trace)
         if decision.trace.ignored:
             self._tasks.add(partial(self._tell.ignored, decision.trace))
-        tell = partial(self._tell.admitted, decision, self.machine.topology, gap)
+        self._tasks.add(partial(self._tell.admitted, decision, self.machine.topology, gap))
         if gap or not decision.allocation.preferred:
-            allocation, observed = decision.allocation, self.observe
-            notice = partial(self._tell.notice_placed, allocation, gap=gap, observed=observed)
-            self._tasks.add(tell, notice)
-        else:
-            self._tasks.add(tell)
+            notice, allocation = self._tell.notice_placed, decision.allocation
+            self._tasks.add(partial(notice, allocation, gap=gap, observed=self.observe))
 
     def _hold(self, allocation: Allocation, trace: Trace) -> None:
         """Hold the trace of a decision, if it says more than one clause; packed soon after."""
@@ -947,8 +929,8 @@ class Agent:
         if len(self._refusals) > _REFUSALS:
             del self._refusals[next(iter(self._refusals))]
         self._tell.refused(decision, observed=self.observe)
-        notice = partial(self._tell.notice_refused, observed=self.observe, running=running)
-        self._tasks.add(partial(notice, decision))
+        notice = self._tell.notice_refused
+        self._tasks.add(partial(notice, decision, observed=self.observe, running=running))
         self.notify()
 
     def _resized(

@@ -387,7 +387,8 @@ class Daemon:
                 # One that was refused is not helped, but the kubelet tries again, and then what was
                 # freed or added in the meantime counts.
                 refused = agent.refused
-                await self._rereading.read_all(agent)
+                await self._rereading.read_memory(agent)
+                await self._rereading.read_machine(agent)
                 agent.release_kept()
             if number % MEMORY_EVERY == 0:
                 self._mover.look()

@@ -47,7 +47,6 @@ from nri_numa.machine.cgroups import (
     observe_all,
 )
 from nri_numa.machine.cpuset_watch import CpusetWatch
-from nri_numa.model.machine import Observed
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import Metrics
 from nri_numa.observe.notices import What
@@ -618,7 +617,10 @@ def observe_some(
 ) -> Observation:
     """The same in one go. Of containers whose CPU limit was lifted, it counts too."""
     where, observed = dict(places), observe_all(reader, places)
-    _add_quotas(reader, state, places, observed)
+    for container_id, real in observed.items():
+        allocation = state.allocations.get(container_id)
+        if allocation is not None and allocation.quota is not None:
+            observed[container_id] = replace(real, quota=reader.quota(where[container_id]))
     found = list[Correction]()
     for one in plan_corrections(machine, state, observed, narrowed_at):
         way = partial(reader.in_the_way, where[one.container_id])
@@ -626,19 +628,6 @@ def observe_some(
             one.kept_from(way("cpuset.cpus", str(one.cpus)), way("cpuset.mems", str(one.mems)))
         )
     return Observation(len(observed), tuple(found))
-
-
-def _add_quotas(
-    reader: CgroupReader,
-    state: NodeState,
-    places: Sequence[tuple[str, CgroupPlace]],
-    observed: dict[str, Observed],
-) -> None:
-    for container_id, place in places:
-        allocation = state.allocations.get(container_id)
-        if container_id in observed and allocation is not None and allocation.quota is not None:
-            quota = reader.quota(place)
-            observed[container_id] = replace(observed[container_id], quota=quota)
 
 
 # --- What containers really have ---

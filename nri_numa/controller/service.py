@@ -176,9 +176,8 @@ class Service:
             burst=BURST,
             clock=clock,
             jitter=jitter,
-            may=self._may_write,
-            written=self._written,
         )
+        self._writer.may, self._writer.written = self._may_write, self._written
         self.lease = Lease(
             LEASE,
             namespace(section.credentials),
@@ -187,9 +186,8 @@ class Service:
             clock=clock,
             wall=wall,
             jitter=jitter,
-            answered=self._writer.answered,
-            changed=self._writer.wake.set,
         )
+        self.lease.answered, self.lease.changed = self._writer.answered, self._writer.wake.set
         self._watches = self._followed(config, jitter)
         self._address = split_address(section.address)
         self._token = (

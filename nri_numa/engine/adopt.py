@@ -182,8 +182,7 @@ def _read(
         mems = mems - leaves or mems
         numa_nodes = NUMASet.parse(document["numa"])
         # Before it was recorded, only isolation kept siblings idle.
-        told = document.get("smt", SMT.ISOLATE if document.get("idle") else SMT.ANY)
-        smt = SMT(told)
+        smt = SMT(document.get("smt", SMT.ISOLATE if document.get("idle") else SMT.ANY))
         policy = Policy(document["policy"])
         preferred = bool(document["preferred"])
         reason = str(document["reason"])

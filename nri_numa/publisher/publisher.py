@@ -220,9 +220,8 @@ class Publisher:
             burst=BURST,
             clock=clock,
             jitter=jitter,
-            written=self._written,
-            again=self._again,
         )
+        self._writer.written, self._writer.again = self._written, self._again
         self.queue, self._wake = self._writer.queue, self._writer.wake
         self._zones_turn = asyncio.Lock()
         self._instance, self._number, self._serial = "", 0, -1
@@ -255,9 +254,9 @@ class Publisher:
             self.probes.listen(self._address[1])
         tasks = [self._follow(), self._writer.run(), self._resync()]
         if self._topology is not None:
-            tasks.append(self._count_again())
+            tasks.append(self._read_zones_again())
         if self._bound is not None:
-            tasks += self._bound.watch.run(), self._follow_bound()
+            tasks.append(self._bound.watch.run())
         if self._claims is not None:
             tasks.append(self._claims.run())
         if self._spans is not None:
@@ -442,17 +441,14 @@ class Publisher:
                 await self._read_zones()
             self._wake.set()
 
-    async def _follow_bound(self) -> None:
+    async def _read_zones_again(self) -> None:
+        """When a pod is bound, and now and then where devices are counted."""
         while True:
-            await self._bound_changed.wait()
-            self._bound_changed.clear()
-            with contextlib.suppress(AgentUnavailable):
-                await self._read_zones()
-
-    async def _count_again(self) -> None:
-        while True:
-            await asyncio.sleep(COUNTED)
-            if self._counted:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(COUNTED):
+                    await self._bound_changed.wait()
+            if self._bound_changed.is_set() or self._counted:
+                self._bound_changed.clear()
                 with contextlib.suppress(AgentUnavailable):
                     await self._read_zones()
 

@@ -80,7 +80,7 @@ def assigned(allocation: Allocation, cpus: str, key: bytes) -> str:
     if allocation.movable:
         document["movable"] = True
         if allocation.leaves:
-            document["leaves"] = str(allocation.leaves)
+            document |= {"leaves": str(allocation.leaves), "ahead": allocation.ahead}
     if allocation.soft:
         document["soft"] = str(allocation.cpus)  # it may start with fewer of them
     text = _encode(document)
@@ -238,6 +238,7 @@ def _read(
         reason=reason,
         pinned=pinned,
         movable=document.get("movable") is True and kind in COMPUTED,
+        ahead=document.get("ahead") is True,
         quota=0 if resources.cpu_quota == NO_QUOTA and owned else None,
         slots=slots_held(machine.settings, container) if kind is Kind.EXCLUSIVE else "",
     )

@@ -890,10 +890,13 @@ class Agent:
         self._hold(decision.allocation, decision.trace)
         if decision.trace.ignored:
             self._tasks.add(partial(self._tell.ignored, decision.trace))
-        self._tasks.add(partial(self._tell.admitted, decision, self.machine.topology, gap))
+        tell = partial(self._tell.admitted, decision, self.machine.topology, gap)
         if gap or not decision.allocation.preferred:
-            notice, allocation = self._tell.notice_placed, decision.allocation
-            self._tasks.add(partial(notice, allocation, gap=gap, observed=self.observe))
+            allocation, observed = decision.allocation, self.observe
+            notice = partial(self._tell.notice_placed, allocation, gap=gap, observed=observed)
+            self._tasks.add(tell, notice)
+        else:
+            self._tasks.add(tell)
 
     def _hold(self, allocation: Allocation, trace: Trace) -> None:
         """Hold the trace of a decision, if it says more than one clause; packed soon after."""

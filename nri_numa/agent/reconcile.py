@@ -232,15 +232,14 @@ class Reconciler:
         self,
         *,
         max_repairs: int = 3,
-        window: float = REPAIR_WINDOW,
         without_runtime: bool = False,
         only: Collection[str] | None = None,
     ) -> Round:
-        """Look at every container once, and repair what is not as meant; times are in seconds.
+        """Look at every container once, and repair what is not as meant.
 
-        One that was repaired ``max_repairs`` times within ``window`` is left. ``without_runtime``
-        repairs drift while the runtime cannot be reached; ``only`` looks at these containers
-        instead.
+        One that was repaired ``max_repairs`` times within `REPAIR_WINDOW` is left.
+        ``without_runtime`` repairs drift while the runtime cannot be reached; ``only`` looks at
+        these containers instead.
         """
         # Before the runtime has said what runs, what we remember may be long over.
         agent = self._agent
@@ -258,7 +257,7 @@ class Reconciler:
         if only is None:
             agent.updating.clear()
             self._report_blindness(first.seen)
-            self._forget_all_but(set(suspects), window)
+            self._forget_all_but(set(suspects))
         drifted, new = list[Correction](), list[Correction]()
         fought: set[str] = set()
         right, left = list[Correction](), list[Correction]()
@@ -273,7 +272,7 @@ class Reconciler:
             fought |= {
                 c.container_id
                 for c in drift
-                if not (c.blocked or agent.observe) and self._fought(c, max_repairs, window)
+                if not (c.blocked or agent.observe) and self._fought(c, max_repairs)
             }
             agent.differences.update(batch, wrong, dict.fromkeys(batch, looked) | late, fought)
             drifted += drift
@@ -345,10 +344,10 @@ class Reconciler:
         if allocation is not None and not self._agent.observe:
             self._agent.notices.about(allocation, What.DRIFT, message, reason=reason)
 
-    def _fought(self, correction: Correction, max_repairs: int, window: float) -> bool:
+    def _fought(self, correction: Correction, max_repairs: int) -> bool:
         container_id = correction.container_id
         past = self._repairs.get(container_id, deque())
-        while past and past[0] <= self._clock.monotonic() - window:
+        while past and past[0] <= self._clock.monotonic() - REPAIR_WINDOW:
             past.popleft()
         if len(past) < max_repairs:
             self._given_up.discard(container_id)
@@ -365,16 +364,16 @@ class Reconciler:
                 id=container_id[:12],
                 found=correction.found,
                 repairs=len(past),
-                window_seconds=round(window),
+                window_seconds=round(REPAIR_WINDOW),
             )
         return True
 
-    def _forget_all_but(self, drifting: set[str], window: float) -> None:
+    def _forget_all_but(self, drifting: set[str]) -> None:
         """Drop what is remembered of containers that are right again, or are not there any more."""
         for container_id in self._reported.keys() - drifting:
             del self._reported[container_id]
         self._unmoved &= drifting
-        oldest = self._clock.monotonic() - window
+        oldest = self._clock.monotonic() - REPAIR_WINDOW
         for container_id in self._repairs.keys() - drifting:
             past = self._repairs[container_id]
             # Repairs outside the window are dropped before the next one, which may then fail.

@@ -264,9 +264,11 @@ def keep_room(
         return None
     base, left, moves = cleared
     fits = admit(machine, base, pod, container, left, now, resolved=requested)
-    if isinstance(fits, Refused):
-        return None
-    return _with_moves(machine, state, replace(fits, state=base, change=NO_CHANGE), moves)
+    return (
+        _with_moves(machine, state, replace(fits, state=base, change=NO_CHANGE), moves)
+        if isinstance(fits, Admitted)
+        else None
+    )
 
 
 def for_whom(allocation: Allocation) -> str:

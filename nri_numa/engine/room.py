@@ -25,7 +25,7 @@ from msgspec.structs import replace
 
 from nri_numa.engine.accounting import ownable
 from nri_numa.engine.admit import admit, place, pool_updates, without_each
-from nri_numa.engine.decision import Admitted, Case, Machine, Move, Reading, Refused
+from nri_numa.engine.decision import Admitted, Case, Decision, Machine, Move, Reading, Refused
 from nri_numa.engine.place.needs import exclusive_text, pod_demand
 from nri_numa.engine.request.demand import Demand
 from nri_numa.engine.state import (
@@ -126,78 +126,66 @@ def with_room(
     reading: Reading | None,
     now: float,
     still: Collection[str] = (),
+    *,
+    keep: str = "",
+    most: int = MOST_MOVES,
 ) -> Admitted | Refused:
     """The container that was refused, once movable ones make room; refused where they cannot.
 
-    None of the containers in ``still`` moves.
+    None of the containers in ``still`` moves. Where it is for a request that is to ``keep`` room,
+    in words, the state is the one without it.
     """
-    pod, container, tied = refused.trace.pod, refused.trace.container, _tied(state, still)
-    what = f"make room for {pod.full_name}/{container.name}"
-    cleared = _cleared(machine, state, refused, reading, tied, what)
-    if cleared is not None:
-        base, left, moves = cleared
-        decision = admit_whole(machine, base, pod, container, left, now)
-        if isinstance(decision, Admitted):
-            newcomer = decision.allocation
-            newcomer = replace(newcomer, reason=f"{newcomer.reason}; {after_moving(moves)}")
-            allocations = {**decision.state.allocations, container.id: newcomer}
-            after = replace(decision.state, allocations=allocations)
-            decision = replace(decision, state=after, allocation=newcomer)
-            return _with_moves(machine, state, decision, moves)
-    return _in_the_way(machine, state, refused, reading, tied)
-
-
-def _cleared(
-    machine: Machine,
-    state: NodeState,
-    refused: Refused,
-    reading: Reading | None,
-    tied: Collection[str],
-    what: str,
-    most: int = MOST_MOVES,
-    *,
-    ahead: bool = False,
-) -> tuple[NodeState, Reading | None, tuple[Move, ...]] | None:
-    """The state with those moved that make room, and what memory is left; None without any.
-
-    They move to do ``what``.
-    """
-    stay = {i for i, a in state.allocations.items() if i in tied or not a.movable}
-    most = min(most, machine.settings.room_moves)
-    if not most or len(stay) == len(state.allocations):
-        return None
-    plan = make_room(machine, state, refused, reading, still=stay, most=most, running=True)
+    pod, container = refused.trace.pod, refused.trace.container
+    tied = _tied(state, still)
+    stay = tied | {i for i, a in state.allocations.items() if not a.movable}
+    plan, most = None, min(most, machine.settings.room_moves)
+    if most and len(stay) < len(state.allocations):
+        plan = make_room(machine, state, refused, reading, still=stay, most=most, running=True)
     if plan is None:
-        return None
+        return refused if keep else in_the_way(machine, state, refused, reading, tied)
+    why = f"{_MOVED}{keep or f'make room for {pod.full_name}/{container.name}'}"
     moves = tuple(
-        Move(m.before, replace(m.after, reason=f"{m.after.reason}{_MOVED}{what}", ahead=ahead))
+        Move(m.before, replace(m.after, reason=f"{m.after.reason}{why}", ahead=bool(keep)))
         for m in plan.moves
     )
+    base = _moved_in(state, without_each(state, (m.before for m in moves)), moves)
     for m in moves:
         reading = None if reading is None else reading.with_own(m.after.arrived, -1)
-    return _moved_in(state, without_each(state, (m.before for m in moves)), moves), reading, moves
-
-
-def _with_moves(
-    machine: Machine, before: NodeState, decision: Admitted, moves: tuple[Move, ...]
-) -> Admitted:
-    """A decision in whose state others have moved, with what changes for them."""
-    after, its = decision.state, decision.change
-    pool, topology = after.pool(machine.topology, machine.settings), machine.topology
-    own = {
-        m.after.container_id: ContainerUpdate(
+    decision: Decision
+    if keep:
+        requested = refused.trace.requested
+        decision = admit(machine, base, pod, container, reading, now, resolved=requested)
+    else:
+        decision = admit_whole(machine, base, pod, container, reading, now)
+    if isinstance(decision, Refused):
+        return refused if keep else in_the_way(machine, state, refused, reading, tied)
+    newcomer = decision.allocation
+    newcomer = replace(newcomer, reason=f"{newcomer.reason}; {after_moving(moves)}")
+    after, its = base, NO_CHANGE
+    if not keep:
+        after, its = decision.state, decision.change
+        after = replace(after, allocations={**after.allocations, container.id: newcomer})
+    moving = {m.after.container_id for m in moves}
+    pool = after.pool(machine.topology, machine.settings)
+    own = tuple(
+        ContainerUpdate(
             m.after.container_id,
-            cpus=str(effective_cpus(m.after, pool, topology, after.withheld_bits)),
+            cpus=str(effective_cpus(m.after, pool, machine.topology, after.withheld_bits)),
             mems=str(m.after.mems),
             ignore_failure=True,
         )
         for m in moves
-    }
-    others = pool_updates(machine, before, after, skip=decision.allocation.container_id)
+    )
+    others = pool_updates(machine, state, after, skip=container.id)
     return replace(
         decision,
-        change=StateChange((*its.containers, *own), (*its.pods, *(m.after.pod_uid for m in moves))),
-        updates=(*own.values(), *(u for u in others if u.container_id not in own)),
+        state=after,
+        allocation=newcomer,
+        change=StateChange(
+            (*its.containers, *sorted(moving)),
+            tuple(dict.fromkeys((*its.pods, *(m.after.pod_uid for m in moves)))),
+        ),
+        updates=(*own, *(u for u in others if u.container_id not in moving)),
         moves=moves,
     )
 
@@ -257,18 +245,9 @@ def keep_room(
     if isinstance(decision, Admitted):
         return None
     what = [counted(cpus, "CPU")] if cpus else []
-    what += [human_bytes(memory)] if memory else []
-    keep, tied = f"keep room for {', '.join(what)}", _tied(state, still)
-    cleared = _cleared(machine, state, decision, reading, tied, keep, most, ahead=True)
-    if cleared is None:
-        return None
-    base, left, moves = cleared
-    fits = admit(machine, base, pod, container, left, now, resolved=requested)
-    return (
-        _with_moves(machine, state, replace(fits, state=base, change=NO_CHANGE), moves)
-        if isinstance(fits, Admitted)
-        else None
-    )
+    keep = f"keep room for {', '.join(what + ([human_bytes(memory)] if memory else []))}"
+    found = with_room(machine, state, decision, reading, now, still, keep=keep, most=most)
+    return found if isinstance(found, Admitted) else None
 
 
 def for_whom(allocation: Allocation) -> str:
@@ -296,7 +275,7 @@ def went(move: Move) -> str:
     return f"from {cpus_text(before.cpus)} to {after.cpus}"
 
 
-def _in_the_way(
+def in_the_way(
     machine: Machine,
     state: NodeState,
     refused: Refused,
@@ -685,4 +664,5 @@ def _moved(
         charges=placed.charges,
         preferred=placed.preferred,
         reason=placed.reason,
+        ahead=False,
     )

@@ -254,18 +254,16 @@ class RuntimeLink(ABC):
                 self._handler.internal_error("link_changed", error)
 
 
-def backoff_delays(
-    fraction: Callable[[], float], *, first: float = 1.0, ceiling: float = 30.0, jitter: float = 0.1
-) -> Iterator[float]:
+def backoff_delays(fraction: Callable[[], float], *, jitter: float = 0.1) -> Iterator[float]:
     """Yield the pauses between attempts: 1, 2, 4, 8, 16, 30, 30 … seconds.
 
     Up to the share ``jitter`` is added to each, by random numbers from 0 to 1 that ``fraction``
     returns: it keeps plugins of many nodes from moving in step.
     """
-    delay = first
+    delay = 1.0
     while True:
         yield delay * (1 + jitter * fraction())
-        delay = min(delay * 2, ceiling)
+        delay = min(delay * 2, 30.0)
 
 
 # --- what the kubelet gives every runtime, whichever way it arrives ---------------------------

@@ -30,7 +30,7 @@ from nri_numa.engine.resync import (
     take_in,
     without_answer,
 )
-from nri_numa.engine.room import for_whom, in_the_way, keep_room, short_of_memory, went, with_room
+from nri_numa.engine.room import for_whom, keep_room, short_of_memory, went, with_room
 from nri_numa.engine.state import (
     Allocation,
     Kind,
@@ -108,16 +108,6 @@ class RefusedContainer(msgspec.Struct, frozen=True, kw_only=True):
     def key(self) -> tuple[str, str, str, str]:
         """The same for all refusals of a container for one reason."""
         return self.namespace, self.pod, self.container, self.reason
-
-    def repeats(self, decision: Refused) -> bool:
-        """Whether this is the same refusal of the same container."""
-        pod, container = decision.trace.pod, decision.trace.container
-        return (self.namespace, self.pod, self.container, self.message) == (
-            pod.namespace,
-            pod.name,
-            container.name,
-            decision.message,
-        )
 
 
 class Start(msgspec.Struct):
@@ -275,10 +265,8 @@ class Agent:
 
     def _with_room(self, refused: Refused) -> Admitted | Refused:
         """Have others make room that can now; refused as before where that is not enough."""
-        machine, state, memory = self.machine, self.state, self._readings.memory
-        if self.observe or not self._cgroups.usable:
-            return in_the_way(machine, state, refused, memory)
-        found = with_room(machine, state, refused, memory, self._now(), self._still())
+        state, memory, now = self.state, self._readings.memory, self._now()
+        found = with_room(self.machine, state, refused, memory, now, self.still())
         if isinstance(found, Refused):
             return found
         self._swap(found.state, found.change)
@@ -294,9 +282,7 @@ class Agent:
         Returns how many were to.
         """
         state, memory, now = self.state, self._readings.memory, self._now()
-        if not self._cgroups.usable:
-            return 0
-        found = keep_room(self.machine, state, memory, now, self._still(), most)
+        found = keep_room(self.machine, state, memory, now, self.still(), most)
         if found is None:
             return 0
         self._swap(found.state, found.change)
@@ -309,12 +295,16 @@ class Agent:
         """As `nri_numa.engine.room.short_of_memory`, by what is free now."""
         return short_of_memory(self.state, self._readings.memory, used)
 
-    def _still(self) -> set[str]:
-        """Those that cannot move now."""
+    def still(self) -> set[str]:
+        """Those that cannot move now; any thread may call this."""
+        nothing_moves = self.observe or not self._cgroups.usable
         return {
             i
             for i, a in self.state.allocations.items()
-            if not self.runs(i) or i in self.updating or (a.mems and not self.moves_memory)
+            if nothing_moves
+            or not self.runs(i)
+            or i in self.updating
+            or (a.mems and not self.moves_memory)
         }
 
     def _made_room(
@@ -380,7 +370,10 @@ class Agent:
         self.places[container.id] = CgroupPlace(container.cgroups_path, container.pid)
         if not (self.observe or container.id in self.state.allocations):
             self._meet(pod, container)
-        self._end_start(container.id)
+        self.starting.pop(container.id, None)
+        self._begun.pop(container.id, None)
+        if (a := self.state.allocations.get(container.id)) is not None and a.movable:
+            self.notify()  # from now on it may move
         self._tasks.add(partial(self._look, (container.id,)))
 
     def update_container(
@@ -738,10 +731,8 @@ class Agent:
         return self._unpacked(refusal.trace, refusal)
 
     def _unpacked(self, trace: KeptTrace, of: Allocation | RefusedContainer) -> Grounds:
-        distance = self.machine.topology.distance
-        return unpack(
-            trace, namespace=of.namespace, pod=of.pod, container=of.container, distance=distance
-        )
+        who = of.namespace, of.pod, of.container
+        return unpack(trace, who, self.machine.topology.distance)
 
     def packed_traces(self) -> dict[str, KeptTrace]:
         """What is kept of the decisions about live containers, by container id."""
@@ -837,10 +828,6 @@ class Agent:
         self.starting[container.id] = Start(has.cpus, has.mems)
         self._begun[container.id] = None
 
-    def _end_start(self, container_id: str) -> None:
-        self.starting.pop(container_id, None)
-        self._begun.pop(container_id, None)
-
     @property
     def _mark_key(self) -> str:
         return f"{self.machine.settings.prefix}/{ASSIGNED}"
@@ -881,7 +868,7 @@ class Agent:
         if isinstance(met.decision, Admitted):
             self._admitted(met.decision, gap=True)
             self._check_if_foreign(met.decision.allocation)
-        elif not (self.refusals and self.refusals[-1].repeats(met.decision)):
+        elif not (self.refusals and self.refusals[-1].message == met.decision.message):
             self._refused(met.decision, running=True)
         self._tasks.add(partial(self._mark, container.id))
 
@@ -949,8 +936,8 @@ class Agent:
         if len(self._refusals) > _REFUSALS:
             del self._refusals[next(iter(self._refusals))]
         self._tell.refused(decision, observed=self.observe)
-        notice = partial(self._tell.notice_refused, observed=self.observe, running=running)
-        self._tasks.add(partial(notice, decision))
+        notice = self._tell.notice_refused
+        self._tasks.add(partial(notice, decision, observed=self.observe, running=running))
         self.notify()
 
     def _resized(

@@ -186,8 +186,6 @@ class Daemon:
         self._claims = claim_book(config, name, agent)
         if self._claims is not None:
             self._claims.load()
-        shown = config.assigned_files and self.store.trusted
-        files = AssignedFiles(config.state_dir, agent, clock) if shown else None
         publishes = config.publish.node_resource_topology
         self._pending_pods = PendingPods(agent, clock) if publishes else None
 
@@ -202,9 +200,10 @@ class Daemon:
             annotations=self.unmatched,
             devices=self._device_watch,
             claims=self._claims,
-            files=files,
             pending=self._pending_pods,
         )
+        if config.assigned_files and self.store.trusted:
+            self.handler.files = AssignedFiles(config.state_dir, agent, clock)
         self._late: LateStarts | None = None
         self.link: RuntimeLink
         if by_cri:
@@ -387,7 +386,8 @@ class Daemon:
                 # One that was refused is not helped, but the kubelet tries again, and then what was
                 # freed or added in the meantime counts.
                 refused = agent.refused
-                await self._rereading.read_all(agent)
+                await self._rereading.read_memory(agent)
+                await self._rereading.read_machine(agent)
                 agent.release_kept()
             if number % MEMORY_EVERY == 0:
                 self._mover.look()

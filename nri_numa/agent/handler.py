@@ -56,8 +56,10 @@ class AgentHandler:
         annotations: follows the container names in annotations.
         devices: knows the devices of containers; None where they do not count.
         claims: knows the ResourceClaims of containers; None where there are none.
-        files: shows containers what they have; None where they are not asked for.
         pending: pods without a container yet; None where they are not published.
+
+    Attributes:
+        files: shows containers what they have; None where they are not asked for.
     """
 
     def __init__(
@@ -70,7 +72,6 @@ class AgentHandler:
         annotations: UnmatchedAnnotations | None = None,
         devices: DeviceWatch | None = None,
         claims: ClaimBook | None = None,
-        files: AssignedFiles | None = None,
         pending: PendingPods | None = None,
     ) -> None:
         self.reject_on_error = reject_on_error
@@ -80,7 +81,7 @@ class AgentHandler:
         self._annotations = annotations
         self._devices = devices
         self._claims = claims
-        self._files = files
+        self.files: AssignedFiles | None = None
         self._pending = pending
         # Pods by sandbox id: in Stop and Remove requests the pod may carry only its id.
         self._pod_uids: dict[str, str] = {}
@@ -144,8 +145,8 @@ class AgentHandler:
             adjustment = answer.adjustment
             if self._claims is not None and answer.allocation.owned:
                 adjustment = self._claims.with_cpus(container, adjustment)
-            if self._files is not None:
-                adjustment = self._files.mounted(answer.allocation, adjustment)
+            if self.files is not None:
+                adjustment = self.files.mounted(answer.allocation, adjustment)
             return adjustment, answer.updates
 
     def update_container(

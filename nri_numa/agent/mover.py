@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from nri_numa.agent.agent import Agent
 from nri_numa.agent.loop import Clock
 from nri_numa.config.sections import AgentConfig, MemoryLocality
-from nri_numa.engine.room import ahead, for_whom
+from nri_numa.engine.room import for_whom
 from nri_numa.engine.state import Allocation, Kind
 from nri_numa.machine.cgroups import CgroupPlace, CgroupWriter
 from nri_numa.machine.migration import hindrance, migrate
@@ -100,9 +100,9 @@ class Mover:
                 for gone in kept.keys() - known.keys():
                     del kept[gone]
             # What a pod waits for comes first.
-            for container_id in sorted((i for i, a in known.items() if a.leaves), key=self._ahead):
-                if self._later.get(container_id, now) <= now:
-                    await self._move(container_id)
+            for a in sorted((a for a in known.values() if a.leaves), key=lambda a: a.ahead):
+                if self._later.get(a.container_id, now) <= now:
+                    await self._move(a.container_id)
             if self._quiet():
                 await self._move_ahead()
 
@@ -112,10 +112,6 @@ class Mover:
         if agent.creations != self._creations:
             self._creations, self._busy = agent.creations, now
         return now - self._busy >= QUIET
-
-    def _ahead(self, container_id: str) -> bool:
-        a = self._agent.state.allocations.get(container_id)
-        return a is not None and ahead(a)
 
     def _under_way(self, container_id: str) -> Allocation | None:
         agent = self._agent
@@ -164,9 +160,9 @@ class Mover:
         a = self._under_way(container_id)
         if a is None:
             return
-        waits = ahead(a)
-        rate = self._budget()[0] if waits else RATE
-        if waits and not (rate and self._quiet()):
+        ahead = a.ahead
+        rate = self._budget()[0] if ahead else RATE
+        if ahead and not (rate and self._quiet()):
             self._try_later(container_id, QUIET)
             return
         began = self._began.setdefault(container_id, self._clock.monotonic())
@@ -174,7 +170,7 @@ class Mover:
         where = f"from {numa_text(a.leaves)} to {target}"
 
         def goes_on() -> bool:
-            return self._under_way(container_id) is not None and (not waits or self._quiet())
+            return self._under_way(container_id) is not None and (not ahead or self._quiet())
 
         moved = await self._pages(container_id, a.leaves, target, goes_on, rate)
         a = self._under_way(container_id)

@@ -30,6 +30,7 @@ from nri_numa.kubelet.adoption import adopt
 from nri_numa.kubelet.configuration import Found, KubeletFacts, read
 from nri_numa.kubelet.state_files import NAMES, StateFiles
 from nri_numa.machine.pci import pci_devices
+from nri_numa.machine.sysfs import discover
 from nri_numa.machine.tree import open_tree
 from nri_numa.machine.usable import sentence
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, ListFormatError, NUMASet
@@ -83,7 +84,7 @@ def examine(config: AgentConfig, root: Path = Path("/")) -> Iterator[Finding]:
     """Look at everything a running agent depends on; ``root`` is another one than / in tests."""
     topology = None
     try:
-        topology = _discover(config)
+        topology = discover(config.sysfs_root)
     except TopologyError as error:
         yield _fail("machine", str(error), "Run on Linux with /sys mounted, or give --sysfs-root.")
     if topology is not None:
@@ -105,12 +106,6 @@ def examine(config: AgentConfig, root: Path = Path("/")) -> Iterator[Finding]:
     yield from balancing(root)
     yield from interrupts(config, root)
     yield from service(config, root)
-
-
-def _discover(config: AgentConfig) -> Topology:
-    from nri_numa.machine.sysfs import discover
-
-    return discover(config.sysfs_root)
 
 
 def machine(topology: Topology) -> Iterator[Finding]:

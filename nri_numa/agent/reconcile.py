@@ -47,7 +47,6 @@ from nri_numa.machine.cgroups import (
     observe_all,
 )
 from nri_numa.machine.cpuset_watch import CpusetWatch
-from nri_numa.model.machine import Observed
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import Metrics
 from nri_numa.observe.notices import What
@@ -233,15 +232,14 @@ class Reconciler:
         self,
         *,
         max_repairs: int = 3,
-        window: float = REPAIR_WINDOW,
         without_runtime: bool = False,
         only: Collection[str] | None = None,
     ) -> Round:
-        """Look at every container once, and repair what is not as meant; times are in seconds.
+        """Look at every container once, and repair what is not as meant.
 
-        One that was repaired ``max_repairs`` times within ``window`` is left. ``without_runtime``
-        repairs drift while the runtime cannot be reached; ``only`` looks at these containers
-        instead.
+        One that was repaired ``max_repairs`` times within `REPAIR_WINDOW` is left.
+        ``without_runtime`` repairs drift while the runtime cannot be reached; ``only`` looks at
+        these containers instead.
         """
         # Before the runtime has said what runs, what we remember may be long over.
         agent = self._agent
@@ -259,7 +257,7 @@ class Reconciler:
         if only is None:
             agent.updating.clear()
             self._report_blindness(first.seen)
-            self._forget_all_but(set(suspects), window)
+            self._forget_all_but(set(suspects))
         drifted, new = list[Correction](), list[Correction]()
         fought: set[str] = set()
         right, left = list[Correction](), list[Correction]()
@@ -274,7 +272,7 @@ class Reconciler:
             fought |= {
                 c.container_id
                 for c in drift
-                if not (c.blocked or agent.observe) and self._fought(c, max_repairs, window)
+                if not (c.blocked or agent.observe) and self._fought(c, max_repairs)
             }
             agent.differences.update(batch, wrong, dict.fromkeys(batch, looked) | late, fought)
             drifted += drift
@@ -346,10 +344,10 @@ class Reconciler:
         if allocation is not None and not self._agent.observe:
             self._agent.notices.about(allocation, What.DRIFT, message, reason=reason)
 
-    def _fought(self, correction: Correction, max_repairs: int, window: float) -> bool:
+    def _fought(self, correction: Correction, max_repairs: int) -> bool:
         container_id = correction.container_id
         past = self._repairs.get(container_id, deque())
-        while past and past[0] <= self._clock.monotonic() - window:
+        while past and past[0] <= self._clock.monotonic() - REPAIR_WINDOW:
             past.popleft()
         if len(past) < max_repairs:
             self._given_up.discard(container_id)
@@ -366,16 +364,16 @@ class Reconciler:
                 id=container_id[:12],
                 found=correction.found,
                 repairs=len(past),
-                window_seconds=round(window),
+                window_seconds=round(REPAIR_WINDOW),
             )
         return True
 
-    def _forget_all_but(self, drifting: set[str], window: float) -> None:
+    def _forget_all_but(self, drifting: set[str]) -> None:
         """Drop what is remembered of containers that are right again, or are not there any more."""
         for container_id in self._reported.keys() - drifting:
             del self._reported[container_id]
         self._unmoved &= drifting
-        oldest = self._clock.monotonic() - window
+        oldest = self._clock.monotonic() - REPAIR_WINDOW
         for container_id in self._repairs.keys() - drifting:
             past = self._repairs[container_id]
             # Repairs outside the window are dropped before the next one, which may then fail.
@@ -618,7 +616,10 @@ def observe_some(
 ) -> Observation:
     """The same in one go. Of containers whose CPU limit was lifted, it counts too."""
     where, observed = dict(places), observe_all(reader, places)
-    _add_quotas(reader, state, places, observed)
+    for container_id, real in observed.items():
+        allocation = state.allocations.get(container_id)
+        if allocation is not None and allocation.quota is not None:
+            observed[container_id] = replace(real, quota=reader.quota(where[container_id]))
     found = list[Correction]()
     for one in plan_corrections(machine, state, observed, narrowed_at):
         way = partial(reader.in_the_way, where[one.container_id])
@@ -626,19 +627,6 @@ def observe_some(
             one.kept_from(way("cpuset.cpus", str(one.cpus)), way("cpuset.mems", str(one.mems)))
         )
     return Observation(len(observed), tuple(found))
-
-
-def _add_quotas(
-    reader: CgroupReader,
-    state: NodeState,
-    places: Sequence[tuple[str, CgroupPlace]],
-    observed: dict[str, Observed],
-) -> None:
-    for container_id, place in places:
-        allocation = state.allocations.get(container_id)
-        if container_id in observed and allocation is not None and allocation.quota is not None:
-            quota = reader.quota(place)
-            observed[container_id] = replace(observed[container_id], quota=quota)
 
 
 # --- What containers really have ---
@@ -711,13 +699,13 @@ class Differences:
         self,
         container_ids: Iterable[str],
         corrections: Iterable[Correction],
-        since: Mapping[str, float] | None = None,
-        given_up: Collection[str] | None = None,
+        since: Mapping[str, float],
+        given_up: Collection[str] = (),
     ) -> None:
         """Take in what a look at some containers showed; the others of them are as meant.
 
-        ``since`` are Unix times from which on it can have been so, where that is known;
-        ``given_up`` are those that are left to what rewrites them, None: as before.
+        ``since`` are Unix times from which on it can have been so; ``given_up`` are those that are
+        left to what rewrites them.
         """
         self.count_on()
         wrong = {c.container_id: c for c in corrections}
@@ -727,17 +715,13 @@ class Differences:
                 after.pop(container_id, None)
         for container_id, one in wrong.items():
             known = after.get(container_id)
-            began = known.since if known else (since or {}).get(container_id, self._clock.time())
+            began = known.since if known else since[container_id]
             intruder = one.rank == 0
             if known and known.intruder != intruder:
                 began = self._counted
             if intruder and not (known and known.intruder):
                 self._metrics.neighbours_seen.inc()
                 self._metrics.neighbour_seconds.inc(max(0.0, self._counted - began))
-            if given_up is None:
-                left = known is not None and known.given_up
-            else:
-                left = container_id in given_up
             after[container_id] = Difference(
                 cpus=str(one.has_cpus),
                 mems=str(one.has_mems),
@@ -747,7 +731,7 @@ class Differences:
                 intruder=intruder,
                 found=one.found,
                 obstacle=one.obstacle,
-                given_up=left,
+                given_up=container_id in given_up,
             )
         self._swap(after)
 

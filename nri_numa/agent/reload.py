@@ -179,11 +179,6 @@ class Rereading:
             log.warning("machine changed", **found)
         agent.retopology(machine)
 
-    async def read_all(self, agent: Agent) -> None:
-        """Both."""
-        await self.read_memory(agent)
-        await self.read_machine(agent)
-
 
 def as_reading(memory: MemoryReading, counted: Counted | None = None) -> Reading:
     """Reduce what sysfs and the kubelet say to what decisions use."""

@@ -243,7 +243,7 @@ class LiveView:
             agent.machine,
             state,
             more.readings.memory,
-            still=() if agent.moves_memory else [i for i, a in state.allocations.items() if a.mems],
+            still=agent.still(),
             reason=self._not_pinning(),
             measured=None if more.measured is None else more.measured.acting(),
             devices=None if more.devices is None else more.devices.counted(),
@@ -268,7 +268,7 @@ class LiveView:
         """What happened to containers after a number of the sequence."""
         kept = self._agent.notices
         number, evicted = kept.number, kept.evicted  # before the notices: one too many is no harm
-        found = tuple(shown.Notice(**asdict(one)) for one in kept.after(after))
+        found = tuple(kept.after(after))
         return shown.Notices(instance=kept.instance, number=number, evicted=evicted, notices=found)
 
     def requests(self, after: int) -> shown.DecidedRequests:

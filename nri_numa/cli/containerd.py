@@ -53,7 +53,9 @@ def plan(path: Path) -> Change | None:
     if version < 2:
         raise Mistake(f"{path} has version {version}; migrate it first: containerd config migrate")
     section = nri_section(document)
-    if not _is_off(section, version):
+    # containerd 1.7 (version 2) has NRI off by default, 2.x (version 3) on. A 2.x reads version 2
+    # files too; saying it once more does no harm there.
+    if not section.get("disable", version < 3) and section.get("disable_connections") is not True:
         return None
     directory = _drop_in_directory(document, path)
     if directory is not None and not section:
@@ -64,12 +66,6 @@ def plan(path: Path) -> Change | None:
 def _new_file(path: Path, version: int) -> Change:
     text = f"version = {version}\n\n{_ON}"
     return Change(path, text, text)
-
-
-def _is_off(table: Mapping[str, Any], version: int) -> bool:
-    # containerd 1.7 (version 2) has NRI off by default, 2.x (version 3) on. A 2.x reads version 2
-    # files too; saying it once more does no harm there.
-    return bool(table.get("disable", version < 3)) or table.get("disable_connections") is True
 
 
 def _drop_in_directory(document: Mapping[str, Any], path: Path) -> Path | None:

@@ -104,10 +104,11 @@ def explain(
         with progress("asking the kubelet"):
             document["kubelet"] = kubelet_grants(kubelet_root, spaces[0], pod)
         said = list(kubelet_sentences(document["kubelet"], document["explanations"]))
-        for sentence in said if verbose else filter(_differs, said):
-            beside += ["", *wrapped(sentence)]
-    told = lines(document["explanations"], time.time(), verbose=verbose)
-    answer(document, output, [*told, *beside])
+        for sentence in said:
+            if verbose or sentence.startswith("That differs: "):
+                beside += ["", *wrapped(sentence)]
+    texts = lines(document["explanations"], time.time(), verbose=verbose)
+    answer(document, output, [*texts, *beside])
     if any(one["outcome"] == "refused" for one in document["explanations"]):
         ctx.exit(1)
 
@@ -250,10 +251,6 @@ def kubelet_grants(kubelet_root: str, namespace: str, pod: str) -> dict[str, Any
             for given in found
         ],
     }
-
-
-def _differs(sentence: str) -> bool:
-    return sentence.startswith("That differs: ")
 
 
 def kubelet_sentences(

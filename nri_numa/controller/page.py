@@ -41,13 +41,12 @@ class Page:
         """What is added to the controller's server."""
         return [
             Route("GET", DOCUMENT, self._document),
-            Route("GET", PATH.rstrip("/"), self._redirect),
+            Route(
+                "GET", PATH.rstrip("/"), lambda _: Response(308, b"", TEXT, [("Location", PATH)])
+            ),
             *page_routes("nri_numa.web", *SHARED, at=PATH),
             *page_routes("nri_numa.controller", at=PATH),
         ]
-
-    def _redirect(self, request: Request) -> Response:
-        return Response(308, b"", TEXT, [("Location", PATH)])
 
     async def _document(self, request: Request) -> Response:
         if self._token is not None:

@@ -127,15 +127,12 @@ class Service:
         self,
         config: AgentConfig,
         *,
-        identity: str = "",
         clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
-        jitter: Callable[[], float] = random.random,
     ) -> None:
         section, prefix = config.controller, config.annotation_prefix
-        self._section, self._clock, self._wall = section, clock, wall
+        self._section, self._clock = section, clock
         self._metrics = ControllerMetrics(__version__)
-        self._api = KubeAPI(section.credentials, "nri-numa-controller", wall=wall)
+        self._api = KubeAPI(section.credentials, "nri-numa-controller")
         self.capacity = CapacityOutput(
             prefix,
             capacity.Rules(
@@ -175,22 +172,12 @@ class Service:
             rate=section.rate,
             burst=BURST,
             clock=clock,
-            jitter=jitter,
-            may=self._may_write,
-            written=self._written,
+            jitter=random.random,
         )
-        self.lease = Lease(
-            LEASE,
-            namespace(section.credentials),
-            self._api.do,
-            identity=identity,
-            clock=clock,
-            wall=wall,
-            jitter=jitter,
-            answered=self._writer.answered,
-            changed=self._writer.wake.set,
-        )
-        self._watches = self._followed(config, jitter)
+        self._writer.may, self._writer.written = self._may_write, self._written
+        self.lease = Lease(LEASE, namespace(section.credentials), self._api.do, clock=clock)
+        self.lease.answered, self.lease.changed = self._writer.answered, self._writer.wake.set
+        self._watches = self._followed(config)
         self._address = split_address(section.address)
         self._token = (
             TokenFile(section.token_file, setting="controller") if section.token_file else None
@@ -213,12 +200,12 @@ class Service:
             ],
         )
 
-    def _followed(self, config: AgentConfig, jitter: Callable[[], float]) -> list[Watch]:
+    def _followed(self, config: AgentConfig) -> list[Watch]:
         """Watches of the objects that are needed; what is off is not asked for."""
         watches: list[Watch] = []
 
         def follow(path: str, objects: Watched, **more: Any) -> Watch:
-            watches.append(Watch(self._api, path, objects, jitter=jitter, **more))
+            watches.append(Watch(self._api, path, objects, **more))
             return watches[-1]
 
         clock = self._clock
@@ -377,7 +364,7 @@ class Service:
 
     async def _tick(self) -> None:
         while True:
-            now, wall = self._clock(), self._wall()
+            now, wall = self._clock(), time.time()
             for one in self._evictors:
                 one.tick(now, wall)  # also where this replica does not lead: a new leader goes on
             if self._may_write():

@@ -95,7 +95,6 @@ class Service:
             ),
             "GetPreferredAllocation": _unary(self._prefer, pb.PreferredAllocationRequest),
             "Allocate": _unary(self._allocate, pb.AllocateRequest),
-            "PreStartContainer": _unary(self._pre_start, pb.PreStartContainerRequest),
         }
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, handlers),))
         try:
@@ -158,11 +157,6 @@ class Service:
             answer.container_responses.add(annotations={self._slots.annotation: text})
             log.info("allocated", slots=text)
         return answer
-
-    async def _pre_start(
-        self, request: pb.PreStartContainerRequest, context: Any
-    ) -> pb.PreStartContainerResponse:
-        return pb.PreStartContainerResponse()  # never asked for; harmless
 
 
 def _unary(method: Any, request: Any) -> Any:

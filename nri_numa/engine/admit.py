@@ -415,7 +415,7 @@ def release(
     if allocation is None or allocation.ended:
         return Released(state=state)
     keeps = allocation.kept and machine.settings.kept_seconds
-    if ended is not None and keeps and not state.owned_beside(allocation):
+    if ended is not None and keeps and not state.mates(allocation):
         after = state.with_kept(container_id, ended)
     else:
         after = state.without(container_id)
@@ -446,17 +446,14 @@ def forget_pod(machine: Machine, state: NodeState, uid: str, sandbox: str = "") 
     record = state.pods.get(uid)
     if record is None:
         return Released(state=state)
-    every, after = record.containers, state
-    containers = tuple(
-        sorted(i for i in every if state.allocations[i].pod_id == sandbox or not sandbox)
-    )
-    for container_id in containers:
-        after = after.without(container_id)
-    if len(containers) == len(every):
+    every = [state.allocations[i] for i in sorted(record.containers)]
+    over = [a for a in every if a.pod_id == sandbox or not sandbox]
+    after = without_each(state, over)
+    if len(over) == len(every):
         after = after.without_pod(uid)
     return Released(
         state=after,
-        change=StateChange(containers, (uid,)),
+        change=StateChange(tuple(a.container_id for a in over), (uid,)),
         updates=pool_updates(machine, state, after, skip=""),
     )
 

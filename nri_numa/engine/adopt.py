@@ -80,7 +80,7 @@ def assigned(allocation: Allocation, cpus: str, key: bytes) -> str:
     if allocation.movable:
         document["movable"] = True
         if allocation.leaves:
-            document["leaves"] = str(allocation.leaves)
+            document |= {"leaves": str(allocation.leaves), "ahead": allocation.ahead}
     if allocation.soft:
         document["soft"] = str(allocation.cpus)  # it may start with fewer of them
     text = _encode(document)
@@ -182,8 +182,7 @@ def _read(
         mems = mems - leaves or mems
         numa_nodes = NUMASet.parse(document["numa"])
         # Before it was recorded, only isolation kept siblings idle.
-        told = document.get("smt", SMT.ISOLATE if document.get("idle") else SMT.ANY)
-        smt = SMT(told)
+        smt = SMT(document.get("smt", SMT.ISOLATE if document.get("idle") else SMT.ANY))
         policy = Policy(document["policy"])
         preferred = bool(document["preferred"])
         reason = str(document["reason"])
@@ -239,6 +238,7 @@ def _read(
         reason=reason,
         pinned=pinned,
         movable=document.get("movable") is True and kind in COMPUTED,
+        ahead=document.get("ahead") is True,
         quota=0 if resources.cpu_quota == NO_QUOTA and owned else None,
         slots=slots_held(machine.settings, container) if kind is Kind.EXCLUSIVE else "",
     )

@@ -89,8 +89,8 @@ def tiers(topology: Topology, nodes: NUMASet, numbers: frozenset[int]) -> Tiers:
 
 def homes(topology: Topology, numa_node: int) -> NUMASet:
     """The NUMA nodes with CPUs that a NUMA node without CPUs is near to."""
-    told = topology.numa_nodes[numa_node].initiators & topology.cpu_nodes
-    return told or nearest({i: topology.distance(i, numa_node) for i in topology.cpu_nodes})
+    named = topology.numa_nodes[numa_node].initiators & topology.cpu_nodes
+    return named or nearest({i: topology.distance(i, numa_node) for i in topology.cpu_nodes})
 
 
 def nearest(distances: Mapping[int, int]) -> NUMASet:
@@ -101,16 +101,16 @@ def nearest(distances: Mapping[int, int]) -> NUMASet:
 
 def _nearest(topology: Topology, cpu_node: int, with_memory: NUMASet) -> NUMASet:
     """The memory that is nearest to CPUs: what names them as initiators, else by distance."""
-    told = NUMASet(i for i in with_memory if cpu_node in topology.numa_nodes[i].initiators)
-    return told or nearest({i: topology.distance(cpu_node, i) for i in with_memory})
+    named = NUMASet(i for i in with_memory if cpu_node in topology.numa_nodes[i].initiators)
+    return named or nearest({i: topology.distance(cpu_node, i) for i in with_memory})
 
 
 def tier_text(topology: Topology, numa_nodes: NUMASet) -> str:
     """``memory-only NUMA nodes 2-3 (memory tier 22)``."""
-    found = {topology.numa_nodes[i].tier for i in numa_nodes}
-    told = sorted(t for t in found if t is not None)
-    tier = f" (memory tier{'' if len(told) == 1 else 's'} {', '.join(map(str, told))})"
-    return f"memory-only {numa_text(numa_nodes)}{tier if told else ''}"
+    every = {topology.numa_nodes[i].tier for i in numa_nodes}
+    found = sorted(t for t in every if t is not None)
+    tier = f" (memory tier{'' if len(found) == 1 else 's'} {', '.join(map(str, found))})"
+    return f"memory-only {numa_text(numa_nodes)}{tier if found else ''}"
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):

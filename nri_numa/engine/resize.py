@@ -260,14 +260,14 @@ class _Change:
         )
 
     def _misaligned(self, refused: NotEnoughCPUs | SMTAlignmentRefused) -> Refusal:
-        told = (
+        why = (
             misaligned(self.case, refused, self._smt())
             if isinstance(refused, SMTAlignmentRefused)
             else too_few(self.case.machine, refused, None)
         )
         return Refusal(
             reason="SMTAlignmentError",
-            message=f"{self.case.who}: {told}",
+            message=f"{self.case.who}: {why}",
             rule="smt: full-core gives whole cores only",
         )
 
@@ -365,7 +365,7 @@ def resize(
     merged = _merged(container, allocation, update)
     after, change = state, NO_CHANGE
     mates: tuple[ContainerUpdate, ...] = ()
-    if _changes_size(update):
+    if update.cpu_quota or update.cpu_shares or update.memory_limit or update.hugepages:
         found = resized(machine, state, pod, merged, reading, now)
         if isinstance(found, Refused):
             return found
@@ -410,10 +410,6 @@ def other_size(allocation: Allocation, resources: Resources) -> Resources | None
     ):
         return None
     return resources
-
-
-def _changes_size(update: Resources) -> bool:
-    return bool(update.cpu_quota or update.cpu_shares or update.memory_limit or update.hugepages)
 
 
 def _merged(container: Container, allocation: Allocation, update: Resources) -> Container:

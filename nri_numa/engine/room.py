@@ -150,6 +150,8 @@ def with_room(
     if plan is None:
         return refused if keep else in_the_way(machine, state, refused, reading, tied)
     decision, moves = plan.newcomer, plan.moves
+    if keep:
+        moves = tuple(Move(m.before, replace(m.after, ahead=True)) for m in moves)
     newcomer = decision.allocation
     newcomer = replace(newcomer, reason=f"{newcomer.reason}; {after_moving(moves)}")
     if keep:
@@ -215,7 +217,6 @@ def all_arrived(decision: Admitted) -> NodeState:
 
 _MOVED: Final = "; moved to "
 """In the reason of one that moved."""
-_KEEP: Final = "keep room for "
 
 
 def keep_room(
@@ -243,7 +244,7 @@ def keep_room(
     if isinstance(decision, Admitted):
         return None
     what = [counted(cpus, "CPU")] if cpus else []
-    keep = f"{_KEEP}{', '.join(what + ([human_bytes(memory)] if memory else []))}"
+    keep = f"keep room for {', '.join(what + ([human_bytes(memory)] if memory else []))}"
     found = with_room(machine, state, decision, reading, now, still, keep=keep, most=most)
     return found if isinstance(found, Admitted) else None
 
@@ -269,11 +270,6 @@ def for_whom(allocation: Allocation) -> str:
     return f" to {what}" if moved else ""
 
 
-def ahead(allocation: Allocation) -> bool:
-    """Whether it moved for `keep_room`, so that nothing waits for it."""
-    return f"{_MOVED}{_KEEP}" in allocation.reason
-
-
 def after_moving(moves: Collection[Move]) -> str:
     """``fits after moving shop/db-3/app (2 GiB) from NUMA node 1 to 0``."""
     each = [
@@ -297,19 +293,19 @@ def in_the_way(
     machine: Machine,
     state: NodeState,
     refused: Refused,
-    reading: Reading | None = None,
-    tied: Collection[str] | None = None,
+    reading: Reading | None,
+    tied: Collection[str],
 ) -> Refused:
     """The refusal, saying what would have to be elsewhere where a few containers are in the way.
 
-    Of those that are ``tied`` none could move, movable or not; None: nothing can here.
+    Of those that are ``tied`` none could move, movable or not.
     """
     plan = make_room(machine, state, refused, reading)
     if plan is None:
         return refused
     moves = plan.moves
     text = f"it would fit if {' and '.join(map(_text, moves))}"
-    free = tied is not None and not any(m.before.container_id in tied for m in moves)
+    free = not any(m.before.container_id in tied for m in moves)
     if free and len(moves) <= machine.settings.room_moves:
         unmovable = [m for m in moves if not m.before.movable]
         at_once = _tried(machine, state, refused, reading, plan.places, running=True) is not None
@@ -683,4 +679,5 @@ def _moved(
         charges=placed.charges,
         preferred=placed.preferred,
         reason=placed.reason,
+        ahead=False,
     )

@@ -109,6 +109,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
         fixed: a policy placed it, and something else ties it to its NUMA nodes: devices, say.
         movable: it may be elsewhere while it runs, to make room for others.
         leaves: memory nodes, among ``mems``, that its pages are leaving; charged until they have.
+        ahead: it last moved ahead of need: nothing waits for its memory.
         ended: Unix time in seconds at which its container ended, or at which it was planned for
             one that is still to come; what it has is kept for the pod. 0 while it lives.
     """
@@ -144,6 +145,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     fixed: bool = False
     movable: bool = False
     leaves: NUMASet = NO_NUMA_NODES
+    ahead: bool = False
     ended: float = 0.0
 
     @property
@@ -345,7 +347,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
         )  # fmt: skip
 
     def mates(self, allocation: Allocation) -> tuple[Allocation, ...]:
-        """Other containers that share its pod's own CPUs with one."""
+        """Other containers of its pod that own the same CPUs as one."""
         mine, record = allocation.exclusive_list, self.pods[allocation.pod_uid]
         others = (
             self.allocations[i] for i in sorted(record.containers - {allocation.container_id})
@@ -368,10 +370,6 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
             )
             state = state.with_allocation(made)
         return state
-
-    def owned_beside(self, allocation: Allocation) -> bool:
-        """Whether another container of its pod owns the list that this one owns."""
-        return _beside(self.allocations, self.pods.get(allocation.pod_uid), allocation)
 
     def with_allocation(self, *allocations: Allocation) -> NodeState:
         """Add allocations; their containers must not have one."""
@@ -504,12 +502,10 @@ class StateBuilder:
 
 
 def _beside(
-    allocations: Mapping[str, Allocation], record: PodRecord | None, allocation: Allocation
+    allocations: Mapping[str, Allocation], record: PodRecord, allocation: Allocation
 ) -> bool:
-    mine = allocation.exclusive_list
-    if mine is None or record is None:
-        return False
     others = record.containers - {allocation.container_id}
+    mine = allocation.exclusive_list
     return any(i in allocations and allocations[i].exclusive_list == mine for i in others)
 
 

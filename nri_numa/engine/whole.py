@@ -224,14 +224,9 @@ def _with_named(
         plan = found.state
         if one.ends:
             plan = release(machine, plan, made.id, now).state
-    ids = [
-        i
-        for name in expected
-        if name != first.name and (i := f"{pod.id}/{name}") in plan.allocations
-    ]
+    ids = [f"{pod.id}/{name}" for name in expected if name != first.name]
     for i in ids:
-        if not plan.allocations[i].ended:
-            plan = release(machine, plan, i, now).state
+        plan = release(machine, plan, i, now).state
     kept = [replace(plan.allocations[i], reason=TO_COME) for i in ids if i in plan.allocations]
     if ends:
         # What it has until it ends is no more than theirs that come after it.

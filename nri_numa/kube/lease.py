@@ -48,15 +48,16 @@ class Lease:
         holder: the replica that holds it, as far as known; empty for none.
         since: when this one began to lead, by its clock; infinity when it never did.
         problem: why the Lease cannot be used, as a sentence; empty when it can.
+        answered: is called with each request and what came of it.
+        changed: is called when this replica begins or ends to lead.
+        limit: seconds that one request may take; half of what a renewal has, so that another fits.
 
     Args:
         ask: does a request, and never raises.
         identity: a name for this replica; another one for each by default.
-        answered: is called with each request and what came of it.
-        changed: is called when this replica begins or ends to lead.
-        limit: seconds that one request may take; half of what a renewal has by default, so that
-            another one fits.
     """
+
+    limit = DEADLINE / 2
 
     def __init__(
         self,
@@ -68,18 +69,15 @@ class Lease:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
         jitter: Callable[[], float] = random.random,
-        answered: Callable[[Request, Outcome], object] = lambda request, outcome: None,
-        changed: Callable[[], object] = lambda: None,
-        limit: float = DEADLINE / 2,
     ) -> None:
+        self.answered: Callable[[Request, Outcome], object] = lambda request, outcome: None
+        self.changed: Callable[[], object] = lambda: None
         self.holder = self.problem = ""
         self.since = float("inf")
         self._name, self._namespace = name, namespace
         self._identity = identity or f"{socket.gethostname()[:60]}_{uuid.uuid4()}"
         self._ask = ask
         self._clock, self._wall, self._jitter = clock, wall, jitter
-        self._answered, self._changed = answered, changed
-        self._limit = limit
         self._there: dict[str, Any] | None = None
         self._known: Spec | None = None
         """The spec that was read last, also when the Lease must be read again."""
@@ -107,18 +105,18 @@ class Lease:
         if self._hold_until <= began:
             request = self._due(began)
             try:
-                async with asyncio.timeout(self._limit):
+                async with asyncio.timeout(self.limit):
                     outcome = await self._ask(request)
             except TimeoutError:
                 text = "the API server did not answer in time"
                 outcome = Outcome(result=Result.UNREACHABLE, text=text)
             self._done(request, outcome, began)
-            self._answered(request, outcome)
+            self.answered(request, outcome)
         if self.leads != self._led:
             self._led = not self._led
             self.since = self._clock() if self._led else self.since
             log.info("leads" if self._led else "does not lead", holder=self.holder)
-            self._changed()
+            self.changed()
         return max(LEAST, min(LONGEST, self._hold_until - self._clock()))
 
     async def release(self) -> None:

@@ -116,15 +116,13 @@ def given_to(
     return "the kubelet knows no such pod"
 
 
-def device_ids(kubelet_root: str, resource: str, *, timeout_s: float = TIMEOUT) -> set[str]:
+def device_ids(kubelet_root: str, resource: str) -> set[str]:
     """Ids of one resource that pods have; empty where the kubelet does not tell."""
-    held = _held(kubelet_root, timeout_s)
+    held = _held(kubelet_root)
     return set() if isinstance(held, str) else {id for name, id in held if name == resource}
 
 
-def device_counts(
-    kubelet_root: str, *, timeout_s: float = TIMEOUT
-) -> tuple[DeviceCount, ...] | str:
+def device_counts(kubelet_root: str) -> tuple[DeviceCount, ...] | str:
     """All devices whose NUMA node the kubelet knows, sorted; or why that is not known.
 
     Two calls. What pods have comes first: a device that is given in between counts as free until
@@ -132,12 +130,12 @@ def device_counts(
     """
     from nri_numa.kubelet.pb import podresources_pb2 as pb
 
-    held = _held(kubelet_root, timeout_s)
+    held = _held(kubelet_root)
     if isinstance(held, str):
         return held
     request = pb.AllocatableResourcesRequest()
     answer = _call(
-        kubelet_root, "GetAllocatableResources", request, pb.AllocatableResourcesResponse, timeout_s
+        kubelet_root, "GetAllocatableResources", request, pb.AllocatableResourcesResponse, TIMEOUT
     )
     if isinstance(answer, _Failed):
         return answer.text
@@ -157,9 +155,9 @@ def device_counts(
     )
 
 
-def _held(kubelet_root: str, timeout_s: float) -> set[tuple[str, str]] | str:
+def _held(kubelet_root: str) -> set[tuple[str, str]] | str:
     """Resource and id of every device that a pod has, or why that is not known."""
-    listed = _listed(kubelet_root, timeout_s)
+    listed = _listed(kubelet_root, TIMEOUT)
     if isinstance(listed, _Failed):
         return listed.text
     return {

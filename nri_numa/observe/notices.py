@@ -44,29 +44,23 @@ class What(StrEnum):
     MOVED = "moved"
 
 
-class Notice(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that happened to one container, once or again and again; to its pod without one.
+class Notice(msgspec.Struct, frozen=True, kw_only=True, rename={"pod_uid": "podUID"}):
+    """Something that happened to a container, once or again and again."""
 
-    Attributes:
-        number: where in the sequence it last changed.
-        what: a `What`; more may come.
-        reason: a short CamelCase name within that; may be empty.
-        message: the latest words about it.
-        pod_uid: as the runtime has it; the hash of the manifest for a static pod.
-    """
-
-    id: str
-    number: int
-    what: str
-    reason: str
-    message: str
+    id: Annotated[str, "Of this notice for good, over restarts too."]
+    number: Annotated[int, "Where in the sequence it last changed."]
+    what: Annotated[
+        str, "refused, widened, unpinned, gap, late, drift, ignored or moved; more may come."
+    ]
+    reason: Annotated[str, "A short CamelCase name; may be empty."]
+    message: Annotated[str, "The latest words about it."]
     namespace: str
     pod: str
-    pod_uid: str
+    pod_uid: str  # of a static pod the hash of its manifest
     container: str
-    count: int
-    first: float
-    last: float
+    count: Annotated[int, "How often it happened."]
+    first: Annotated[float, "Seconds since the epoch."]
+    last: Annotated[float, "Seconds since the epoch."]
 
 
 _Key = tuple[str, str, str, str]

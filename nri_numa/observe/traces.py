@@ -69,19 +69,14 @@ def is_readable(kept: KeptTrace) -> bool:
 
 
 def unpack(
-    kept: KeptTrace,
-    *,
-    namespace: str,
-    pod: str,
-    container: str,
-    distance: Callable[[int, int], int],
+    kept: KeptTrace, who: tuple[str, str, str], distance: Callable[[int, int], int]
 ) -> Grounds:
-    """What was kept of a decision, for `nri_numa.engine.explain.explanation`.
+    """What was kept of a decision about ``who``: namespace, pod and container.
 
     ``distance`` is the SLIT distance between two NUMA nodes.
     """
     packed = _unpacked(kept, distance)
-    return Grounds(namespace, pod, container, packed.basis, packed.alignment)
+    return Grounds(*who, packed.basis, packed.alignment)
 
 
 def _unpacked(kept: KeptTrace, distance: Callable[[int, int], int]) -> _Packed:

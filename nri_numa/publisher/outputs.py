@@ -13,9 +13,10 @@ from typing import Any, Final
 
 from nri_numa.kube.requests import Outcome, Request, Resource, Result, Verb
 from nri_numa.model.offline_capacity import DRAINED, LONGEST, OFFLINE_CAPACITY
+from nri_numa.observe.notices import Notice
 from nri_numa.publisher import wanted
 from nri_numa.publisher.outbox import Bucket, OneObject, Output, Shelf, pause
-from nri_numa.web.responses import Assignment, Notice
+from nri_numa.web.responses import Assignment
 
 MOST: Final = 1024
 """Things of one output that are remembered; a node has 110 pods, the agent keeps 256 notices."""

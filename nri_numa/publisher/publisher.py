@@ -103,12 +103,10 @@ class BoundPods(Watched):
     named that nothing is charged for yet.
     """
 
-    def __init__(
-        self, api: KubeAPI, node: str, changed: Callable[[], object], clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, api: KubeAPI, node: str, changed: Callable[[], object]) -> None:
         fields = f"spec.nodeName={node},status.phase=Pending"
         self.watch = Watch(api, Resource.PODS.path(), self, fields=fields, key=uid_of)
-        self._changed, self._clock = changed, clock
+        self._changed = changed
         self._pods: dict[str, tuple[float, ZonePod]] = {}
 
     def put(self, document: Mapping[str, Any]) -> None:
@@ -117,7 +115,7 @@ class BoundPods(Watched):
         if qos == GUARANTEED and uid not in self._pods:
             namespace = text_of(document, "metadata", "namespace")
             pod = ZonePod(namespace=namespace, name=name_of(document), qos=qos)
-            self._pods[uid] = self._clock(), pod
+            self._pods[uid] = time.monotonic(), pod
             self._changed()
             asyncio.get_running_loop().call_later(BOUND, self._changed)
 
@@ -128,7 +126,7 @@ class BoundPods(Watched):
 
     def named_in(self, found: Zones) -> Zones:
         """The agent's document with these pods too, but for those that do not come to start."""
-        since = self._clock() - BOUND
+        since = time.monotonic() - BOUND
         known = {(one.namespace, one.name) for one in found.pods}
         more = {(pod.namespace, pod.name): pod for at, pod in self._pods.values() if at > since}
         late = tuple(pod for who, pod in sorted(more.items()) if who not in known)
@@ -147,7 +145,6 @@ class Publisher:
         config: AgentConfig,
         node: str,
         *,
-        clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
         jitter: Callable[[], float] = random.random,
         settle: float = SETTLE,
@@ -158,7 +155,7 @@ class Publisher:
         publish, prefix = config.publish, config.annotation_prefix
         self._publish = publish
         self._prefix = prefix
-        self._clock, self._wall, self._jitter = clock, wall, jitter
+        self._wall, self._jitter = wall, jitter
         self._settle = min(settle, SOONER) if publish.node_resource_topology else settle
         self.metrics = PublishMetrics(__version__)
         self._source = AgentSource(config.http.socket)
@@ -186,7 +183,7 @@ class Publisher:
         if publish.pod_annotation:
             self._pods = PodOutput(node, prefix)
             if self._topology is not None:
-                self._bound = BoundPods(self._api, node, self._bound_changed.set, clock)
+                self._bound = BoundPods(self._api, node, self._bound_changed.set)
         if publish.capacity:
             self._capacity = CapacityOutput(node, config.device_plugin.resource_name)
         if publish.numatopology:
@@ -218,11 +215,10 @@ class Publisher:
             "publish",
             rate=publish.rate,
             burst=BURST,
-            clock=clock,
+            clock=time.monotonic,
             jitter=jitter,
-            written=self._written,
-            again=self._again,
         )
+        self._writer.written, self._writer.again = self._written, self._again
         self.queue, self._wake = self._writer.queue, self._writer.wake
         self._zones_turn = asyncio.Lock()
         self._instance, self._number, self._serial = "", 0, -1
@@ -255,9 +251,9 @@ class Publisher:
             self.probes.listen(self._address[1])
         tasks = [self._follow(), self._writer.run(), self._resync()]
         if self._topology is not None:
-            tasks.append(self._count_again())
+            tasks.append(self._read_zones_again())
         if self._bound is not None:
-            tasks += self._bound.watch.run(), self._follow_bound()
+            tasks.append(self._bound.watch.run())
         if self._claims is not None:
             tasks.append(self._claims.run())
         if self._spans is not None:
@@ -358,7 +354,7 @@ class Publisher:
 
     def _driver_registered(self) -> None:
         if self._slices is not None:
-            self._slices.recheck(self._clock())
+            self._slices.recheck(time.monotonic())
             self._wake.set()
 
     async def _read_notices(self, events: EventOutput) -> None:
@@ -442,17 +438,14 @@ class Publisher:
                 await self._read_zones()
             self._wake.set()
 
-    async def _follow_bound(self) -> None:
+    async def _read_zones_again(self) -> None:
+        """When a pod is bound, and now and then where devices are counted."""
         while True:
-            await self._bound_changed.wait()
-            self._bound_changed.clear()
-            with contextlib.suppress(AgentUnavailable):
-                await self._read_zones()
-
-    async def _count_again(self) -> None:
-        while True:
-            await asyncio.sleep(COUNTED)
-            if self._counted:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(COUNTED):
+                    await self._bound_changed.wait()
+            if self._bound_changed.is_set() or self._counted:
+                self._bound_changed.clear()
                 with contextlib.suppress(AgentUnavailable):
                     await self._read_zones()
 

@@ -13,8 +13,9 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from nri_numa.model.offline_capacity import MOST_CPUS, NUMA_IDS, list_of, numa_nodes
+from nri_numa.observe.notices import Notice
 from nri_numa.text import harmless
-from nri_numa.web.responses import Assignment, Notice, NUMAInfo
+from nri_numa.web.responses import Assignment, NUMAInfo
 
 Object = dict[str, Any]
 

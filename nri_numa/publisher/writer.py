@@ -40,8 +40,6 @@ class Writer:
     Attributes:
         wake: is set when an output wants something.
         problem: why nothing can be written now, as a sentence; empty when all is well.
-
-    Args:
         may: whether this process may write now.
         written: is called after each request.
         again: is called when the API server answers after a time without.
@@ -58,23 +56,22 @@ class Writer:
         burst: float,
         clock: Callable[[], float],
         jitter: Callable[[], float],
-        may: Callable[[], bool] = lambda: True,
-        written: Callable[[Request, Outcome], object] = lambda request, outcome: None,
-        again: Callable[[], object] = lambda: None,
     ) -> None:
         self.queue = OutputQueue(outputs, rate=rate, burst=burst, now=clock())
         self.wake = asyncio.Event()
         self.problem = ""
         self._api, self._metrics, self._log = api, metrics, get_logger(service)
         self._clock, self._jitter = clock, jitter
-        self._may, self._written, self._again = may, written, again
+        self.may: Callable[[], bool] = lambda: True
+        self.written: Callable[[Request, Outcome], object] = lambda request, outcome: None
+        self.again: Callable[[], object] = lambda: None
         self._said: set[tuple[str, str]] = set()
         self._complaints: dict[str, str] = {}
 
     async def run(self) -> None:
         """Write until cancelled."""
         while True:
-            may, now = self._may(), self._clock()
+            may, now = self.may(), self._clock()
             request = self.queue.next(now) if may else None
             if request is None:
                 wait = max(LEAST, self.queue.wait(now)) if may else PAUSED
@@ -86,7 +83,7 @@ class Writer:
             outcome = await self._api.do(request)
             self.queue.done(request, outcome, self._clock(), self._jitter())
             self.answered(request, outcome)
-            self._written(request, outcome)
+            self.written(request, outcome)
             self.complain()
 
     def answered(self, request: Request, outcome: Outcome) -> None:
@@ -101,7 +98,7 @@ class Writer:
             return
         if self.problem:
             log.info("the API server answers again")
-            self._again()
+            self.again()
         self.problem = ""
         log.debug("request", target=request.target, verb=request.verb.value, result=result.value)
         key = request.verb.value, request.resource.plural

@@ -102,7 +102,6 @@ class Extender:
         config: AgentConfig,
         *,
         clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
     ) -> None:
         section = config.scheduler
         self._section, self._clock = section, clock
@@ -117,13 +116,7 @@ class Extender:
         # On a connection of its own: renewing must not wait behind lists and bindings.
         self.lease_api = KubeAPI(section.credentials, "nri-numa-scheduler")
         self.election = (
-            Lease(
-                section.lease,
-                namespace(section.credentials),
-                self.lease_api.do,
-                clock=clock,
-                wall=wall,
-            )
+            Lease(section.lease, namespace(section.credentials), self.lease_api.do, clock=clock)
             if section.lease
             else None
         )
@@ -135,7 +128,9 @@ class Extender:
             unknown_fits=section.unknown_nodes is UnknownNodes.ALLOW,
             narrow=section.narrow,
         )
-        self.activator = PodActivator(self.api, config, self.metrics.wakes, clock=clock, wall=wall)
+        self.activator = PodActivator(
+            self.api, config, self.metrics.wakes, clock=clock, wall=time.time
+        )
         self.node_watcher = NodeWatcher(self.nodes, self.activator, config.annotation_prefix, clock)
         self.pod_watcher = PodWatcher(
             self.api, self.nodes, self.reader, self.activator, config, clock

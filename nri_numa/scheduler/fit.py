@@ -164,12 +164,6 @@ def _by_kubelet(request: ContainerRequest, room: NodeRoom) -> ContainerRequest:
     )
 
 
-def _with_devices_of(room: NodeRoom, request: ContainerRequest) -> ContainerRequest:
-    """A request without devices that a node names for no NUMA node: kube-scheduler counts them."""
-    known = [one for one in request.amounts if one[0] in room.capacity or DEVICE not in one[0]]
-    return replace(request, amounts=tuple(known))
-
-
 def _fit_all(
     room: NodeRoom,
     request: PodRequest,
@@ -183,7 +177,9 @@ def _fit_all(
     used: list[int] = []
     for one in containers:
         if one.amounts and DEVICE in one.amounts[-1][0]:
-            one = _with_devices_of(room, one)
+            # kube-scheduler counts those that the node names for no NUMA node.
+            known = [a for a in one.amounts if a[0] in room.capacity or DEVICE not in a[0]]
+            one = replace(one, amounts=tuple(known))
         found = _place(room, free, one, strategy)
         if isinstance(found, Short):
             if one.on_failure is not OnFailure.UNPINNED:

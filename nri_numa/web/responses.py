@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from msgspec import UNSET, Struct, UnsetType
 
 from nri_numa.config.sections import camel_case
-from nri_numa.observe.notices import DecidedRequest
+from nri_numa.observe.notices import DecidedRequest, Notice
 
 IdList = Annotated[str, "Ids in the kernel's list format, such as 0-3,8."]
 Seconds = Annotated[float, "Seconds since the epoch."]
@@ -204,25 +204,6 @@ class Slots(Document, frozen=True, kw_only=True):
     exclusive: Annotated[int, "CPUs that are exclusive to containers, with slots or without."]
     numa_nodes: tuple[NUMANodeSlots, ...]
     ids: Annotated[tuple[str, ...], "Ids that containers hold."]
-
-
-class Notice(Document, frozen=True, kw_only=True):
-    """Something that happened to a container, once or again and again."""
-
-    id: Annotated[str, "Of this notice for good, over restarts too."]
-    number: Annotated[int, "Where in the sequence it last changed."]
-    what: Annotated[
-        str, "refused, widened, unpinned, gap, late, drift, ignored or moved; more may come."
-    ]
-    reason: Annotated[str, "A short CamelCase name; may be empty."]
-    message: Annotated[str, "The latest words about it."]
-    namespace: str
-    pod: str
-    pod_uid: str
-    container: str
-    count: Annotated[int, "How often it happened."]
-    first: Seconds
-    last: Seconds
 
 
 class Notices(Document, frozen=True, kw_only=True):

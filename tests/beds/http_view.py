@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from nri_numa.config import HTTP
 from nri_numa.observe.metrics import Metrics
+from nri_numa.observe.notices import Notice
 from nri_numa.web import responses as shown
 from nri_numa.web.api import AgentServer
 
@@ -91,7 +92,7 @@ class FakeView:
     zone_id: int = 0
     broken: bool = False
     unanswered: str = ""
-    noted: list[shown.Notice] = field(default_factory=list)
+    noted: list[Notice] = field(default_factory=list)
     instance: str = "0a0b0c0d"
     listeners: list[Callable[[], None]] = field(default_factory=list)
 

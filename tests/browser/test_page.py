@@ -213,7 +213,7 @@ def differ(bed: PageBed, pod: str, cpus: CPUSet, *, given_up: bool = False) -> s
     )
     ids = [one.container_id]
     since = {one.container_id: time.time() - 12}
-    bed.do(lambda: agent.differences.update(ids, [wrong], since, ids if given_up else None))
+    bed.do(lambda: agent.differences.update(ids, [wrong], since, ids if given_up else ()))
     return one.container_id
 
 

@@ -431,9 +431,9 @@ def shortage(problem: Problem) -> Shortage:
             return _wider([one for one in hinting if one[1] is hints], problem, order, width)
     widths = {s.preferred_width for s, _, _ in hinting}
     if not merge.single and len(widths) > 1:
-        told = ", ".join(f"{_amount(s)} on {nodes_text(s.preferred_width)}" for s, _, _ in hinting)
+        each = ", ".join(f"{_amount(s)} on {nodes_text(s.preferred_width)}" for s, _, _ in hinting)
         names = " and ".join(s.resource for s, _, _ in hinting)
-        return Shortage(f"{names}: {DIFFERENT_WIDTHS}: {told}", widths=True)
+        return Shortage(f"{names}: {DIFFERENT_WIDTHS}: {each}", widths=True)
     return _apart(hinting, problem, order)
 
 
@@ -485,7 +485,7 @@ def _apart(entries: Sequence[_Entry], problem: Problem, order: Order) -> Shortag
     """Each has a place, and they have none in common."""
     names = " and ".join(s.resource for s, _, _ in entries)
     lists = [id(f) for _, f, _ in entries]
-    told = ", ".join(
+    each = ", ".join(
         f"{_amount(s)} on "
         + (
             _by_itself(d, problem.numa_ids)
@@ -494,7 +494,7 @@ def _apart(entries: Sequence[_Entry], problem: Problem, order: Order) -> Shortag
         )
         for s, f, d in entries
     )
-    return Shortage(f"{names}: each fits, but not on the same NUMA nodes: {told}")
+    return Shortage(f"{names}: each fits, but not on the same NUMA nodes: {each}")
 
 
 def _by_itself(demand: ResourceDemand, numa_ids: NUMASet) -> str:

@@ -578,7 +578,7 @@ class _Take:
             or self.request.smt is SMT.ISOLATE
             or not best
             # The usual case: one NUMA node has enough of the best kind.
-            or (not self.held and self._fits_one_numa_node(best))
+            or (not self.held and any((best & u.bits).bit_count() >= self.needed for u in ix.numa))
         ):
             yield region
             return
@@ -594,9 +594,6 @@ class _Take:
             yield region & ~inside
         else:
             yield region
-
-    def _fits_one_numa_node(self, candidates: int) -> bool:
-        return any((candidates & u.bits).bit_count() >= self.needed for u in self.ix.numa)
 
     def _numa_nodes_for(self, candidates: int) -> int:
         """Positions of the NUMA nodes that would give all that is missing; 0 when none can."""

@@ -114,7 +114,7 @@ def sections(document: Document) -> list[Section]:
             ("How it came about", list(_steps(document))),
         ]
     found.append(("Later", [_sentence(step) for step in document.get("later", ())]))
-    return [(heading, [harmless(one) for one in told]) for heading, told in found if told]
+    return [(heading, [harmless(one) for one in said]) for heading, said in found if said]
 
 
 # --- the sections -----------------------------------------------------------------------------
@@ -174,13 +174,13 @@ def _requested(document: Document) -> Iterator[str]:
     asked = {one["key"]: one for one in document["asked"]}
     lists = [asked.pop(key) for key in ("numacpu", "numamem") if key in asked]
     if lists:
-        told = [
+        listed = [
             f"{'' if one['key'] == 'numacpu' else 'memory of '}"
             f"{(cpus_text if one['key'] == 'numacpu' else numa_text)(_short(one['value']))} "
             f"({_short(one['source'])})"
             for one in lists
         ]
-        yield f"It asked for {in_words(told)}."
+        yield f"It asked for {in_words(listed)}."
     if demand is None and not lists and not any(map(_wants_a_place, asked.values())):
         yield "It asked for nothing about CPUs or memory."
     elif demand is not None and (not lists or _computed(asked)):
@@ -256,10 +256,10 @@ def _fits(document: Document) -> Iterator[str]:
         yield _sentence(f"{_label(resource['resource'])}: {_how_it_fits(resource)}")
     yield from _free(resources)
     if not resources and document["left"]:
-        told = [f"NUMA node {o['numaNode']}: {_left(o)}" for o in document["left"][:_MANY]]
+        each = [f"NUMA node {o['numaNode']}: {_left(o)}" for o in document["left"][:_MANY]]
         more = len(document["left"]) - _MANY
         rest = f"; and {more} more NUMA nodes" if more > 0 else ""
-        yield f"Free before it: {'; '.join(told)}{rest}."
+        yield f"Free before it: {'; '.join(each)}{rest}."
 
 
 def _choice(document: Document) -> Iterator[str]:
@@ -337,8 +337,8 @@ def _how_it_fits(resource: Mapping[str, Any]) -> str:
         return f"{need} needed. One NUMA node is enough{who}."
     if ideal == now:
         sets = [s["numaNodes"] for s in resource["sets"] if s["preferred"]]
-        told = sets_text(sets, resource["everySet"], resource["narrowestCount"])
-        return f"{need} needed. Even an empty machine would need {now} NUMA nodes: {told}."
+        places = sets_text(sets, resource["everySet"], resource["narrowestCount"])
+        return f"{need} needed. Even an empty machine would need {now} NUMA nodes: {places}."
     if now < ideal:
         return f"{need} needed. {now} NUMA nodes are enough; another resource needs {ideal}."
     would = "one NUMA node" if ideal == 1 else f"{ideal} NUMA nodes"
@@ -351,8 +351,8 @@ def _lacking(resource: Mapping[str, Any]) -> str:
     all_of_it = amount_text(capacity, resource["unit"])
     if capacity < resource["needed"]:
         return f"and all NUMA nodes together have {all_of_it}"
-    told = f"{amount_text(free, resource['unit'])} of {all_of_it} free on all NUMA nodes together"
-    return told if free < resource["needed"] else f"{told}, but not beside what else it needs"
+    have = f"{amount_text(free, resource['unit'])} of {all_of_it} free on all NUMA nodes together"
+    return have if free < resource["needed"] else f"{have}, but not beside what else it needs"
 
 
 def _free(resources: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -390,12 +390,12 @@ def _lost(document: Document, one: Mapping[str, Any]) -> str:
         for mine, theirs in zip(_in_use(document, winner), _in_use(document, loser), strict=False):
             if mine[0] == theirs[0]:
                 continue
-            told = f"{theirs[1]} would be in use, against {mine[1]}"
+            use = f"{theirs[1]} would be in use, against {mine[1]}"
             if mine[0] < theirs[0]:
-                return f"it would do as well, but would be fuller: {told}"
+                return f"it would do as well, but would be fuller: {use}"
             if any("of the opposite load" in step for step in document["steps"]):
                 return "it has too few CPUs beside containers of the opposite load"
-            return f"it would do as well, but would be emptier ({told}), and strategy decides"
+            return f"it would do as well, but would be emptier ({use}), and strategy decides"
         if winner.isdigit() and loser.isdigit() and int(winner) < int(loser):
             return "it would do just as well, and the lower number wins"
     return str(one["text"])

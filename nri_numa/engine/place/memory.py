@@ -256,8 +256,8 @@ def near(machine: Machine, listed: NUMASet) -> NUMASet:
     distance = machine.topology.distance
     found = listed & with_cpus
     for i in listed - with_cpus:
-        told = homes(machine.topology, i) & with_cpus
-        found = found | (told or nearest({j: distance(j, i) for j in with_cpus}))
+        near = homes(machine.topology, i) & with_cpus
+        found = found | (near or nearest({j: distance(j, i) for j in with_cpus}))
     return found
 
 

@@ -139,7 +139,7 @@ def test_a_cgroup_that_is_rewritten_with_the_kubelets_set_is_a_contest(
         found=f"cpuset.cpus is {has}, meant 1",
         rank=2,
     )
-    bed.world.agent.differences.update(["g-app"], [correction], {}, ["g-app"])
+    bed.world.agent.differences.update(["g-app"], [correction], {"g-app": 0.0}, ["g-app"])
     for _ in range(2):
         bed.beside.look()
     bed.world.stop("g-app")

@@ -151,7 +151,7 @@ def test_a_thousand_drifts_are_not_a_thousand_lines(bed: Bed) -> None:
 def test_somebody_who_keeps_rewriting_is_reported_and_not_fought(bed: Bed) -> None:
     def again() -> Round:
         bed.drift("listed-app", "0-7", "0")
-        return bed.round(max_repairs=3, window=600)
+        return bed.round(max_repairs=3)
 
     for _ in range(3):
         assert again().repaired == ("listed-app",)
@@ -187,7 +187,7 @@ def test_only_repairs_within_the_window_count(
         bed.failing = "the runtime is busy" if outcome == "failed" else ""
         bed.writer.problem = READ_ONLY if bed.failing else ""
         bed.drift("listed-app", "0-7", "0") if outcome else bed.settle("listed-app")
-        done = bed.round(max_repairs=most, window=600)
+        done = bed.round(max_repairs=most)
         assert (done.drifted, done.repaired, done.given_up) == tuple(
             ("listed-app",) * (outcome in of)
             for of in (("repaired", "given up", "failed"), ("repaired",), ("given up",))
@@ -481,11 +481,11 @@ def test_seconds_on_owned_cpus_are_counted_while_they_pass(bed: Bed) -> None:
 def test_a_given_up_fight_is_shown_as_such_until_somebody_else_ends_it(bed: Bed) -> None:
     for _ in range(2):
         bed.drift("listed-app", "0-7", "0")
-        bed.round(max_repairs=1, window=600)
+        bed.round(max_repairs=1)
     assert differing(bed) == {"listed-app": ("meant 1, has 0-7", True, True)}
     assert bed.world.agent.differences.known["listed-app"].since == bed.wall
     bed.drift("listed-app", "1", "0")
-    bed.round(max_repairs=1, window=600)
+    bed.round(max_repairs=1)
     assert differing(bed) == {}
 
 

@@ -300,7 +300,7 @@ def differ(bed: Bed, *, given_up: bool = False) -> None:
         rank=0,
     )
     bed.agent.differences.update(
-        ["id-plain"], [wrong], {"id-plain": NOW - 12}, ["id-plain"] if given_up else None
+        ["id-plain"], [wrong], {"id-plain": NOW - 12}, ["id-plain"] if given_up else ()
     )
 
 

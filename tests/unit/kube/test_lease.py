@@ -62,8 +62,9 @@ class Replicas:
         lease = Lease(
             "l", "ns", api.do, identity=name,
             clock=lambda: self.now, wall=lambda: 1_795_000_000.0 + self.now, jitter=lambda: 0.5,
-            limit=60.0, changed=lambda: self.said.append((name, lease.leads)),
         )  # fmt: skip
+        lease.limit = 60.0
+        lease.changed = lambda: self.said.append((name, lease.leads))
         return lease
 
     async def run(self, seconds: float, *replicas: Lease) -> None:
@@ -166,10 +167,9 @@ async def test_a_server_that_never_answers_is_given_up() -> None:
         await asyncio.Event().wait()
         raise AssertionError(request)
 
-    lease = Lease(
-        "l", "ns", never, identity="one", limit=0.01,
-        answered=lambda request, outcome: told.append(outcome.result),
-    )  # fmt: skip
+    lease = Lease("l", "ns", never, identity="one")
+    lease.limit = 0.01
+    lease.answered = lambda request, outcome: told.append(outcome.result)
     await lease.step()
     assert not lease.leads
     assert told == [Result.UNREACHABLE]

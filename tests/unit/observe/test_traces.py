@@ -30,13 +30,8 @@ MACHINE = Machine(topology=machines.snc_smt(), settings=Settings(defaults={"smt"
 
 def again(trace: Trace) -> Grounds:
     """Through the small form and back."""
-    return unpack(
-        keep(trace),
-        namespace=trace.pod.namespace,
-        pod=trace.pod.name,
-        container=trace.container.name,
-        distance=MACHINE.topology.distance,
-    )
+    who = trace.pod.namespace, trace.pod.name, trace.container.name
+    return unpack(keep(trace), who, MACHINE.topology.distance)
 
 
 def test_large_machines_take_little_more() -> None:

@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.kube.requests import Outcome, Request, Resource, Result, Verb
+from nri_numa.observe.notices import Notice
 from nri_numa.publisher.outbox import Output, OutputQueue
 from nri_numa.publisher.outputs import (
     FORGOTTEN,
@@ -19,7 +20,7 @@ from nri_numa.publisher.outputs import (
     NodeOutput,
     PodOutput,
 )
-from nri_numa.web.responses import Assignment, Notice
+from nri_numa.web.responses import Assignment
 from tests.beds.http_view import assignment
 from tests.unit.publisher.test_wanted import NOTICE
 

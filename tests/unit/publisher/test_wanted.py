@@ -9,8 +9,9 @@ from msgspec.structs import replace
 
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.model.machine import topology_document
+from nri_numa.observe.notices import Notice
 from nri_numa.publisher import wanted
-from nri_numa.web.responses import Notice, NUMAInfo, NUMAInfoData
+from nri_numa.web.responses import NUMAInfo, NUMAInfoData
 from tests.beds.http_view import HOSTILE, assignment
 
 NOTICE = Notice(

@@ -15,7 +15,7 @@ from tests.beds.cri import poll
 from tests.beds.kube.bed import KubeBed
 from tests.beds.kube.client import Client, JsonObject, unscheduled
 from tests.beds.kube.device_plugin import RESOURCE, DevicePluginDaemon
-from tests.beds.kube.manifests import EXCLUSIVE, asks, container, pod
+from tests.beds.kube.manifests import EXCLUSIVE, container, pod
 from tests.beds.kube.node import Node
 from tests.beds.kube.publisher import Publisher, install, token
 from tests.beds.plugin_process import plugin_environment
@@ -152,50 +152,6 @@ def test_a_container_that_restarts_keeps_its_slots(
     assert (after["cpus"], after["slots"]) == (before["cpus"], before["slots"])
 
 
-def test_what_others_own_is_not_offered(
-    client: Client, node: Node, plugin: DevicePluginDaemon
-) -> None:
-    """A pod that asks by annotation takes from what the scheduler may count."""
-    client.run(pod("annotated", container(cpus="1"), annotations=EXCLUSIVE))
-    wait_allocatable(client, node, MOST - 1, plugin)
-    client.kubectl("delete", "pod", "annotated")
-    wait_allocatable(client, node, MOST, plugin)
-
-
-def test_an_agent_that_is_away(client: Client, node: Node, plugin: DevicePluginDaemon) -> None:
-    """Nothing new is offered; what runs keeps what it has, and comes back with the agent."""
-    running = client.run(pod("running", counted(1)))
-    own = node.cpus(running)
-    os.kill(node.plugin.pid, signal.SIGSTOP)
-    try:
-        wait_allocatable(client, node, 1)
-        assert node.cpus(running) == own
-    finally:
-        os.kill(node.plugin.pid, signal.SIGCONT)
-    wait_allocatable(client, node, MOST, plugin)
-
-
-@pytest.mark.parametrize(
-    ("made", "annotations", "words"),
-    [
-        (counted(1), asks(numacpu="0"), "SlotsConflict"),
-        (counted(1, cpus="500m"), {}, "SlotsMismatch"),
-        (container(cpus="1"), asks(slots="slot-0"), "InvalidAnnotation"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(
-    client: Client,
-    node: Node,
-    plugin: DevicePluginDaemon,
-    made: JsonObject,
-    annotations: dict[str, str],
-    words: str,
-) -> None:
-    client.apply(pod("wrong", made, annotations=annotations))
-    refused = client.wait_refused("wrong")
-    assert words in refused
-
-
 def explained(node: Node, name: str) -> str:
     """What ``nri-numa explain`` says on the node, as one line."""
     command = [
@@ -242,16 +198,6 @@ def test_numa_nodes_that_are_announced_bind(client: Client, node: Node) -> None:
     finally:
         daemon.end()
         wait_allocatable(client, node, 0)
-
-
-def test_a_second_plugin_gives_up(client: Client, node: Node, plugin: DevicePluginDaemon) -> None:
-    other = DevicePluginDaemon(node, "second-device-plugin")
-    other.start()
-    poll(lambda: not other.running, "end of the second one")
-    assert "another nri-numa device-plugin serves this node" in other.log()
-    other.end()
-    assert plugin.running
-    assert allocatable(client, node) == MOST
 
 
 @pytest.fixture

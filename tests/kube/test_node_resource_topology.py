@@ -15,7 +15,7 @@ from tests.beds.cri import poll
 from tests.beds.kube.bed import KubeBed
 from tests.beds.kube.client import Client, JsonObject, is_ready
 from tests.beds.kube.device_plugin import DevicePluginDaemon
-from tests.beds.kube.manifests import EXCLUSIVE, PREFIX, container, pod
+from tests.beds.kube.manifests import EXCLUSIVE, PREFIX, container, definition, pod
 from tests.beds.kube.publisher import MANIFESTS, Publisher, install, token
 from tests.kube.test_publish import Thief
 
@@ -342,43 +342,7 @@ def test_devices_are_counted_as_the_kubelet_counts_them(
 # --- Volcano ------------------------------------------------------------------------------------
 
 
-def _of(**properties: JsonObject) -> JsonObject:
-    return {"type": "object", "properties": properties}
-
-
-def _many(one: JsonObject) -> JsonObject:
-    return {"type": "object", "additionalProperties": one}
-
-
-TEXT, NUMBER = {"type": "string"}, {"type": "integer"}
-SPEC = _of(
-    policies=_many(TEXT),
-    resReserved=_many(TEXT),
-    numares=_many(_of(allocatable=TEXT, capacity=NUMBER)),
-    cpuDetail=_many(_of(numa=NUMBER, socket=NUMBER, core=NUMBER)),
-    podAllocations={
-        "type": "array",
-        "items": {"type": "object", "x-kubernetes-preserve-unknown-fields": True},
-    },
-)
-VERSION = {
-    "name": "v1alpha1",
-    "served": True,
-    "storage": True,
-    "schema": {"openAPIV3Schema": _of(spec=SPEC)},
-}
-NUMATOPOLOGY: JsonObject = {
-    "apiVersion": "apiextensions.k8s.io/v1",
-    "kind": "CustomResourceDefinition",
-    "metadata": {"name": "numatopologies.nodeinfo.volcano.sh"},
-    "spec": {
-        "group": "nodeinfo.volcano.sh",
-        "scope": "Cluster",
-        "names": {"kind": "Numatopology", "plural": "numatopologies"},
-        "versions": [VERSION],
-    },
-}
-"""Our own, of the fields that Volcano's API has."""
+NUMATOPOLOGY = definition("Numatopology", "nodeinfo.volcano.sh", "v1alpha1")
 
 
 def test_volcanos_object_has_the_same_cpus(bed: KubeBed, client: Client) -> None:

@@ -11,9 +11,11 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from tests.beds.cri import poll
+
+_T = TypeVar("_T")
 
 
 def prioritize(pid: int, nice: int) -> None:
@@ -134,19 +136,19 @@ class Daemon(Bed):
 
 
 def wait_for(
-    daemons: Sequence[Daemon], probe: Callable[[], bool], what: str, *, timeout_s: float = 180.0
-) -> None:
-    """Wait until `probe` is true while all daemons live."""
+    daemons: Sequence[Daemon], probe: Callable[[], _T | None], what: str, timeout_s: float = 180.0
+) -> _T:
+    """Wait until the answer of `probe` is true while all daemons live."""
 
-    def ask() -> bool:
+    def ask() -> _T | None:
         for daemon in daemons:
             daemon.check()
         return probe()
 
     try:
-        poll(ask, what, timeout_s=timeout_s)
+        return poll(ask, what, timeout_s=timeout_s)
     except TimeoutError as error:
-        logs = "\n".join(f"--- {daemon.name}\n{daemon.log()[-1500:]}" for daemon in daemons)
+        logs = "\n".join(f"--- {daemon.name}\n{daemon.log()[-3000:]}" for daemon in daemons)
         raise TimeoutError(f"{error}\n{logs}") from None
 
 

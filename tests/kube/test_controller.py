@@ -135,10 +135,7 @@ def test_two_replicas_have_one_leader(bed: KubeBed, installed: Client) -> None:
 
 
 def test_its_token_writes_one_annotation(bed: KubeBed, installed: Client) -> None:
-    stolen = installed.kubectl(
-        "create", "token", controllers.ACCOUNT, f"--namespace={controllers.NAMESPACE}"
-    )
-    thief = Thief(bed, stolen.strip())
+    thief = Thief(bed, installed.token(controllers.ACCOUNT))
     node = "/api/v1/nodes/bed?dryRun=All"
     others = {"annotations": {f"{PREFIX}/drained": "0"}}
     poll(
@@ -171,8 +168,7 @@ BUDGET = {
 
 def drained(client: Client) -> list[str]:
     """Names of pods that Events say were moved away."""
-    events = client.ask("GET", "/apis/events.k8s.io/v1/namespaces/default/events")["items"]
-    return [e["regarding"]["name"] for e in events if e["reason"] == "NUMANodeDrained"]
+    return [e["regarding"]["name"] for e in client.events("NUMANodeDrained")]
 
 
 def test_a_drained_numa_node_is_emptied_as_budgets_allow(

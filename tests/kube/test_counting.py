@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -19,6 +18,7 @@ from tests.beds.kube.manifests import EXCLUSIVE, container, pod
 from tests.beds.kube.node import Node
 from tests.beds.kube.publisher import Publisher, install, token
 from tests.beds.plugin_process import plugin_environment
+from tests.beds.processes import wait_for
 from tests.machines.cpus import MACHINE
 
 pytestmark = pytest.mark.kube
@@ -52,21 +52,18 @@ def wait_allocatable(
     client: Client,
     node: Node,
     count: int,
-    daemon: DevicePluginDaemon | None = None,
-    *,
+    *daemons: DevicePluginDaemon,
     resource: str = RESOURCE,
 ) -> None:
-    def ask() -> bool | None:
-        if daemon is not None:
-            daemon.check()
-        return True if allocatable(client, node, resource) == count else None
+    def ask() -> bool:
+        return allocatable(client, node, resource) == count
 
-    poll(ask, f"{count} {resource} on the node")
+    wait_for(daemons, ask, f"{count} {resource} on the node")
 
 
-def counted(count: int, cpus: str = "", resource: str = RESOURCE, **more: object) -> JsonObject:
+def counted(count: int, resource: str = RESOURCE) -> JsonObject:
     """A container that asks for so many exclusive CPUs and as many CPUs, and for nothing else."""
-    made = container(cpus=cpus or str(count), **more)  # type: ignore[arg-type]  # its own keywords
+    made = container(cpus=str(count))
     for amounts in ("requests", "limits"):
         made["resources"][amounts] = {**made["resources"][amounts], resource: str(count)}
     return made
@@ -74,14 +71,13 @@ def counted(count: int, cpus: str = "", resource: str = RESOURCE, **more: object
 
 def refusals(node: Node) -> list[JsonObject]:
     """What the agent refused since it started, at most the last 256."""
-    found: list[JsonObject] = json.loads(node.plugin.get("/v1/refusals")[1])["refusals"]
+    found: list[JsonObject] = node.plugin.json("/v1/refusals")["refusals"]
     return found
 
 
 def assignment(node: Node, name: str) -> JsonObject:
     """What the agent says of a pod's only container."""
-    document = json.loads(node.plugin.get(f"/v1/assignments?pod={name}")[1])
-    (found,) = document["containers"]
+    (found,) = node.plugin.json(f"/v1/assignments?pod={name}")["containers"]
     return dict(found)
 
 

@@ -17,6 +17,7 @@ from tests.beds.kube.client import Client, JsonObject, is_ready
 from tests.beds.kube.device_plugin import DevicePluginDaemon
 from tests.beds.kube.manifests import EXCLUSIVE, PREFIX, container, definition, pod
 from tests.beds.kube.publisher import MANIFESTS, Publisher, install, token
+from tests.beds.processes import wait_for
 from tests.kube.test_publish import Thief
 
 pytestmark = pytest.mark.kube
@@ -58,14 +59,10 @@ def wait_object(
     """Wait until the object is as it should be."""
 
     def ask() -> JsonObject | None:
-        publisher.check()
         status, found = client.request("GET", f"{API}/{name}")
         return found if status == 200 and right(found) else None
 
-    try:
-        return poll(ask, what)
-    except TimeoutError as error:
-        raise TimeoutError(f"{error}\n{publisher.log()[-3000:]}") from None
+    return wait_for([publisher], ask, what)
 
 
 def attributes(of: JsonObject) -> dict[str, str]:
@@ -361,11 +358,10 @@ def test_volcanos_object_has_the_same_cpus(bed: KubeBed, client: Client) -> None
 
             def spec(right: Any) -> JsonObject:
                 def ask() -> JsonObject | None:
-                    process.check()
                     status, found = client.request("GET", f"{api}/bed")
                     return found["spec"] if status == 200 and right(found["spec"]) else None
 
-                return poll(ask, "the object")
+                return wait_for([process], ask, "the object")
 
             before = spec(lambda it: it["numares"]["cpu"]["allocatable"])
             assert before["policies"]["CPUManagerPolicy"] == "static"

@@ -6,13 +6,13 @@ import contextlib
 import json
 import re
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.beds.certificates import make_certificate
 from tests.beds.cri import poll
 from tests.beds.kube.bed import KubeBed
 from tests.beds.kube.caller import Caller
@@ -21,6 +21,7 @@ from tests.beds.kube.manifests import EXCLUSIVE, PREFIX, asks, container, pod, t
 from tests.beds.kube.namespaces import ADDRESS
 from tests.beds.kube.publisher import MANIFESTS, Publisher, install, token
 from tests.beds.kube.service import Service
+from tests.beds.processes import wait_for
 from tests.machines.cpus import NO_CPU
 
 pytestmark = pytest.mark.kube
@@ -48,26 +49,17 @@ def publisher(bed: KubeBed, installed: Client) -> Iterator[Publisher]:
 
 
 def events(client: Client, name: str, reason: str) -> list[JsonObject]:
-    path = "/apis/events.k8s.io/v1/namespaces/default/events"
-    found = client.ask("GET", path)["items"]
     return [
         one
-        for one in found
-        if (one["regarding"].get("name"), one["reason"]) == (name, reason)
+        for one in client.events(reason)
+        if one["regarding"].get("name") == name
         and one.get("reportingController") == f"{PREFIX}/nri-numa"
     ]
 
 
 def wait_event(client: Client, publisher: Service, name: str, reason: str) -> JsonObject:
-    def ask() -> JsonObject | None:
-        publisher.check()
-        found = events(client, name, reason)
-        return found[0] if found else None
-
-    try:
-        return poll(ask, f"Event {reason} of {name}")
-    except TimeoutError as error:
-        raise TimeoutError(f"{error}\n{publisher.log()[-3000:]}") from None
+    what = f"Event {reason} of {name}"
+    return wait_for([publisher], lambda: events(client, name, reason), what)[0]
 
 
 def count(event: JsonObject) -> int:
@@ -90,19 +82,13 @@ def test_a_refused_pod_says_so_where_people_look(
     publisher.end()
     bed.node.plugin.restart(kill=True)
     publisher.start()
-    again = poll(
-        lambda: next(
-            (
-                e
-                for e in events(installed, "publish-once", "PlacementRefused")
-                if count(e) > count(event)
-            ),
-            None,
-        ),
-        "a higher count",
-    )
-    assert again["metadata"]["uid"] == event["metadata"]["uid"]
-    assert len(events(installed, "publish-once", "PlacementRefused")) == 1
+
+    def again() -> list[JsonObject] | None:
+        found = events(installed, "publish-once", "PlacementRefused")
+        return found if max(map(count, found)) > count(event) else None
+
+    (same,) = poll(again, "a higher count")
+    assert same["metadata"]["uid"] == event["metadata"]["uid"]
 
 
 def test_a_static_pod_says_so_too(bed: KubeBed, installed: Client, publisher: Publisher) -> None:
@@ -212,12 +198,8 @@ def _ready(client: Client) -> bool | None:
 def test_a_wrong_certificate_authority_is_named(
     bed: KubeBed, installed: Client, tmp_path: Path
 ) -> None:
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1",
-         "-subj", "/CN=another", "-keyout", str(tmp_path / "key"), "-out", str(tmp_path / "ca")],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    wrong = (tmp_path / "ca").read_bytes()
+    make_certificate(tmp_path, "another")
+    wrong = (tmp_path / "cert.pem").read_bytes()
     with Publisher(bed, token(installed, "bed"), certificate=wrong) as process:
         (line,) = poll(
             lambda: process.records("the API server cannot be used for now"), "its complaint"

@@ -38,7 +38,7 @@ PLACED = f"{PREFIX}/placed"
 SINGLE = asks(policy="single-numa-node", cpus="exclusive")
 
 
-def zones(*free: int, of: int = 16) -> list[JsonObject]:
+def zones(*free: int) -> list[JsonObject]:
     """NUMA nodes with so many free exclusive CPUs."""
     return [
         {
@@ -48,7 +48,7 @@ def zones(*free: int, of: int = 16) -> list[JsonObject]:
                 {"name": f"node-{j}", "value": 10 if i == j else 21} for j in range(len(free))
             ],
             "resources": [
-                {"name": "cpu", "capacity": str(of), "allocatable": str(of), "available": str(n)},
+                {"name": "cpu", "capacity": "16", "allocatable": "16", "available": str(n)},
                 {"name": "memory", "capacity": "32Gi", "allocatable": "32Gi", "available": "32Gi"},
             ],
             "attributes": [{"name": f"{PREFIX}/free-exclusive-cpus", "value": str(n)}],
@@ -265,8 +265,7 @@ def test_a_real_node_starts_what_was_held_for_it(
 
 def test_its_token_writes_two_annotations(there: Client, bed: KubeBed) -> None:
     """And binds pods. Whoever steals it can send pods to nodes, and cannot speak for them."""
-    stolen = there.kubectl("create", "token", ACCOUNT, f"--namespace={NAMESPACE}").strip()
-    thief = Thief(bed, stolen)
+    thief = Thief(bed, there.token(ACCOUNT))
     node = f"/api/v1/nodes/{NODES[0]}?dryRun=All"
     others = {"annotations": {f"{PREFIX}/drained": "0"}}
     poll(

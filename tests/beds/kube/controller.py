@@ -7,7 +7,7 @@ from typing import Any
 from tests.beds.kube.bed import KubeBed
 from tests.beds.kube.caller import Caller
 from tests.beds.kube.client import Client, JsonObject
-from tests.beds.kube.service import MANIFESTS, NAMESPACE, Service
+from tests.beds.kube.service import MANIFESTS, Service
 
 ACCOUNT = "nri-numa-controller"
 TOKEN = "0123456789abcdef0123456789abcdef"
@@ -31,8 +31,7 @@ class Controller(Service):
     """One replica; a context manager."""
 
     def __init__(self, bed: KubeBed, port: int, **config: Any) -> None:
-        token = bed.client.kubectl("create", "token", ACCOUNT, f"--namespace={NAMESPACE}")
-        super().__init__(bed, "controller", token.strip())
+        super().__init__(bed, "controller", bed.client.token(ACCOUNT))
         self._caller = Caller(self.enter, f"http://127.0.0.1:{port}", token=TOKEN)
         self.give("put-token", TOKEN.encode())
         section = {

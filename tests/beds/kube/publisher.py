@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.beds.kube.bed import KubeBed
 from tests.beds.kube.client import Client
-from tests.beds.kube.service import MANIFESTS, NAMESPACE, Service
+from tests.beds.kube.service import MANIFESTS, Service
 
 ACCOUNT = "nri-numa-publish"
 
@@ -28,8 +28,7 @@ def install(client: Client) -> None:
 
 def token(client: Client, node: str = "") -> str:
     """A token of the publisher's service account; one that names a node, or none."""
-    tied = ["--bound-object-kind=Node", f"--bound-object-name={node}"] if node else []
-    return client.kubectl("create", "token", ACCOUNT, f"--namespace={NAMESPACE}", *tied).strip()
+    return client.token(ACCOUNT, node=node)
 
 
 class Publisher(Service):

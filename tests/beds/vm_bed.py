@@ -21,6 +21,7 @@ import os
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import sysconfig
@@ -30,6 +31,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -37,9 +39,8 @@ from tests.beds import vm_counted, vm_system
 from tests.beds.containerd import find_binaries, find_crun
 from tests.beds.debs import CNI_PLUGINS
 from tests.beds.processes import prioritize
-from tests.beds.testbed import TestbedUnavailable, cache_dir, locked
+from tests.beds.testbed import TestbedUnavailable, cache_dir, locked, run
 from tests.beds.vm_kernel import Kernel, KernelCache
-from tests.beds.vm_qmp import QMPError, execute
 from tests.beds.vm_records import (
     ROOM_SECONDS,
     Answer,
@@ -77,6 +78,31 @@ PROGRAMS = {
 }
 
 
+class QMPError(RuntimeError):
+    """QEMU refused a command, or its control socket did not behave."""
+
+
+def _execute(path: Path, command: str, arguments: Mapping[str, object]) -> None:
+    """Run one command of QEMU's machine protocol, as much of it as that takes."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(30)
+        try:
+            connection.connect(str(path))
+            with connection.makefile("rwb") as stream:
+                stream.readline()  # the greeting
+                for asked in (("qmp_capabilities", {}), (command, arguments)):
+                    document = dict(zip(("execute", "arguments"), asked, strict=True))
+                    stream.write(msgspec.json.encode(document) + b"\n")
+                    stream.flush()
+                    answer: dict[str, Any] = {}
+                    while "return" not in answer:  # anything else is an event
+                        answer = msgspec.json.decode(stream.readline())  # empty when it hung up
+                        if "error" in answer:
+                            raise QMPError(str(answer["error"].get("desc", answer["error"])))
+        except OSError as error:
+            raise QMPError(f"{command}: {error}") from error
+
+
 class GuestDidNotBoot(TestbedUnavailable):
     """The machine ended or hung before our program in it said anything."""
 
@@ -98,28 +124,9 @@ def _install(packages: Sequence[str]) -> None:
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         raise TestbedUnavailable(what, remedy)
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C"}
-    for command in (
-        ["apt-get", "-q", "update"],
-        ["apt-get", "-q", "install", "-y", "--no-install-recommends", *packages],
-    ):
-        try:
-            done = subprocess.run(
-                command,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=900,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            raise TestbedUnavailable(
-                f"{' '.join(command)} took longer than 15 min", remedy
-            ) from None
-        # "update" may fail for a source that has nothing to do with us.
-        if done.returncode != 0 and "install" in command:
-            last = " ".join(done.stderr.strip().splitlines()[-3:])
-            raise TestbedUnavailable(f"{what}, and apt-get failed: {last}", remedy)
+    script = 'apt-get -q update; apt-get -q install -y --no-install-recommends "$@" </dev/null'
+    # "update" may fail for a source that has nothing to do with us.
+    run("sh", "-c", script, "sh", *packages, env=environment, timeout_s=900, remedy=remedy)
 
 
 def _virtme() -> Path:
@@ -352,7 +359,7 @@ class Run:
             self._asked.add(ask.name)
             try:
                 question = msgspec.json.decode(ask.read_bytes(), type=Ask)
-                execute(control, question.execute, question.arguments)
+                _execute(control, question.execute, question.arguments)
                 answer = Answer()
             except (QMPError, msgspec.MsgspecError) as error:
                 answer = Answer(error=str(error))

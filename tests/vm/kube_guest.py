@@ -120,7 +120,7 @@ class _Node:
             configuration["cgroupDriver"] = "systemd"
         (GUEST_BED / "static").mkdir(exist_ok=True)
         file = GUEST_BED / "kubelet.json"
-        file.write_text(json.dumps({**configuration, **wanted.kubelet}), encoding="utf-8")
+        file.write_text(json.dumps(configuration), encoding="utf-8")
         self.kubelet = Daemon(
             "kubelet",
             [

@@ -14,14 +14,13 @@ import json
 import os
 import secrets
 import signal
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.beds.kube.client import Client, KubeError, client_environment
 from tests.beds.kube.namespaces import ADDRESS, Namespaces
 from tests.beds.processes import Bed, Daemon, wait_for
-from tests.beds.testbed import TestbedUnavailable
+from tests.beds.testbed import run
 
 _SERVER = f"https://{ADDRESS}:6443"
 
@@ -150,12 +149,7 @@ class ControlPlane(Bed):
 
     def _service_account_key(self) -> Path:
         key = self.directory / "service-accounts.key"
-        try:
-            subprocess.run(
-                ["openssl", "genrsa", "-out", str(key), "2048"], check=True, capture_output=True
-            )
-        except FileNotFoundError as error:
-            raise TestbedUnavailable("openssl is not here", "apt-get install openssl") from error
+        run("openssl", "genrsa", "-out", key, "2048", remedy="apt-get install openssl")
         return key
 
     def _write_users(self) -> None:

@@ -14,8 +14,11 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
 
 from tests.beds.testbed import TestbedUnavailable, cache_dir, locked, run
 
@@ -43,15 +46,14 @@ class Wanted:
     suites: tuple[str, ...] = SUITES
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Package:
+class Package(msgspec.Struct, frozen=True, kw_only=True):
     """An unpacked package; files are below ``root`` as they would be below ``/``."""
 
-    label: str
     package: str
     version: str
     suite: str
-    root: Path
+    directory: str
+    root: Path = Path()
 
     @property
     def upstream_version(self) -> str:
@@ -156,16 +158,10 @@ class DebCache:
     def cached(self, label: str) -> Package | None:
         """The package of that label when it is whole in the cache; never touches the network."""
         try:
-            record = json.loads(self._record_file(label).read_text(encoding="utf-8"))
-            package = Package(
-                label=record["label"],
-                package=record["package"],
-                version=record["version"],
-                suite=record["suite"],
-                root=self.directory / record["directory"],
-            )
-        except (OSError, ValueError, KeyError, TypeError):
+            record = msgspec.json.decode(self._record_file(label).read_bytes(), type=Package)
+        except (OSError, msgspec.MsgspecError):
             return None
+        package = replace(record, root=self.directory / record.directory)
         # Trees get their name by one rename after unpacking, so a name means a whole tree;
         # somebody may still have emptied it by hand.
         return package if any(package.root.glob("*")) else None
@@ -252,17 +248,10 @@ class DebCache:
         target = self.directory / directory
         if not target.is_dir():
             self._unpack(wanted.package, version, target)
-        record = Package(
-            label=wanted.label,
-            package=wanted.package,
-            version=version,
-            suite=suite,
-            root=target,
-        )
-        fields = {**asdict(record), "directory": directory}
-        del fields["root"]
-        self._replace(self._record_file(wanted.label), json.dumps(fields, indent=1) + "\n")
-        return record
+        fields = {"package": wanted.package, "version": version, "suite": suite}
+        record = json.dumps({**fields, "directory": directory}, indent=1)
+        self._replace(self._record_file(wanted.label), record + "\n")
+        return Package(**fields, directory=directory, root=target)
 
     def _unpack(self, package: str, version: str, target: Path) -> None:
         with tempfile.TemporaryDirectory(dir=self.directory, prefix=".unpack-") as scratch:

@@ -38,7 +38,7 @@ import msgspec
 from tests.beds import vm_counted, vm_system
 from tests.beds.containerd import find_binaries, find_crun
 from tests.beds.debs import CNI_PLUGINS
-from tests.beds.processes import prioritize
+from tests.beds.processes import group_alive, prioritize
 from tests.beds.testbed import TestbedUnavailable, cache_dir, locked, run
 from tests.beds.vm_kernel import Kernel, KernelCache
 from tests.beds.vm_records import (
@@ -308,17 +308,23 @@ class Run:
                     # It powers off by itself; there is nothing more to learn from waiting.
                     return
             if ended and not records:
-                self._insist_on_begin(f"ended with exit code {process.returncode}")
-                yield from self._lost(running, "the guest ended")
-                return
+                how = f"ended with exit code {process.returncode}", "the guest ended"
+                break
             if time.monotonic() > deadline:
-                self._insist_on_begin(f"said nothing within {self._boot_limit_s:.0f} s")
-                yield from self._lost(
-                    running, f"the guest said nothing for {self._case_limit_s:.0f} s"
-                )
-                return
+                limits = self._boot_limit_s, self._case_limit_s
+                early, late = (f"said nothing within {limit:.0f} s" for limit in limits)
+                how = early, f"the guest {late}"
+                break
             self._serve(control)
             time.sleep(0.1)
+        if self.begin is None:
+            raise GuestDidNotBoot(
+                f"machine {self.machine.name} did not boot: it {how[0]}",
+                f"read {self.directory}/console.log",
+            )
+        if running is not None:
+            detail = f"{how[1]} during this case; see {self.directory}/console.log"
+            yield Result(case=running, outcome=Outcome.FAILED, seconds=0.0, detail=detail)
 
     def _take(self, record: Record) -> Iterator[Result]:
         match record:
@@ -334,22 +340,6 @@ class Run:
                 )
             case Started() | End():
                 pass
-
-    def _insist_on_begin(self, how: str) -> None:
-        if self.begin is None:
-            raise GuestDidNotBoot(
-                f"machine {self.machine.name} did not boot: it {how}",
-                f"read {self.directory}/console.log",
-            )
-
-    def _lost(self, running: str | None, how: str) -> Iterator[Result]:
-        if running is not None:
-            yield Result(
-                case=running,
-                outcome=Outcome.FAILED,
-                seconds=0.0,
-                detail=f"{how} during this case; see {self.directory}/console.log",
-            )
 
     def _serve(self, control: Path) -> None:
         """Pass the guest's questions on to QEMU."""
@@ -514,22 +504,6 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
             if process.poll() is not None and not group_alive(process.pid):
                 return
             time.sleep(0.05)
-
-
-def group_alive(group: int) -> bool:
-    """Whether a process group has a member that still runs.
-
-    Signal 0 does not tell: where nobody reaps orphans, as in many containers, the dead count.
-    """
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                text = (entry / "stat").read_text(encoding="ascii", errors="replace")
-                # pid (name, maybe with blanks) state parent group …
-                state, _, member_of = text.rpartition(")")[2].split()[:3]
-                if member_of == str(group) and state not in "ZX":
-                    return True
-    return False
 
 
 @contextlib.contextmanager

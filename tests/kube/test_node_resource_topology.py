@@ -34,32 +34,23 @@ NAMES = ("role.yaml", "policies.yaml", "crd.yaml")
 
 
 @pytest.fixture
-def allowed(client: Client) -> Iterator[Client]:
-    """The publisher's rights, without the definition of the object."""
+def defined(client: Client) -> Iterator[Client]:
+    """The publisher's rights, and the definition of the object, which is served."""
     install(client)
     files = [f"--filename={DIRECTORY / name}" for name in NAMES]
-    client.kubectl("apply", *files[:2])
+    client.kubectl("apply", *files)
     try:
+        poll(lambda: client.request("GET", API)[0] == 200, "the definition to be served")
         yield client
     finally:
         client.kubectl("delete", "--ignore-not-found", *files)
 
 
-@pytest.fixture
-def defined(allowed: Client) -> Client:
-    """With the definition, and it is served."""
-    allowed.kubectl("apply", f"--filename={DIRECTORY / 'crd.yaml'}")
-    poll(lambda: allowed.request("GET", API)[0] == 200, "the definition to be served")
-    return allowed
-
-
-def wait_object(
-    client: Client, publisher: Publisher, right: Any, what: str, name: str = "bed"
-) -> JsonObject:
+def wait_object(client: Client, publisher: Publisher, right: Any, what: str) -> JsonObject:
     """Wait until the object is as it should be."""
 
     def ask() -> JsonObject | None:
-        status, found = client.request("GET", f"{API}/{name}")
+        status, found = client.request("GET", f"{API}/bed")
         return found if status == 200 and right(found) else None
 
     return wait_for([publisher], ask, what)
@@ -214,17 +205,6 @@ def test_a_token_is_worth_nothing_for_another_node(bed: KubeBed, defined: Client
     assert thief.does("GET", API).startswith("403 ")
 
 
-def test_it_goes_with_its_node(bed: KubeBed, defined: Client) -> None:
-    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "nrt-gone"}}
-    defined.ask("POST", "/api/v1/nodes", node)
-    try:
-        with Publisher(bed, token(defined, "nrt-gone"), config=ON, node="nrt-gone") as process:
-            wait_object(defined, process, lambda it: it["zones"], "the object", "nrt-gone")
-    finally:
-        defined.kubectl("delete", "node", "nrt-gone")
-    poll(lambda: defined.get(f"{API}/nrt-gone") is None, "the garbage collector")
-
-
 def test_another_publisher_is_named_and_not_fought(bed: KubeBed, defined: Client) -> None:
     """Unless that is asked for."""
     theirs = {
@@ -251,14 +231,6 @@ def test_another_publisher_is_named_and_not_fought(bed: KubeBed, defined: Client
 
 def zone_names(found: JsonObject) -> list[str]:
     return [one["name"] for one in found["zones"]]
-
-
-def test_a_missing_definition_is_said_once_with_the_remedy(bed: KubeBed, allowed: Client) -> None:
-    with Publisher(bed, token(allowed, "bed"), config=ON) as process:
-        (line,) = poll(
-            lambda: process.records("the NodeResourceTopology is not written"), "its complaint"
-        )
-        assert "publish-topology/crd.yaml" in line["problem"]
 
 
 def test_what_somebody_wrote_through_the_old_version_is_cured(

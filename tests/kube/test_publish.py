@@ -103,24 +103,6 @@ def test_a_static_pod_says_so_too(bed: KubeBed, installed: Client, publisher: Pu
         poll(lambda: installed.pod("fixed-bed") is None, "its end")
 
 
-def test_two_publishers_write_what_one_does(
-    bed: KubeBed, installed: Client, publisher: Publisher
-) -> None:
-    with Publisher(bed, token(installed, "bed"), config={"address": "off"}) as other:
-        installed.apply(refused("publish-twice"))
-        wait_event(installed, publisher, "publish-twice", "PlacementRefused")
-        poll(
-            lambda: [
-                line
-                for process in (publisher, other)
-                for line in process.records("request")
-                if line["result"] == "exists"
-            ],
-            "the second one to come",
-        )
-    assert len(events(installed, "publish-twice", "PlacementRefused")) == 1
-
-
 def test_the_node_announces_its_numa_nodes(
     bed: KubeBed, installed: Client, publisher: Publisher
 ) -> None:
@@ -195,26 +177,21 @@ def _ready(client: Client) -> bool | None:
     return None
 
 
-def test_a_wrong_certificate_authority_is_named(
-    bed: KubeBed, installed: Client, tmp_path: Path
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [("authority", ("certificate is not accepted", "ca.crt")), ("token", ("401", "is expired"))],
+)
+def test_wrong_credentials_are_named(
+    bed: KubeBed, installed: Client, tmp_path: Path, wrong: str, words: tuple[str, ...]
 ) -> None:
     make_certificate(tmp_path, "another")
-    wrong = (tmp_path / "cert.pem").read_bytes()
-    with Publisher(bed, token(installed, "bed"), certificate=wrong) as process:
+    authority = (tmp_path / "cert.pem").read_bytes() if wrong == "authority" else None
+    shown = "nobody-knows-this" if wrong == "token" else token(installed, "bed")
+    with Publisher(bed, shown, certificate=authority) as process:
         (line,) = poll(
             lambda: process.records("the API server cannot be used for now"), "its complaint"
         )
-        assert "certificate is not accepted" in line["problem"]
-        assert "ca.crt" in line["problem"]
-
-
-def test_a_refused_token_is_named(bed: KubeBed, installed: Client) -> None:
-    with Publisher(bed, "nobody-knows-this") as process:
-        (line,) = poll(
-            lambda: process.records("the API server cannot be used for now"), "its complaint"
-        )
-        assert "401" in line["problem"]
-        assert "token is expired" in line["problem"]
+        assert all(word in line["problem"] for word in words), line
 
 
 def test_a_missing_right_is_named(bed: KubeBed, installed: Client) -> None:

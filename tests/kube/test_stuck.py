@@ -14,7 +14,6 @@ from tests.beds.kube.bed import KubeBed
 from tests.beds.kube.client import Client, JsonObject, waiting_reason
 from tests.beds.kube.controller import Controller
 from tests.beds.kube.manifests import PREFIX, asks, container, template, workload
-from tests.beds.kube.node import NOBODY
 from tests.beds.kube.publisher import MANIFESTS, Publisher, install, token
 from tests.kube.test_scheduler_extender import publish
 
@@ -35,10 +34,7 @@ def full(bed: KubeBed, client: Client) -> Iterator[Client]:
     controllers.install(client)
     client.kubectl("apply", *FILES)
     poll(lambda: client.request("GET", API)[0] == 200, "the kind")
-    directory = bed.directory / "capacity-stuck"
-    directory.mkdir(exist_ok=True)
-    os.chown(directory, NOBODY, NOBODY)
-    section = {"offlineCapacity": {"file": str(directory / "capacity.json"), "interval": "1s"}}
+    section = controllers.offline_capacity(bed)
     published = {"nodeResourceTopology": True}
     try:
         with (

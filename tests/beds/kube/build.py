@@ -14,6 +14,7 @@ most of their libraries.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import os
 import re
@@ -73,19 +74,11 @@ def installed_go() -> Path | None:
 
 def go_version(go: Path) -> str:
     """``go1.26.6``; empty where the program does not say."""
-    try:
-        done = subprocess.run(
-            [go, "env", "GOVERSION"],
-            env={**os.environ, "GOTOOLCHAIN": "local"},
-            cwd="/",  # not in a module that asks for another version
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip()
+    own = {**os.environ, "GOTOOLCHAIN": "local"}
+    with contextlib.suppress(TestbedUnavailable):
+        # Not in a module that asks for another version.
+        return run(go, "env", "GOVERSION", env=own, cwd="/", timeout_s=120, remedy="").strip()
+    return ""
 
 
 def fetch_go(directory: Path) -> Path:
@@ -236,14 +229,9 @@ def find_helm(*, build: bool = True) -> Path:
     return _find(HELM, build=build)
 
 
-def find_containerd(series: str, *, build: bool = True) -> Path:
-    """The folder with containerd, ctr and the shim of a series; otherwise like `find_programs`."""
-    return _find(CONTAINERD[series], build=build)
-
-
-def find_runc(*, build: bool = True) -> Path:
-    """The program runc; otherwise like `find_programs`."""
-    return _find(RUNC, build=build) / "runc"
+def find_containerd(series: str) -> tuple[Path, Path]:
+    """The folder with containerd, ctr and the shim of a series, and runc; built if necessary."""
+    return _find(CONTAINERD[series], build=True), _find(RUNC, build=True) / "runc"
 
 
 def _find(recipe: Recipe, *, build: bool) -> Path:
@@ -334,32 +322,20 @@ def _compile(go: Path, *arguments: str, directory: Path, environment: dict[str, 
     own = {"GOWORK": "off", "GOTOOLCHAIN": "local"}
     for attempt in range(1, _ATTEMPTS + 1):
         try:
-            done = subprocess.run(
-                [go, *arguments],
+            run(
+                *(go, *arguments),
                 cwd=directory,
                 env={**os.environ, **own, **environment},
                 stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=max(1.0, deadline - time.monotonic()),
-                check=False,
+                timeout_s=max(1.0, deadline - time.monotonic()),
+                remedy="check the network and Go's proxy settings, go env GOPROXY",
             )
-        except subprocess.TimeoutExpired as error:
-            raise TestbedUnavailable(
-                f"go {arguments[0]} took longer than {_BUILD_TIMEOUT_S} s",
-                "check the network and Go's proxy settings, go env GOPROXY",
-            ) from error
-        if done.returncode == 0:
             return
-        # Go prints one line for each download; the end has the cause.
-        words = done.stderr.strip()[-1500:]
-        if attempt < _ATTEMPTS:
-            _say(f"attempt {attempt} failed, the next follows in {_PAUSE_S:g} s: {words}")
+        except TestbedUnavailable as error:
+            if attempt == _ATTEMPTS or time.monotonic() > deadline:
+                raise
+            _say(f"attempt {attempt} failed, the next follows in {_PAUSE_S:g} s: {error}")
             time.sleep(_PAUSE_S)
-    raise TestbedUnavailable(
-        f"go {arguments[0]} failed {_ATTEMPTS} times: {words}",
-        "check the network, and go env GOPROXY",
-    )
 
 
 def _say(text: str) -> None:

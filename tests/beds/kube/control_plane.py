@@ -13,6 +13,7 @@ import contextlib
 import json
 import os
 import secrets
+import shlex
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -74,6 +75,14 @@ class ControlPlane(Bed):
     def daemons(self) -> Mapping[str, Daemon]:
         """The processes by the names of their programs."""
         return self._daemons
+
+    def write_kubectl(self, directory: Path) -> Path:
+        """A ``kubectl`` in a folder, for who is not inside."""
+        enter = shlex.join(self.namespaces.enter(mounts=False))
+        file = directory / "kubectl"
+        file.write_text(f'#!/bin/sh\nexec {enter} {self.programs}/kubectl "$@"\n')
+        file.chmod(0o755)
+        return file
 
     def kubeconfig(self, user: str) -> Path:
         """The configuration file for ``admin``, ``system:node:NAME``, …."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from tests.beds.kube.bed import KubeBed
 from tests.beds.kube.caller import Caller
 from tests.beds.kube.client import Client, JsonObject
+from tests.beds.kube.node import NOBODY
 from tests.beds.kube.service import MANIFESTS, Service
 
 ACCOUNT = "nri-numa-controller"
@@ -25,6 +27,14 @@ def install(client: Client) -> None:
         "controller-steal/role.yaml",
     )
     client.kubectl("apply", *(f"--filename={MANIFESTS / file}" for file in files))
+
+
+def offline_capacity(bed: KubeBed) -> dict[str, Any]:
+    """The section for agent and publisher, which have a file between them."""
+    directory = bed.directory / "capacity"
+    directory.mkdir(exist_ok=True)
+    os.chown(directory, NOBODY, NOBODY)
+    return {"offlineCapacity": {"file": str(directory / "capacity.json"), "interval": "1s"}}
 
 
 class Controller(Service):

@@ -35,7 +35,6 @@ class Publisher(Service):
     """One publisher; a context manager.
 
     Args:
-        node: name of the Node that it publishes for; the bed's by default.
         certificate: of the certificate authority; the bed's by default.
     """
 
@@ -45,7 +44,6 @@ class Publisher(Service):
         token: str,
         *,
         config: Mapping[str, Any] | None = None,
-        node: str = "",
         certificate: bytes | None = None,
         more: Mapping[str, Any] | None = None,
     ) -> None:
@@ -58,7 +56,7 @@ class Publisher(Service):
         }
         self.configure(
             http={"socket": str(bed.node.api_socket)},
-            nodeName=node or bed.node.name,
+            nodeName=bed.node.name,
             publish=section,
             **(more or {}),
         )

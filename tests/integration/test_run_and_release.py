@@ -83,6 +83,7 @@ def test_an_index_of_one_digit_has_two_when_it_is_registered(tmp_path: Path) -> 
     """`pluginIndex: 05` is the number 5 in YAML; `check` takes it, and so does the runtime."""
     with Node(tmp_path, config={"runtime": {"pluginIndex": 5}}) as node:
         node.start()
+        node.call(node.runtime.wait_for_plugin())
         assert [each[:3] for each in node.runtime.plugins] == ["05-"]
 
 

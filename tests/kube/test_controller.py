@@ -129,18 +129,7 @@ def test_two_replicas_have_one_leader(bed: KubeBed, installed: Client) -> None:
 
 def test_its_token_writes_one_annotation(bed: KubeBed, installed: Client) -> None:
     thief = Thief(bed, installed.token(controllers.ACCOUNT))
-    node = "/api/v1/nodes/bed?dryRun=All"
-    others = {"annotations": {f"{PREFIX}/drained": "0"}}
-    poll(
-        lambda: "may only write the annotation" in thief.patches(node, **others),
-        "the policy in force",
-    )
-    assert thief.patches(node, annotations={f"{PREFIX}/offline-capacity": "{}"}) == ""
-    for metadata in ({"labels": {"a": "b"}}, {"finalizers": ["example.com/stay"]}):
-        assert "nothing of a Node but its annotation" in thief.patches(node, **metadata)
-    cordon = thief.does("PATCH", node, {"spec": {"unschedulable": True}})
-    assert "nothing of a Node but its annotation" in cordon
-    assert "forbidden" in thief.does("GET", "/api/v1/namespaces/nri-numa/secrets")
+    thief.writes_one_annotation("bed", "offline-capacity")
 
     def evicts(namespace: str) -> str:
         body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "any"}}

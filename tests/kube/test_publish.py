@@ -223,6 +223,21 @@ class Thief:
     def patches(self, path: str, **metadata: Any) -> str:
         return self.does("PATCH", path, {"metadata": metadata})
 
+    def writes_one_annotation(self, name: str, key: str) -> None:
+        """Insist that it may write this annotation of a Node, and nothing else of it."""
+        node = f"/api/v1/nodes/{name}?dryRun=All"
+        others = {f"{PREFIX}/drained": "0"}
+        poll(
+            lambda: "may only write the annotation" in self.patches(node, annotations=others),
+            "the policy in force",
+        )
+        assert self.patches(node, annotations={f"{PREFIX}/{key}": "{}"}) == ""
+        for metadata in ({"labels": {"a": "b"}}, {"finalizers": ["example.com/stay"]}):
+            assert "nothing of a Node but its annotation" in self.patches(node, **metadata)
+        cordon = self.does("PATCH", node, {"spec": {"unschedulable": True}})
+        assert "nothing of a Node but its annotation" in cordon
+        assert "forbidden" in self.does("GET", "/api/v1/namespaces/nri-numa/secrets")
+
 
 BED, ELSEWHERE = "/api/v1/nodes/bed", "/api/v1/nodes/elsewhere"
 PODS = "/api/v1/namespaces/default/pods"

@@ -345,8 +345,7 @@ class EmbeddedRuntime:
 
     def _active(self) -> list[PluginPeer]:
         """Return the active plugins in the order they are asked, without those that left."""
-        self._plugins = [peer for peer in self._plugins if peer.is_open()]
-        return self._plugins
+        return [peer for peer in self._plugins if peer.is_open()]
 
     def _subscribed(self, event: Event) -> list[PluginPeer]:
         """Return the active plugins that want an event."""
@@ -372,6 +371,8 @@ class EmbeddedRuntime:
 
     def _gone(self, peer: PluginPeer) -> None:
         self._peers.discard(peer)
+        if peer in self._plugins:
+            self._plugins.remove(peer)
         self.closed.append(f"{peer.id}: {peer.connection.ended.result().detail}")
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:

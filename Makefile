@@ -155,7 +155,6 @@ recorded: $(STAMP) ## Write down again what pods get in tests/golden; read the d
 	$(BIN)/python -m tests.checks.searches
 	$(BIN)/python -m tests.checks.requested
 	$(BIN)/python -m tests.beds.lives
-	$(BIN)/python -m tests.beds.odd_lives
 
 soak: $(STAMP) ## 10,000 pods through the embedded runtime
 	$(BIN)/python -m tests.soak

@@ -30,7 +30,7 @@ def write_cpus(path: str, cpus: str) -> None:
     (base / path.lstrip("/") / "cpuset.cpus").write_text(cpus, encoding="ascii")
 
 
-def remove_tree(path: str, *, kill: bool = True) -> list[Path]:
+def remove_tree(path: str) -> list[Path]:
     """Remove a cgroup path with everything below it in every hierarchy.
 
     Returns:
@@ -42,7 +42,7 @@ def remove_tree(path: str, *, kill: bool = True) -> list[Path]:
         if top == root or not top.is_dir():
             continue
         for directory, _, _ in os.walk(top, topdown=False):
-            if not _remove(Path(directory), kill=kill):
+            if not _remove(Path(directory)):
                 left.append(Path(directory))
     return left
 
@@ -54,7 +54,7 @@ def remove_if_empty(path: str) -> None:
             (root / path.strip("/")).rmdir()
 
 
-def _remove(directory: Path, *, kill: bool) -> bool:
+def _remove(directory: Path) -> bool:
     # A cgroup stays busy until the kernel has reaped its last task: a moment after the kill.
     deadline = time.monotonic() + 5
     while True:
@@ -66,9 +66,8 @@ def _remove(directory: Path, *, kill: bool) -> bool:
         except OSError:
             if time.monotonic() > deadline:
                 return False
-        if kill:
-            with contextlib.suppress(OSError):
-                for pid in (directory / "cgroup.procs").read_text().split():
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(int(pid), signal.SIGKILL)
+        with contextlib.suppress(OSError):
+            for pid in (directory / "cgroup.procs").read_text().split():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
         time.sleep(0.01)

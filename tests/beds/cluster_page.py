@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -101,10 +101,5 @@ class ClusterPage:
         self._loop.close()
 
 
-@contextmanager
-def cluster_page(token_file: Path | None = None, node_url: str = "") -> Iterator[ClusterPage]:
-    made = ClusterPage(token_file, node_url)
-    try:
-        yield made
-    finally:
-        made.close()
+def cluster_page(token_file: Path | None = None, node_url: str = "") -> closing[ClusterPage]:
+    return closing(ClusterPage(token_file, node_url))

@@ -1,7 +1,7 @@
 """A private containerd: own root, state, sockets and NRI directories; leaves nothing behind.
 
 Works beside an installed containerd and beside other beds, on cgroup v1 and v2, and inside a
-virtual machine (put `state` and `root` on a tmpfs below /run there). Free of pytest.
+virtual machine (on a tmpfs below /run there). Free of pytest.
 
     binaries = find_binaries()
     with Containerd(binaries, Path("/tmp/bed")) as containerd:
@@ -27,7 +27,7 @@ from tests.beds import cgroups, processes
 from tests.beds.cri import CRI, CRIError, poll
 from tests.beds.debs import BUSYBOX, CONTAINERD_1_7, CRUN, RUNC, YAJL, DebCache
 from tests.beds.images import IMAGE, build_image
-from tests.beds.kube.build import CONTAINERD, find_containerd, find_runc
+from tests.beds.kube.build import CONTAINERD, find_containerd
 from tests.beds.processes import wait_for
 from tests.beds.testbed import TestbedUnavailable, require_root
 
@@ -61,8 +61,8 @@ def find_binaries(series: str = MAIN_SERIES, cache: DebCache | None = None) -> B
         runc = _first(packaged.root, ("usr/sbin/runc", "usr/bin/runc"))
     else:
         (busybox,) = cache.fetch(BUSYBOX)
-        directory, version = find_containerd(series), CONTAINERD[series].release().lstrip("v")
-        runc = find_runc()
+        directory, runc = find_containerd(series)
+        version = CONTAINERD[series].release().lstrip("v")
     return Binaries(
         series=series,
         version=version,
@@ -84,13 +84,13 @@ def find_crun(cache: DebCache | None = None) -> tuple[Path, Path]:
     return _first(crun.root, ("usr/bin/crun",)), library
 
 
-def copy_crun(directory: Path, cache: DebCache | None = None) -> Path:
+def copy_crun(directory: Path) -> Path:
     """Copy crun with its library into a directory, ready for containerd; returns the program.
 
     crun 1.8 refuses every specification whose version has no "1.0" in it, and containerd says
     1.2.0; nothing else stands in the way. The text it looks for is shortened to "1.".
     """
-    crun, library = find_crun(cache)
+    crun, library = find_crun()
     shutil.copy(library, directory / library.name)
     program = directory / "crun"
     code = crun.read_bytes()
@@ -117,9 +117,7 @@ class Containerd(processes.Daemon):
     Args:
         directory: for everything of this daemon; short, because socket paths end at 107 bytes.
         root: content store and snapshots; default below `directory`.
-        state: running tasks and their mounts; default below `directory`.
         nri_request_timeout: as in the configuration, ``2s``.
-        image: archive to import; default: built now.
         enter: the words before the daemon's command line, ``nsenter … --``, that put it into
             namespaces of its own; they must become the daemon without a fork.
     """
@@ -130,10 +128,8 @@ class Containerd(processes.Daemon):
         directory: Path,
         *,
         root: Path | None = None,
-        state: Path | None = None,
         nri: bool = True,
         nri_request_timeout: str = "2s",
-        image: Path | None = None,
         log_level: str = "debug",
         enter: Sequence[str] = (),
         cni: tuple[Mapping[str, object], Path] | None = None,
@@ -149,7 +145,7 @@ class Containerd(processes.Daemon):
         self.directory = directory
         self.log_level = log_level
         self.root = root or directory / "root"
-        self.state = state or directory / "state"
+        self.state = directory / "state"
         self.nri = nri
         self.nri_request_timeout = nri_request_timeout
         self.socket = directory / "c.sock"
@@ -160,7 +156,6 @@ class Containerd(processes.Daemon):
         self.cdi_directory = directory / "cdi"
         self.end_limit_s = 180.0
         self.spans_to = ""  # an OTLP receiver over HTTP
-        self._image_archive = image
         self._cni = cni
         self._cri: CRI | None = None
         self._cgroups: set[str] = set()
@@ -307,7 +302,9 @@ disabled_plugins = [
         super().start()
         wait_for([self], self._serves_cri, "containerd", timeout_s=timeout_s)
         if IMAGE not in self.cri.images():
-            self._import_image()
+            archive = build_image(self.binaries.busybox, self.directory / "image.tar")
+            self.import_image(archive)
+            poll(lambda: IMAGE in self.cri.images(), f"image {IMAGE} known to CRI")
 
     def _write_cni(self, configuration: Mapping[str, object], plugins: Path) -> None:
         directory = self.directory / "cni"
@@ -325,13 +322,6 @@ disabled_plugins = [
                 return probe.ready()
             except CRIError:
                 return False  # the socket is open before the CRI service is loaded
-
-    def _import_image(self) -> None:
-        archive = self._image_archive or build_image(
-            self.binaries.busybox, self.directory / "image.tar"
-        )
-        self.import_image(archive)
-        poll(lambda: IMAGE in self.cri.images(), f"image {IMAGE} known to CRI")
 
     def import_image(self, archive: Path) -> None:
         self.ctr("images", "import", "--local", "--snapshotter", "overlayfs", str(archive))

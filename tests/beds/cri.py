@@ -109,12 +109,12 @@ def guaranteed(cpus: float, memory: int = 64 * MIB) -> Resources:
     )
 
 
-def burstable(cpu_request: float, *, memory_limit: int = 0, oom_score_adj: int = 900) -> Resources:
+def burstable(cpu_request: float, *, memory_limit: int = 0) -> Resources:
     """A request without a limit of CPUs."""
     return Resources(
         shares=max(2, round(cpu_request * 1000) * 1024 // 1000),
         memory=memory_limit,
-        oom_score_adj=oom_score_adj,
+        oom_score_adj=900,
     )
 
 
@@ -181,7 +181,6 @@ class CRI:
         socket: Path,
         log_root: Path,
         *,
-        image: str = IMAGE,
         on_cgroup: Callable[[str], None] | None = None,
         timeout_s: float = 180.0,
         cgroup_root: str = "/kubepods",
@@ -189,7 +188,6 @@ class CRI:
     ) -> None:
         self.socket = socket
         self._log_root = log_root
-        self._image = image
         self._on_cgroup = on_cgroup
         self._timeout_s = timeout_s
         self.cgroup_root = cgroup_root
@@ -247,22 +245,11 @@ class CRI:
         *,
         namespace: str = "default",
         annotations: Mapping[str, str] | None = None,
-        labels: Mapping[str, str] | None = None,
         qos: QoS = QoS.GUARANTEED,
-        resources: Resources | None = None,
-        overhead: Resources | None = None,
-        uid: str = "",
         own_network: bool = False,
     ) -> Pod:
-        """RunPodSandbox.
-
-        `annotations`: the pod's annotations; the kubelet's own are added.
-        `labels`: the pod's labels; the kubelet's own are added.
-        `resources`: pod-level sum; informs only.
-        `overhead`: of the runtime class; informs only.
-        `uid`: default a new one.
-        """
-        uid = uid or str(uuid.uuid4())
+        """RunPodSandbox; the kubelet's own annotations are added."""
+        uid = str(uuid.uuid4())
         parts = [part for part in (self.cgroup_root, qos.value, f"pod{uid}") if part]
         parent = "/".join(parts)
         if self._slices:
@@ -276,7 +263,6 @@ class CRI:
             # No hostname: in the host's network a pod shares the host's name too.
             log_directory=str(log_directory),
             labels={
-                **(labels or {}),
                 "io.kubernetes.pod.name": name,
                 "io.kubernetes.pod.namespace": namespace,
                 "io.kubernetes.pod.uid": uid,
@@ -293,8 +279,6 @@ class CRI:
                         network=cri_pb2.POD if own_network else cri_pb2.NODE
                     )
                 ),
-                resources=resources.message() if resources else None,
-                overhead=overhead.message() if overhead else None,
             ),
         )
         if self._on_cgroup is not None:
@@ -361,7 +345,7 @@ class CRI:
         (pod.log_directory / name).mkdir(exist_ok=True)
         config = cri_pb2.ContainerConfig(
             metadata=cri_pb2.ContainerMetadata(name=name, attempt=attempt),
-            image=cri_pb2.ImageSpec(image=self._image),
+            image=cri_pb2.ImageSpec(image=IMAGE),
             command=list(command),
             envs=[cri_pb2.KeyValue(key=key, value=value) for key, value in (env or {}).items()],
             mounts=[

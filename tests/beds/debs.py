@@ -14,10 +14,13 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
-from tests.beds.testbed import TestbedUnavailable, cache_dir, locked
+import msgspec
+from msgspec.structs import replace
+
+from tests.beds.testbed import TestbedUnavailable, cache_dir, locked, run
 
 # The newest suite last: a package that is in none of its preferred suites is taken from the oldest
 # that has it, because an older build runs on a newer C library and not the other way round.
@@ -43,15 +46,14 @@ class Wanted:
     suites: tuple[str, ...] = SUITES
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Package:
+class Package(msgspec.Struct, frozen=True, kw_only=True):
     """An unpacked package; files are below ``root`` as they would be below ``/``."""
 
-    label: str
     package: str
     version: str
     suite: str
-    root: Path
+    directory: str
+    root: Path = Path()
 
     @property
     def upstream_version(self) -> str:
@@ -113,9 +115,7 @@ def machine_mirror() -> Mirror:
     )
 
 
-def pick_version(
-    madison: str, wanted: Wanted, suite_order: Sequence[str] | None = None
-) -> tuple[str, str] | None:
+def pick_version(madison: str, wanted: Wanted, order: Sequence[str]) -> tuple[str, str] | None:
     """Choose (version, suite) from the output of ``apt-cache madison``.
 
     The preferred version prefix beats the order of suites; within one suite apt lists the newest
@@ -127,7 +127,6 @@ def pick_version(
         fields = [field.strip() for field in line.split("|")]
         if len(fields) == 3 and (match := re.search(r"\s(\S+)/main\s", fields[2] + " ")):
             rows.append((fields[1], match.group(1)))
-    order = suite_order or wanted.suites
     for prefix in (wanted.version_prefix, ""):
         for suite in order:
             for version, row_suite in rows:
@@ -141,22 +140,14 @@ class DebCache:
 
     Args:
         directory: the cache; default `cache_dir`.
-        mirror: the archive; default: found in the machine's apt sources when first needed.
         architecture: of packages, where it is not this machine's; in a directory of its own.
     """
 
     archive_suites: tuple[str, ...] = SUITES
 
-    def __init__(
-        self,
-        directory: Path | None = None,
-        mirror: Mirror | None = None,
-        *,
-        architecture: str = "",
-    ) -> None:
+    def __init__(self, directory: Path | None = None, *, architecture: str = "") -> None:
         self.directory = (directory or cache_dir() / architecture) / "debs"
         self.architecture = architecture
-        self._mirror = mirror
         self._lists_fresh = False
 
     # -- what is there ---------------------------------------------------------------------
@@ -167,16 +158,10 @@ class DebCache:
     def cached(self, label: str) -> Package | None:
         """The package of that label when it is whole in the cache; never touches the network."""
         try:
-            record = json.loads(self._record_file(label).read_text(encoding="utf-8"))
-            package = Package(
-                label=record["label"],
-                package=record["package"],
-                version=record["version"],
-                suite=record["suite"],
-                root=self.directory / record["directory"],
-            )
-        except (OSError, ValueError, KeyError, TypeError):
+            record = msgspec.json.decode(self._record_file(label).read_bytes(), type=Package)
+        except (OSError, msgspec.MsgspecError):
             return None
+        package = replace(record, root=self.directory / record.directory)
         # Trees get their name by one rename after unpacking, so a name means a whole tree;
         # somebody may still have emptied it by hand.
         return package if any(package.root.glob("*")) else None
@@ -221,48 +206,28 @@ class DebCache:
         return [f"-o{key}={value}" for key, value in options.items()]
 
     def _apt(self, *command: str, cwd: Path | None = None) -> str:
-        try:
-            done = subprocess.run(
-                [command[0], *self._apt_options(), *command[1:]],
-                cwd=cwd,
-                capture_output=True,
-                text=True,
-                timeout=_APT_TIMEOUT_S,
-                env={**os.environ, "LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive"},
-                check=False,
-            )
-        except FileNotFoundError as error:
-            raise TestbedUnavailable(
-                f"{command[0]} is not on this machine", "use a Debian machine"
-            ) from error
-        except subprocess.TimeoutExpired as error:
-            raise TestbedUnavailable(
-                f"{' '.join(command)} took longer than {_APT_TIMEOUT_S} s",
-                "check the network and the proxy settings of apt",
-            ) from error
-        if done.returncode != 0:
-            lines = [line for line in done.stderr.splitlines() if line.startswith(("E:", "Err"))]
-            raise TestbedUnavailable(
-                f"{' '.join(command)} failed: {' '.join(lines) or done.stderr.strip()[-500:]}",
-                "check the network, the proxy settings of apt and /etc/apt/sources.list.d",
-            )
-        return done.stdout
+        return run(
+            *(command[0], *self._apt_options(), *command[1:]),
+            cwd=cwd,
+            timeout_s=_APT_TIMEOUT_S,
+            env={**os.environ, "LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive"},
+            remedy="check the network, the proxy settings of apt and /etc/apt/sources.list.d",
+        )
 
     def _update_lists(self) -> None:
         if self._lists_fresh:
             return
-        if self._mirror is None:
-            self._mirror = machine_mirror()
+        mirror = machine_mirror()
         apt = self.directory / "apt"
         (apt / "lists" / "partial").mkdir(parents=True, exist_ok=True)
         (apt / "cache" / "archives" / "partial").mkdir(parents=True, exist_ok=True)
         source = (
-            f"Types: deb\nURIs: {self._mirror.uri}\nSuites: {' '.join(self.archive_suites)}\n"
+            f"Types: deb\nURIs: {mirror.uri}\nSuites: {' '.join(self.archive_suites)}\n"
             # Only the package index: no translations, no AppStream data.
             "Components: main\nTargets: Packages\n"
         )
-        if self._mirror.signed_by:
-            source += f"Signed-By: {self._mirror.signed_by}\n"
+        if mirror.signed_by:
+            source += f"Signed-By: {mirror.signed_by}\n"
         (apt / "debian.sources").write_text(source, encoding="utf-8")
         self._apt("apt-get", "update")
         self._lists_fresh = True
@@ -271,7 +236,7 @@ class DebCache:
         self._update_lists()
         madison = self._apt("apt-cache", "madison", wanted.package)
         suites = self.archive_suites
-        choice = pick_version(madison, wanted) or pick_version(madison, wanted, suites)
+        choice = pick_version(madison, wanted, (*wanted.suites, *suites))
         if choice is None:
             raise TestbedUnavailable(
                 f"Debian package {wanted.package} is in none of {', '.join(suites)}",
@@ -283,39 +248,17 @@ class DebCache:
         target = self.directory / directory
         if not target.is_dir():
             self._unpack(wanted.package, version, target)
-        record = Package(
-            label=wanted.label,
-            package=wanted.package,
-            version=version,
-            suite=suite,
-            root=target,
-        )
-        fields = {**asdict(record), "directory": directory}
-        del fields["root"]
-        self._replace(self._record_file(wanted.label), json.dumps(fields, indent=1) + "\n")
-        return record
+        fields = {"package": wanted.package, "version": version, "suite": suite}
+        record = json.dumps({**fields, "directory": directory}, indent=1)
+        self._replace(self._record_file(wanted.label), record + "\n")
+        return Package(**fields, directory=directory, root=target)
 
     def _unpack(self, package: str, version: str, target: Path) -> None:
         with tempfile.TemporaryDirectory(dir=self.directory, prefix=".unpack-") as scratch:
             self._apt("apt-get", "download", f"{package}={version}", cwd=Path(scratch))
             (archive,) = Path(scratch).glob("*.deb")
             tree = Path(scratch) / "tree"
-            try:
-                subprocess.run(
-                    ["dpkg-deb", "-x", str(archive), str(tree)],
-                    check=True,
-                    capture_output=True,
-                    text=True,
-                )
-            except FileNotFoundError as error:
-                raise TestbedUnavailable(
-                    "dpkg-deb is not on this machine", "use a Debian machine"
-                ) from error
-            except subprocess.CalledProcessError as error:
-                raise TestbedUnavailable(
-                    f"dpkg-deb -x {archive.name} failed: {error.stderr.strip()}",
-                    f"free some space below {self.directory} and start again",
-                ) from error
+            run("dpkg-deb", "-x", archive, tree, remedy=f"free some space at {self.directory}")
             tree.chmod(0o755)
             tree.rename(target)
 

@@ -15,10 +15,9 @@ class DeviceTree:
         self.root = root
         (root / "sys/devices").mkdir(parents=True, exist_ok=True)
 
-    def pci(self, address: str, numa_node: int, kind: str = NIC_CLASS, below: str = "") -> Path:
-        """A PCI device; ``below`` is the address of the bridge that it hangs on."""
-        bus = self.root / "sys/devices" / f"pci{(below or address)[:7]}"
-        directory = (bus / below if below else bus) / address
+    def pci(self, address: str, numa_node: int, kind: str = NIC_CLASS) -> Path:
+        """A PCI device."""
+        directory = self.root / "sys/devices" / f"pci{address[:7]}" / address
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "numa_node").write_text(f"{numa_node}\n")
         (directory / "class").write_text(f"{kind}\n")

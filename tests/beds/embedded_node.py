@@ -20,7 +20,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -39,7 +39,6 @@ from tests.beds.embedded.runtime import (
     EmbeddedPod,
     EmbeddedRuntime,
 )
-from tests.beds.embedded.world import World
 from tests.beds.plugin_process import PluginProcess, plugin_environment
 from tests.machines.named import write_sysfs
 
@@ -49,14 +48,15 @@ PRELUDE = Path(__file__).resolve().parents[1] / "faults" / "prelude.py"
 T = TypeVar("T")
 
 
-def limits(cpus: float) -> pb.LinuxResources:
-    """What a container with a CPU limit has: the CPUs, if there are any, and some memory."""
+def limits(cpus: float, memory: int = 1 << 28) -> pb.LinuxResources:
+    """What a container with limits of CPUs and bytes has; 0 for none."""
     resources = pb.LinuxResources()
     if cpus:
         resources.cpu.quota.value = int(cpus * 100_000)
         resources.cpu.period.value = 100_000
         resources.cpu.shares.value = int(cpus * 1024)
-    resources.memory.limit.value = 1 << 28
+    if memory:
+        resources.memory.limit.value = memory
     return resources
 
 
@@ -151,27 +151,6 @@ class Pinned:
     mems: str
 
 
-class Noticing:
-    """A world that tells of every update that is applied to it."""
-
-    def __init__(self, world: World, told: Callable[[str], object]) -> None:
-        self._world = world
-        self._told = told
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._world, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in ("_world", "_told"):
-            super().__setattr__(name, value)
-        else:
-            setattr(self._world, name, value)
-
-    def apply(self, update: pb.ContainerUpdate) -> str | None:
-        self._told(update.container_id)
-        return self._world.apply(update)
-
-
 class Node:
     """One node; a context manager that ends everything it started.
 
@@ -219,8 +198,7 @@ class Node:
         if state_directory is not None:
             self.plugin.state_directory = state_directory
         # Every update of the runtime is written to the cgroup, also one that changes nothing.
-        world = Noticing(self.runtime._world, lambda i: self._mirrored.pop(i, None))
-        self.runtime._world = self.runtime._plugins._world = world  # type: ignore[assignment]
+        self.runtime._world.on_update = lambda i: self._mirrored.pop(i, None)
         self.others: list[PluginProcess] = []
         self.pinned: dict[str, Pinned] = {}
         self._mirrored: dict[str, tuple[str, str]] = {}

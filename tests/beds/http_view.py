@@ -305,12 +305,12 @@ class FakeView:
 
 @asynccontextmanager
 async def serving(
-    view: FakeView | None = None, *, metrics: Metrics | None = None, more: Any = (), **section: Any
+    view: FakeView | None = None, *, more: Any = (), **section: Any
 ) -> AsyncIterator[tuple[AgentServer, tuple[str, int]]]:
     """The agent's server at its address; ``more`` are other arguments of it."""
     config = HTTP(**{"address": "127.0.0.1:0", **section})
-    made = metrics or Metrics("0.1.0")
-    server = AgentServer(config, view or FakeView(), made, version="0.1.0", **dict(more))  # type: ignore[arg-type]
+    parts = config, view or FakeView(), Metrics("0.1.0")
+    server = AgentServer(*parts, version="0.1.0", **dict(more))  # type: ignore[arg-type]
     await server.start()
     try:
         yield server, server.address or ("", 0)
@@ -383,11 +383,11 @@ async def connected(
             await writer.wait_closed()
 
 
-async def exchange(address: tuple[str, int], raw: bytes, *, head: bool = False) -> Reply:
+async def exchange(address: tuple[str, int], raw: bytes) -> Reply:
     """Send bytes, read one answer, leave."""
     async with connected(address) as (reader, writer):
         writer.write(raw)
-        return await read_reply(reader, head=head)
+        return await read_reply(reader)
 
 
 async def get(address: tuple[str, int], target: str, **headers: str) -> Reply:

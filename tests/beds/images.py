@@ -64,7 +64,7 @@ def build_agent_image(archive: Path) -> Path:
     return archive
 
 
-def build_image(busybox: Path, target: Path, *, name: str = IMAGE) -> Path:
+def build_image(busybox: Path, target: Path) -> Path:
     """Write a docker archive with one layer; the same input gives the same bytes.
 
     Returns:
@@ -85,7 +85,7 @@ def build_image(busybox: Path, target: Path, *, name: str = IMAGE) -> Path:
         }
     ).encode()
     config_name = hashlib.sha256(config).hexdigest() + ".json"
-    manifest = [{"Config": config_name, "RepoTags": [name], "Layers": ["layer.tar"]}]
+    manifest = [{"Config": config_name, "RepoTags": [IMAGE], "Layers": ["layer.tar"]}]
     with tarfile.open(target, mode="w") as archive:
         _add(archive, "layer.tar", layer)
         _add(archive, config_name, config)

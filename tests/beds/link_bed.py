@@ -54,9 +54,9 @@ async def embedded(
         yield there, made
 
 
-async def eventually(condition: Callable[[], bool], limit: float = 180.0) -> None:
+async def eventually(condition: Callable[[], bool]) -> None:
     """Wait until a condition holds, however long that takes on a busy machine."""
-    async with asyncio.timeout(limit):
+    async with asyncio.timeout(180):
         while not condition():
             await asyncio.sleep(0.002)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import closing
 
 from nri_numa.agent.serving import About
 from nri_numa.config import HTTP
@@ -143,12 +143,7 @@ class PageBed:
         self.create("greedy", cpus=len(topology.online) + 1, policy="restricted")
 
 
-@contextmanager
 def page_bed(
     topology: Topology, settings: Settings | None = None, *, token_file: str = ""
-) -> Iterator[PageBed]:
-    bed = PageBed(topology, settings, token_file=token_file)
-    try:
-        yield bed
-    finally:
-        bed.close()
+) -> closing[PageBed]:
+    return closing(PageBed(topology, settings, token_file=token_file))

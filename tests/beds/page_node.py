@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from nri_numa.model.machine import Topology
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from tests.beds.embedded.runtime import CRIError, EmbeddedRuntime
+from tests.beds.embedded_node import limits
 from tests.beds.plugin_process import PluginProcess, free_port
 from tests.machines.named import write_sysfs
 
@@ -121,12 +122,7 @@ class PageNode:
         running = await self.runtime.run_pod(sandbox)
         made = pb.Container(name=container)
         made.linux.cgroups_path = f"/kubepods/{abs(hash((namespace, pod, container))):x}"
-        if cpus:
-            made.linux.resources.cpu.quota.value = int(cpus * 100_000)
-            made.linux.resources.cpu.period.value = 100_000
-            made.linux.resources.cpu.shares.value = max(2, int(cpus * 1024))
-        if memory_gib:
-            made.linux.resources.memory.limit.value = int(memory_gib * (1 << 30))
+        made.linux.resources.CopyFrom(limits(cpus, int(memory_gib * (1 << 30))))
         try:
             created = await self.runtime.create_container(running.id, made)
         except CRIError:

@@ -12,6 +12,7 @@ from nri_numa.nri.wire import ttrpc
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.nri.wire.pb import ttrpc_pb2
 from nri_numa.nri.wire.session import PLUGIN_METHODS, RUNTIME_METHODS
+from tests.beds.wire import request_frame
 
 METHODS = sorted({*PLUGIN_METHODS, *RUNTIME_METHODS, "Nope", ""})
 EVENTS = [name for name in METHODS if name not in ("Configure", "RegisterPlugin")]
@@ -94,8 +95,7 @@ def conversation(rng: random.Random, length: int) -> bytes:
 
 
 def _plain(connection: int, stream: int, method: str) -> bytes:
-    body = ttrpc_pb2.Request(service=SERVICES[0], method=method).SerializeToString()
-    return ttrpc.encode_frames(connection, ttrpc.encode_message(stream, 1, body))
+    return request_frame(stream, method, connection=connection)
 
 
 def cuts(rng: random.Random, data: bytes) -> list[bytes]:

@@ -56,7 +56,6 @@ class PluginProcess(Daemon):
         sysfs_root: Path = Path("/"),
         arguments: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
-        python: str = sys.executable,
     ) -> None:
         super().__init__("plugin", (), directory, plugin_environment(environment))
         self.directory = self.folder = directory
@@ -66,7 +65,7 @@ class PluginProcess(Daemon):
         self._config = dict(config or {})
         self._sysfs_root = sysfs_root
         self._arguments = list(arguments)
-        self._python = python
+        self._python = sys.executable
         self._port = 0
         self.log_start = 0
 
@@ -75,10 +74,7 @@ class PluginProcess(Daemon):
     def words(self) -> list[str]:
         """The command line of the next start."""
         return [
-            self._python,
-            "-m",
-            "nri_numa",
-            "run",
+            *(self._python, "-m", "nri_numa", "run"),
             f"--config={self.config_file}",
             f"--nri-socket={self.nri_socket}",
             f"--state-dir={self.state_directory}",
@@ -149,7 +145,7 @@ class PluginProcess(Daemon):
         self._process = None
         return code
 
-    def restart(self, *, kill: bool = False, wait: bool = True) -> None:
+    def restart(self, *, kill: bool = False) -> None:
         """End and start it, with the same state directory."""
         if kill:
             self.kill()
@@ -157,7 +153,7 @@ class PluginProcess(Daemon):
             code = self.terminate()
             if code != 0:
                 raise RuntimeError(f"status {code} on SIGTERM:\n{self.log()[-4000:]}")
-        self.start(wait=wait)
+        self.start()
 
     def reload(self, config: Mapping[str, Any]) -> None:
         """Write another configuration and send SIGHUP."""

@@ -11,9 +11,11 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from tests.beds.cri import poll
+
+_T = TypeVar("_T")
 
 
 def prioritize(pid: int, nice: int) -> None:
@@ -134,38 +136,42 @@ class Daemon(Bed):
 
 
 def wait_for(
-    daemons: Sequence[Daemon], probe: Callable[[], bool], what: str, *, timeout_s: float = 180.0
-) -> None:
-    """Wait until `probe` is true while all daemons live."""
+    daemons: Sequence[Daemon], probe: Callable[[], _T | None], what: str, timeout_s: float = 180.0
+) -> _T:
+    """Wait until the answer of `probe` is true while all daemons live."""
 
-    def ask() -> bool:
+    def ask() -> _T | None:
         for daemon in daemons:
             daemon.check()
         return probe()
 
     try:
-        poll(ask, what, timeout_s=timeout_s)
+        return poll(ask, what, timeout_s=timeout_s)
     except TimeoutError as error:
-        logs = "\n".join(f"--- {daemon.name}\n{daemon.log()[-1500:]}" for daemon in daemons)
+        logs = "\n".join(f"--- {daemon.name}\n{daemon.log()[-3000:]}" for daemon in daemons)
         raise TimeoutError(f"{error}\n{logs}") from None
+
+
+def _pids() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
 
 
 def commands() -> Iterator[tuple[int, bytes]]:
     """(process id, command line with NUL bytes) of every process."""
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                yield int(entry.name), (entry / "cmdline").read_bytes()
+    for pid in _pids():
+        with contextlib.suppress(OSError):
+            yield pid, Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
-def state_and_parent(pid: int) -> tuple[str, int] | None:
+def _stat(pid: int) -> tuple[str, int, int]:
+    """State, parent and group of a process; X, 0 and 0 of one that is not there."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:
-        return None
+        return "X", 0, 0
     # The command name in parentheses may hold anything, also blanks and parentheses.
-    state, parent = text.rpartition(")")[2].split()[:2]
-    return state, int(parent)
+    state, parent, group = text.rpartition(")")[2].split()[:3]
+    return state, int(parent), int(group)
 
 
 def described(pid: int) -> str:
@@ -180,16 +186,22 @@ def described(pid: int) -> str:
 
 def alive(pid: int) -> bool:
     """Whether a process is there and no zombie."""
-    stat = state_and_parent(pid)
-    return stat is not None and stat[0] not in "ZX"
+    return _stat(pid)[0] not in "ZX"
+
+
+def group_alive(group: int) -> bool:
+    """Whether a process group has a member that still runs.
+
+    Signal 0 does not tell: where nobody reaps orphans, as in many containers, the dead count.
+    """
+    return any(of == group and state not in "ZX" for state, _, of in map(_stat, _pids()))
 
 
 def descendants(pid: int) -> list[int]:
     """Process ids of its children, of theirs, and so on."""
     children: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and (stat := state_and_parent(int(entry.name))) is not None:
-            children.setdefault(stat[1], []).append(int(entry.name))
+    for each in _pids():
+        children.setdefault(_stat(each)[1], []).append(each)
     found: list[int] = []
     wait = [pid]
     while wait:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
-import time
 import urllib.parse
 import urllib.request
 from collections.abc import Callable
@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from tests.beds.cri import poll
 from tests.beds.plugin_process import free_port
 from tests.beds.processes import Daemon
 
@@ -71,12 +72,10 @@ class Prometheus(Daemon):
 
     def until(self, condition: Callable[[], object], what: str, timeout_s: float = 180.0) -> None:
         """Wait for a condition; a server that does not answer yet is waited for too."""
-        end = time.monotonic() + timeout_s
-        while True:
-            try:
-                if condition():
-                    return
-            except (OSError, AssertionError):  # not listening, or not ready
-                pass
-            assert time.monotonic() < end, f"not within {timeout_s:g} s: {what}"
-            time.sleep(0.1)
+
+        def ask() -> object:
+            with contextlib.suppress(OSError, AssertionError):  # not listening, or not ready
+                return condition()
+            return None
+
+        poll(ask, what, timeout_s)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shlex
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 
 class TestbedUnavailable(RuntimeError):
@@ -44,6 +47,27 @@ def locked(file: Path) -> Iterator[int]:
     with handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield handle.fileno()
+
+
+def run(*command: str | Path, remedy: str, timeout_s: float | None = None, **more: Any) -> str:
+    """The output of a program that a bed needs.
+
+    Raises:
+        TestbedUnavailable: it is not here, fails, or does not end; with its last words.
+    """
+    words = [str(word) for word in command]
+    try:
+        done = subprocess.run(
+            words, capture_output=True, text=True, timeout=timeout_s, check=False, **more
+        )
+        problem = (done.stderr or done.stdout).strip()[-1000:] if done.returncode else ""
+        if not done.returncode:
+            return str(done.stdout)
+    except FileNotFoundError:
+        problem = "it is not on this machine"
+    except subprocess.TimeoutExpired:
+        problem = f"no end after {timeout_s:g} s"
+    raise TestbedUnavailable(f"{shlex.join(words)}: {problem}", remedy)
 
 
 def require_root(what_for: str) -> None:

@@ -21,6 +21,7 @@ import os
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import sysconfig
@@ -30,16 +31,16 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from tests.beds import vm_counted, vm_system
 from tests.beds.containerd import find_binaries, find_crun
 from tests.beds.debs import CNI_PLUGINS
-from tests.beds.processes import prioritize
-from tests.beds.testbed import TestbedUnavailable, cache_dir, locked
+from tests.beds.processes import group_alive, prioritize
+from tests.beds.testbed import TestbedUnavailable, cache_dir, locked, run
 from tests.beds.vm_kernel import Kernel, KernelCache
-from tests.beds.vm_qmp import QMPError, execute
 from tests.beds.vm_records import (
     ROOM_SECONDS,
     Answer,
@@ -77,6 +78,31 @@ PROGRAMS = {
 }
 
 
+class QMPError(RuntimeError):
+    """QEMU refused a command, or its control socket did not behave."""
+
+
+def _execute(path: Path, command: str, arguments: Mapping[str, object]) -> None:
+    """Run one command of QEMU's machine protocol, as much of it as that takes."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(30)
+        try:
+            connection.connect(str(path))
+            with connection.makefile("rwb") as stream:
+                stream.readline()  # the greeting
+                for asked in (("qmp_capabilities", {}), (command, arguments)):
+                    document = dict(zip(("execute", "arguments"), asked, strict=True))
+                    stream.write(msgspec.json.encode(document) + b"\n")
+                    stream.flush()
+                    answer: dict[str, Any] = {}
+                    while "return" not in answer:  # anything else is an event
+                        answer = msgspec.json.decode(stream.readline())  # empty when it hung up
+                        if "error" in answer:
+                            raise QMPError(str(answer["error"].get("desc", answer["error"])))
+        except OSError as error:
+            raise QMPError(f"{command}: {error}") from error
+
+
 class GuestDidNotBoot(TestbedUnavailable):
     """The machine ended or hung before our program in it said anything."""
 
@@ -98,28 +124,9 @@ def _install(packages: Sequence[str]) -> None:
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         raise TestbedUnavailable(what, remedy)
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C"}
-    for command in (
-        ["apt-get", "-q", "update"],
-        ["apt-get", "-q", "install", "-y", "--no-install-recommends", *packages],
-    ):
-        try:
-            done = subprocess.run(
-                command,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=900,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            raise TestbedUnavailable(
-                f"{' '.join(command)} took longer than 15 min", remedy
-            ) from None
-        # "update" may fail for a source that has nothing to do with us.
-        if done.returncode != 0 and "install" in command:
-            last = " ".join(done.stderr.strip().splitlines()[-3:])
-            raise TestbedUnavailable(f"{what}, and apt-get failed: {last}", remedy)
+    script = 'apt-get -q update; apt-get -q install -y --no-install-recommends "$@" </dev/null'
+    # "update" may fail for a source that has nothing to do with us.
+    run("sh", "-c", script, "sh", *packages, env=environment, timeout_s=900, remedy=remedy)
 
 
 def _virtme() -> Path:
@@ -301,17 +308,23 @@ class Run:
                     # It powers off by itself; there is nothing more to learn from waiting.
                     return
             if ended and not records:
-                self._insist_on_begin(f"ended with exit code {process.returncode}")
-                yield from self._lost(running, "the guest ended")
-                return
+                how = f"ended with exit code {process.returncode}", "the guest ended"
+                break
             if time.monotonic() > deadline:
-                self._insist_on_begin(f"said nothing within {self._boot_limit_s:.0f} s")
-                yield from self._lost(
-                    running, f"the guest said nothing for {self._case_limit_s:.0f} s"
-                )
-                return
+                limits = self._boot_limit_s, self._case_limit_s
+                early, late = (f"said nothing within {limit:.0f} s" for limit in limits)
+                how = early, f"the guest {late}"
+                break
             self._serve(control)
             time.sleep(0.1)
+        if self.begin is None:
+            raise GuestDidNotBoot(
+                f"machine {self.machine.name} did not boot: it {how[0]}",
+                f"read {self.directory}/console.log",
+            )
+        if running is not None:
+            detail = f"{how[1]} during this case; see {self.directory}/console.log"
+            yield Result(case=running, outcome=Outcome.FAILED, seconds=0.0, detail=detail)
 
     def _take(self, record: Record) -> Iterator[Result]:
         match record:
@@ -328,22 +341,6 @@ class Run:
             case Started() | End():
                 pass
 
-    def _insist_on_begin(self, how: str) -> None:
-        if self.begin is None:
-            raise GuestDidNotBoot(
-                f"machine {self.machine.name} did not boot: it {how}",
-                f"read {self.directory}/console.log",
-            )
-
-    def _lost(self, running: str | None, how: str) -> Iterator[Result]:
-        if running is not None:
-            yield Result(
-                case=running,
-                outcome=Outcome.FAILED,
-                seconds=0.0,
-                detail=f"{how} during this case; see {self.directory}/console.log",
-            )
-
     def _serve(self, control: Path) -> None:
         """Pass the guest's questions on to QEMU."""
         for ask in sorted(self.directory.glob("ask-*.json")):
@@ -352,7 +349,7 @@ class Run:
             self._asked.add(ask.name)
             try:
                 question = msgspec.json.decode(ask.read_bytes(), type=Ask)
-                execute(control, question.execute, question.arguments)
+                _execute(control, question.execute, question.arguments)
                 answer = Answer()
             except (QMPError, msgspec.MsgspecError) as error:
                 answer = Answer(error=str(error))
@@ -507,22 +504,6 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
             if process.poll() is not None and not group_alive(process.pid):
                 return
             time.sleep(0.05)
-
-
-def group_alive(group: int) -> bool:
-    """Whether a process group has a member that still runs.
-
-    Signal 0 does not tell: where nobody reaps orphans, as in many containers, the dead count.
-    """
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                text = (entry / "stat").read_text(encoding="ascii", errors="replace")
-                # pid (name, maybe with blanks) state parent group …
-                state, _, member_of = text.rpartition(")")[2].split()[:3]
-                if member_of == str(group) and state not in "ZX":
-                    return True
-    return False
 
 
 @contextlib.contextmanager

@@ -7,12 +7,11 @@ The full ``linux-image-<version>-amd64`` (or ``-arm64``) is taken, because the o
 from __future__ import annotations
 
 import re
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.beds.debs import DebCache, Package, Wanted
-from tests.beds.testbed import TestbedUnavailable
+from tests.beds.testbed import TestbedUnavailable, run
 
 _LABEL = "linux-image"
 # bookworm's kernel is the oldest one in support, so what works there works on later ones, too.
@@ -82,19 +81,6 @@ class KernelCache(DebCache):
     def _index(self, modules: Path, stamp: Path) -> None:
         if stamp.exists():
             return
-        try:
-            done = subprocess.run(
-                ["depmod", "-b", str(modules.parents[2]), modules.name],
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=120,
-            )
-        except FileNotFoundError as error:
-            raise TestbedUnavailable("depmod is not on this machine", "install kmod") from error
-        if done.returncode != 0:
-            raise TestbedUnavailable(
-                f"depmod failed for {modules}: {done.stderr.strip()[-300:]}",
-                "free some space and start again",
-            )
+        remedy = "install kmod, or free some space"
+        run("depmod", "-b", modules.parents[2], modules.name, remedy=remedy, timeout_s=120)
         self._replace(stamp, "{}\n")  # last: a half-written index has none

@@ -16,12 +16,13 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
 from tests.beds.debs import BUSYBOX, machine_mirror
-from tests.beds.testbed import TestbedUnavailable, cache_dir, require_root
+from tests.beds.testbed import cache_dir, require_root, run
 from tests.beds.vm_kernel import Kernel, KernelCache
 from tests.machines.vm_machine import Machine, qemu_options
 from tools.interpreter import platforms
@@ -85,6 +86,9 @@ sys.exit(main())
 """
 
 
+_run = partial(run, remedy="see what it says; packages debootstrap and e2fsprogs are needed")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class System:
     """What one release of Debian is booted from."""
@@ -131,17 +135,6 @@ def system(release: str) -> System:
     python = inside(bootstrapped(suite))
     _run(*python, *_COMPILE, "nri_numa", "tests")
     return System(release=release, image=image, initrd=initrd, kernel=kernel)
-
-
-def _run(*command: str | Path, **more: object) -> None:
-    done = subprocess.run(  # type: ignore[call-overload]
-        [str(word) for word in command], capture_output=True, text=True, check=False, **more
-    )
-    if done.returncode != 0:
-        raise TestbedUnavailable(
-            f"{shlex.join(map(str, command))}: {(done.stderr or done.stdout).strip()[-500:]}",
-            "see what it says; packages debootstrap and e2fsprogs are needed",
-        )
 
 
 def bootstrapped(release: str) -> Path:

@@ -36,11 +36,10 @@ def request_frame(
     *,
     service: str = "nri.pkg.api.v1alpha1.Plugin",
     connection: int = ttrpc.PLUGIN_CONNECTION,
-    message_type: int = ttrpc.MessageType.REQUEST,
 ) -> bytes:
     """Return a request as the peer might send it, legal or not."""
     body = ttrpc_pb2.Request(service=service, method=method, payload=payload)
-    message = ttrpc.encode_message(stream, message_type, body.SerializeToString())
+    message = ttrpc.encode_message(stream, ttrpc.MessageType.REQUEST, body.SerializeToString())
     return ttrpc.encode_frames(connection, message)
 
 

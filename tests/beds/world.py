@@ -191,7 +191,6 @@ def pod(
     total: Resources | None = None,
     namespace: str = "default",
     labels: Mapping[str, str] | None = None,
-    prefix: str = PREFIX,
 ) -> PodSandbox:
     """A pod; annotation keys are given without the prefix."""
     return PodSandbox(
@@ -200,7 +199,7 @@ def pod(
         namespace=namespace,
         name=name,
         labels=dict(labels or {}),
-        annotations={prefix + key: value for key, value in (annotations or {}).items()},
+        annotations={PREFIX + key: value for key, value in (annotations or {}).items()},
         qos=qos,
         resources=total or Resources(),
     )

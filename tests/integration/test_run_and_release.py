@@ -44,7 +44,7 @@ def test_a_second_agent_does_not_register_until_the_first_ends(tmp_path: Path) -
         assert status == 503
         assert "another agent (process " in reason
         assert "works on the runtime of this socket" in reason
-        assert len(node.runtime._plugins._plugins) == 1
+        assert len(node.runtime.plugins) == 1
         observer = PluginProcess(
             tmp_path / "observer",
             node.socket,
@@ -63,7 +63,8 @@ def test_an_index_of_one_digit_has_two_when_it_is_registered(tmp_path: Path) -> 
     """`pluginIndex: 05` is the number 5 in YAML; `check` takes it, and so does the runtime."""
     with Node(tmp_path, config={"runtime": {"pluginIndex": 5}}) as node:
         node.start()
-        assert [each.index for each in node.runtime._plugins._plugins] == ["05"]
+        node.call(node.runtime.wait_for_plugin())
+        assert [each[:3] for each in node.runtime.plugins] == ["05-"]
 
 
 def test_explanations_survive_a_restart(tmp_path: Path) -> None:

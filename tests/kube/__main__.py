@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -67,10 +66,7 @@ def _prepare(bed: KubeBed) -> tuple[Path, dict[str, str]]:
         text = yaml.safe_dump(json.loads(json.dumps(document)), sort_keys=False)
         (examples / f"{name}.yaml").write_text(text, encoding="utf-8")
     # A person's shell stays in the machine's own network, where the page is; kubectl goes inside.
-    enter = shlex.join(bed.control.namespaces.enter(mounts=False))
-    kubectl = programs / "kubectl"
-    kubectl.write_text(f'#!/bin/sh\nexec {enter} {bed.control.programs}/kubectl "$@"\n')
-    kubectl.chmod(0o755)
+    bed.control.write_kubectl(programs)
     path = f"{programs}:{REPOSITORY / '.venv/bin'}:{os.environ.get('PATH', '')}"
     return examples, {
         **os.environ,

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -128,10 +127,7 @@ def node(bed: KubeBed) -> Node:
 @pytest.fixture
 def numa(bed: KubeBed, tmp_path: Path) -> Numa:
     """Runs the program as kubectl would, with a kubectl that finds the bed."""
-    enter = shlex.join(bed.control.namespaces.enter(mounts=False))
-    kubectl = tmp_path / "kubectl"
-    kubectl.write_text(f'#!/bin/sh\nexec {enter} {bed.control.programs}/kubectl "$@"\n')
-    kubectl.chmod(0o755)
+    kubectl = bed.control.write_kubectl(tmp_path)
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

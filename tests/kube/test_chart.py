@@ -22,6 +22,7 @@ from tests.beds.kube.manifests import PREFIX, asks, container, pod
 from tests.beds.kube.release import Release
 from tests.beds.kube.service import MANIFESTS
 from tests.beds.plugin_process import free_port
+from tests.beds.processes import wait_for
 from tests.kube.test_publish import wait_event
 from tests.shipped.test_install_manifests import helm
 
@@ -205,10 +206,7 @@ def test_from_helm_install_to_a_pod_on_its_numa_node(bed: KubeBed, client: Clien
         stack.callback(scheduler.end)
         scheduler.start()
 
-        def lives() -> None:
-            for one in (publisher, extender, scheduler):
-                one.check()
-
+        three = [publisher, extender, scheduler]
         document = pod(
             "chart-walk", container(cpus="1"), schedulerName=WALK,
             annotations=asks(policy="single-numa-node", cpus="exclusive"),
@@ -216,19 +214,14 @@ def test_from_helm_install_to_a_pod_on_its_numa_node(bed: KubeBed, client: Clien
         client.apply(document)
 
         def started() -> JsonObject | None:
-            lives()
             found = client.pod("chart-walk")
             return found if found is not None and is_ready(found) else None
 
-        try:
-            found = poll(started, "the pod to be Ready")
-        except TimeoutError as error:
-            logs = [one.log()[-2000:] for one in (publisher, extender, scheduler)]
-            raise TimeoutError("\n---\n".join([str(error), *logs])) from None
+        found = wait_for(three, started, "the pod to be Ready")
         assert json.loads(found["metadata"]["annotations"][f"{PREFIX}/placed"]) == {"main": "0"}
         assert len(bed.node.cpus(found)) == 1
         # Rights that are missing are complained of, and nothing else of them shows.
-        for one in (publisher, extender, scheduler):
+        for one in three:
             assert "forbidden" not in one.log().lower(), one.log()[-3000:]
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +14,6 @@ from tests.beds.kube.bed import KubeBed
 from tests.beds.kube.client import Client, JsonObject, is_ready
 from tests.beds.kube.controller import Controller
 from tests.beds.kube.manifests import PREFIX, asks, container, pod, template, workload
-from tests.beds.kube.node import NOBODY
 from tests.beds.kube.publisher import Publisher, install, token
 from tests.kube.test_publish import Thief
 
@@ -33,20 +30,16 @@ def installed(client: Client) -> Client:
 
 
 @pytest.fixture
-def way(bed: KubeBed, installed: Client) -> Iterator[Path]:
+def way(bed: KubeBed, installed: Client) -> Iterator[None]:
     """The agent and a publisher with the file between them; afterwards they are as before."""
-    directory = bed.directory / "capacity"
-    directory.mkdir(exist_ok=True)
-    os.chown(directory, NOBODY, NOBODY)
-    file = directory / "capacity.json"
-    section = {"offlineCapacity": {"file": str(file), "interval": "1s"}}
+    section = controllers.offline_capacity(bed)
     credentials = token(installed, "bed")
     try:
         with (
             bed.node.configured(**section),
             Publisher(bed, credentials, config={"podAnnotation": True}, more=section),
         ):
-            yield file
+            yield
     finally:
         for key in ("offline-capacity", "drained", "numa-ids"):
             installed.kubectl("annotate", "node", "bed", f"{PREFIX}/{key}-")
@@ -76,7 +69,7 @@ def wait_factor(bed: KubeBed, factor: float) -> None:
 
 
 def test_what_others_measure_is_what_new_containers_get(
-    bed: KubeBed, installed: Client, way: Path
+    bed: KubeBed, installed: Client, way: None
 ) -> None:
     """Half, nothing, and everything again; then the same by the operator's own key."""
     poll(lambda: annotation(installed, "numa-ids"), "the NUMA nodes of the Node")
@@ -135,22 +128,8 @@ def test_two_replicas_have_one_leader(bed: KubeBed, installed: Client) -> None:
 
 
 def test_its_token_writes_one_annotation(bed: KubeBed, installed: Client) -> None:
-    stolen = installed.kubectl(
-        "create", "token", controllers.ACCOUNT, f"--namespace={controllers.NAMESPACE}"
-    )
-    thief = Thief(bed, stolen.strip())
-    node = "/api/v1/nodes/bed?dryRun=All"
-    others = {"annotations": {f"{PREFIX}/drained": "0"}}
-    poll(
-        lambda: "may only write the annotation" in thief.patches(node, **others),
-        "the policy in force",
-    )
-    assert thief.patches(node, annotations={f"{PREFIX}/offline-capacity": "{}"}) == ""
-    for metadata in ({"labels": {"a": "b"}}, {"finalizers": ["example.com/stay"]}):
-        assert "nothing of a Node but its annotation" in thief.patches(node, **metadata)
-    cordon = thief.does("PATCH", node, {"spec": {"unschedulable": True}})
-    assert "nothing of a Node but its annotation" in cordon
-    assert "forbidden" in thief.does("GET", "/api/v1/namespaces/nri-numa/secrets")
+    thief = Thief(bed, installed.token(controllers.ACCOUNT))
+    thief.writes_one_annotation("bed", "offline-capacity")
 
     def evicts(namespace: str) -> str:
         body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "any"}}
@@ -171,12 +150,11 @@ BUDGET = {
 
 def drained(client: Client) -> list[str]:
     """Names of pods that Events say were moved away."""
-    events = client.ask("GET", "/apis/events.k8s.io/v1/namespaces/default/events")["items"]
-    return [e["regarding"]["name"] for e in events if e["reason"] == "NUMANodeDrained"]
+    return [e["regarding"]["name"] for e in client.events("NUMANodeDrained")]
 
 
 def test_a_drained_numa_node_is_emptied_as_budgets_allow(
-    bed: KubeBed, installed: Client, way: Path
+    bed: KubeBed, installed: Client, way: None
 ) -> None:
     """One with an owner goes when it may, one without stays."""
     alone = installed.run(pod("capacity-alone", annotations=asks(policy="single-numa-node")))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -15,10 +14,11 @@ from tests.beds.cri import poll
 from tests.beds.kube.bed import KubeBed
 from tests.beds.kube.client import Client, JsonObject, unscheduled
 from tests.beds.kube.device_plugin import RESOURCE, DevicePluginDaemon
-from tests.beds.kube.manifests import EXCLUSIVE, asks, container, pod
+from tests.beds.kube.manifests import EXCLUSIVE, container, pod
 from tests.beds.kube.node import Node
 from tests.beds.kube.publisher import Publisher, install, token
 from tests.beds.plugin_process import plugin_environment
+from tests.beds.processes import wait_for
 from tests.machines.cpus import MACHINE
 
 pytestmark = pytest.mark.kube
@@ -52,21 +52,18 @@ def wait_allocatable(
     client: Client,
     node: Node,
     count: int,
-    daemon: DevicePluginDaemon | None = None,
-    *,
+    *daemons: DevicePluginDaemon,
     resource: str = RESOURCE,
 ) -> None:
-    def ask() -> bool | None:
-        if daemon is not None:
-            daemon.check()
-        return True if allocatable(client, node, resource) == count else None
+    def ask() -> bool:
+        return allocatable(client, node, resource) == count
 
-    poll(ask, f"{count} {resource} on the node")
+    wait_for(daemons, ask, f"{count} {resource} on the node")
 
 
-def counted(count: int, cpus: str = "", resource: str = RESOURCE, **more: object) -> JsonObject:
+def counted(count: int, resource: str = RESOURCE) -> JsonObject:
     """A container that asks for so many exclusive CPUs and as many CPUs, and for nothing else."""
-    made = container(cpus=cpus or str(count), **more)  # type: ignore[arg-type]  # its own keywords
+    made = container(cpus=str(count))
     for amounts in ("requests", "limits"):
         made["resources"][amounts] = {**made["resources"][amounts], resource: str(count)}
     return made
@@ -74,14 +71,13 @@ def counted(count: int, cpus: str = "", resource: str = RESOURCE, **more: object
 
 def refusals(node: Node) -> list[JsonObject]:
     """What the agent refused since it started, at most the last 256."""
-    found: list[JsonObject] = json.loads(node.plugin.get("/v1/refusals")[1])["refusals"]
+    found: list[JsonObject] = node.plugin.json("/v1/refusals")["refusals"]
     return found
 
 
 def assignment(node: Node, name: str) -> JsonObject:
     """What the agent says of a pod's only container."""
-    document = json.loads(node.plugin.get(f"/v1/assignments?pod={name}")[1])
-    (found,) = document["containers"]
+    (found,) = node.plugin.json(f"/v1/assignments?pod={name}")["containers"]
     return dict(found)
 
 
@@ -152,50 +148,6 @@ def test_a_container_that_restarts_keeps_its_slots(
     assert (after["cpus"], after["slots"]) == (before["cpus"], before["slots"])
 
 
-def test_what_others_own_is_not_offered(
-    client: Client, node: Node, plugin: DevicePluginDaemon
-) -> None:
-    """A pod that asks by annotation takes from what the scheduler may count."""
-    client.run(pod("annotated", container(cpus="1"), annotations=EXCLUSIVE))
-    wait_allocatable(client, node, MOST - 1, plugin)
-    client.kubectl("delete", "pod", "annotated")
-    wait_allocatable(client, node, MOST, plugin)
-
-
-def test_an_agent_that_is_away(client: Client, node: Node, plugin: DevicePluginDaemon) -> None:
-    """Nothing new is offered; what runs keeps what it has, and comes back with the agent."""
-    running = client.run(pod("running", counted(1)))
-    own = node.cpus(running)
-    os.kill(node.plugin.pid, signal.SIGSTOP)
-    try:
-        wait_allocatable(client, node, 1)
-        assert node.cpus(running) == own
-    finally:
-        os.kill(node.plugin.pid, signal.SIGCONT)
-    wait_allocatable(client, node, MOST, plugin)
-
-
-@pytest.mark.parametrize(
-    ("made", "annotations", "words"),
-    [
-        (counted(1), asks(numacpu="0"), "SlotsConflict"),
-        (counted(1, cpus="500m"), {}, "SlotsMismatch"),
-        (container(cpus="1"), asks(slots="slot-0"), "InvalidAnnotation"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(
-    client: Client,
-    node: Node,
-    plugin: DevicePluginDaemon,
-    made: JsonObject,
-    annotations: dict[str, str],
-    words: str,
-) -> None:
-    client.apply(pod("wrong", made, annotations=annotations))
-    refused = client.wait_refused("wrong")
-    assert words in refused
-
-
 def explained(node: Node, name: str) -> str:
     """What ``nri-numa explain`` says on the node, as one line."""
     command = [
@@ -242,16 +194,6 @@ def test_numa_nodes_that_are_announced_bind(client: Client, node: Node) -> None:
     finally:
         daemon.end()
         wait_allocatable(client, node, 0)
-
-
-def test_a_second_plugin_gives_up(client: Client, node: Node, plugin: DevicePluginDaemon) -> None:
-    other = DevicePluginDaemon(node, "second-device-plugin")
-    other.start()
-    poll(lambda: not other.running, "end of the second one")
-    assert "another nri-numa device-plugin serves this node" in other.log()
-    other.end()
-    assert plugin.running
-    assert allocatable(client, node) == MOST
 
 
 @pytest.fixture

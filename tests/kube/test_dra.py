@@ -55,13 +55,6 @@ def no_claims(publisher: Publisher, bed: KubeBed) -> Iterator[None]:
     )
 
 
-def events(client: Client, name: str, reason: str) -> list[str]:
-    """Notes of the Events about a pod with a reason."""
-    selector = f"involvedObject.name={name},reason={reason}"
-    items = client.ask("GET", f"/api/v1/namespaces/default/events?fieldSelector={selector}")
-    return [str(one["message"]) for one in items["items"]]
-
-
 def health(pod: JsonObject) -> list[str]:
     """Of the devices of its first container."""
     told = pod["status"]["containerStatuses"][0].get("allocatedResourcesStatus", [])
@@ -133,7 +126,7 @@ def test_a_pod_that_is_deleted_at_once_is_waited_for(
     client.kubectl("delete", "pod", "dra-ends", "--grace-period=0", "--force", "--wait=false")
     placed = client.run(claiming("dra-next", "dra-at-once", most))
     assert len(node.cpus(placed)) == most
-    assert events(client, "dra-next", "Failed") == []
+    assert [e for e in client.events("Failed") if e["regarding"]["name"] == "dra-next"] == []
 
 
 def test_every_process_is_killed(bed: KubeBed, client: Client, publisher: Publisher) -> None:
@@ -190,10 +183,10 @@ def test_what_cannot_be_met_is_said(client: Client) -> None:
     client.apply(claiming("dra-unknown", "dra-unknown", 1))
     words = "parameter 'scope' is not for claims, because each request of a claim is for one"
 
-    def said() -> bool | None:
+    def said() -> bool:
         # The first one may say that the driver is not registered yet.
-        notes = events(client, "dra-unknown", "FailedPrepareDynamicResources")
-        return True if any(words in note for note in notes) else None
+        found = client.events("FailedPrepareDynamicResources")
+        return any(e["regarding"]["name"] == "dra-unknown" and words in e["note"] for e in found)
 
     poll(said, "the kubelet's Event")
     client.kubectl("delete", "pod", "dra-unknown")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 from collections.abc import Iterator
 
 import pytest
@@ -17,18 +16,6 @@ from tests.machines.cpus import MACHINE
 pytestmark = pytest.mark.kube
 
 OWNERS = template(container(cpus="1"), annotations=EXCLUSIVE)
-BUDGET = {
-    "apiVersion": "policy/v1",
-    "kind": "PodDisruptionBudget",
-    "metadata": {"name": "keep"},
-    "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "owner"}}},
-}
-
-
-def evict(client: Client, name: str) -> int:
-    """Ask the API server to evict a pod, as ``kubectl drain`` does; returns the status."""
-    kind = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name}}
-    return client.request("POST", f"/api/v1/namespaces/default/pods/{name}/eviction", kind)[0]
 
 
 def owner_of(client: Client, but: str = "") -> JsonObject:
@@ -54,31 +41,12 @@ def test_who_replaces_an_evicted_owner_owns(client: Client, node: Node) -> None:
     shared = client.run(pod("shared"))
     assert node.cpus(shared) == MACHINE - node.cpus(first)
     name = first["metadata"]["name"]
-    assert evict(client, name) == http.client.CREATED
+    kind = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name}}
+    client.ask("POST", f"/api/v1/namespaces/default/pods/{name}/eviction", kind)  # as kubectl drain
     second = owner_of(client, but=name)
     own = node.cpus(second)
     assert len(own) == 1
     settles(node, shared, MACHINE - own)
-
-
-@pytest.fixture
-def budget(client: Client) -> Iterator[None]:
-    """A disruption budget that lets nobody go, for the time of the test."""
-    client.apply(BUDGET)
-    yield
-    client.kubectl("delete", "poddisruptionbudget", "keep")
-
-
-@pytest.mark.usefixtures("budget")
-def test_an_eviction_that_a_budget_forbids_changes_nothing(client: Client, node: Node) -> None:
-    client.apply(workload("Deployment", "owner", OWNERS))
-    first = owner_of(client)
-    shared = client.run(pod("shared"))
-    own, pid = node.cpus(first), node.pid(first)
-    assert evict(client, first["metadata"]["name"]) == http.client.TOO_MANY_REQUESTS
-    assert node.pid(owner_of(client)) == pid
-    assert node.cpus(first) == own
-    assert node.cpus(shared) == MACHINE - own
 
 
 # A soft threshold: the hard one is taken off what the node may give to pods, and the kubelet would

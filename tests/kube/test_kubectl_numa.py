@@ -7,26 +7,21 @@ about the same containers and changes nothing.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from nri_numa import __version__
 from tests.beds.cri import poll
+from tests.beds.images import AGENT_IMAGE, build_agent_image
 from tests.beds.kube.bed import KubeBed
 from tests.beds.kube.client import Client, JsonObject, is_ready
 from tests.beds.kube.manifests import asks, container, pod
 from tests.beds.kube.namespaces import ADDRESS
-from tests.beds.plugin_process import REPOSITORY
 from tests.kube.conftest import Numa
 from tests.machines.cpus import LAST
 
 pytestmark = pytest.mark.kube
-
-IMAGE = f"localhost/nri-numa:{__version__}"
 
 
 def agent(bed: KubeBed) -> JsonObject:
@@ -57,7 +52,7 @@ def agent(bed: KubeBed) -> JsonObject:
             "containers": [
                 {
                     "name": "nri-numa",
-                    "image": IMAGE,
+                    "image": AGENT_IMAGE,
                     "imagePullPolicy": "Never",
                     "args": ["run", "--plugin-name", "observer", "--plugin-index", "05"],
                     "env": [{"name": key, "value": text} for key, text in settings.items()],
@@ -81,11 +76,7 @@ def agent(bed: KubeBed) -> JsonObject:
 
 @pytest.fixture
 def observer(bed: KubeBed, client: Client, tmp_path: Path) -> Iterator[JsonObject]:
-    archive = tmp_path / "image.tar"
-    subprocess.run(
-        [sys.executable, "-m", "tools.build_image", "-o", str(archive)], cwd=REPOSITORY, check=True
-    )
-    bed.node.containerd.import_image(archive)
+    bed.node.containerd.import_image(build_agent_image(tmp_path / "image.tar"))
     document = agent(bed)
     name, space = document["metadata"]["name"], document["metadata"]["namespace"]
     client.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": space}})

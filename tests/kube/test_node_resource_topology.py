@@ -15,8 +15,9 @@ from tests.beds.cri import poll
 from tests.beds.kube.bed import KubeBed
 from tests.beds.kube.client import Client, JsonObject, is_ready
 from tests.beds.kube.device_plugin import DevicePluginDaemon
-from tests.beds.kube.manifests import EXCLUSIVE, PREFIX, container, pod
+from tests.beds.kube.manifests import EXCLUSIVE, PREFIX, container, definition, pod
 from tests.beds.kube.publisher import MANIFESTS, Publisher, install, token
+from tests.beds.processes import wait_for
 from tests.kube.test_publish import Thief
 
 pytestmark = pytest.mark.kube
@@ -33,39 +34,26 @@ NAMES = ("role.yaml", "policies.yaml", "crd.yaml")
 
 
 @pytest.fixture
-def allowed(client: Client) -> Iterator[Client]:
-    """The publisher's rights, without the definition of the object."""
+def defined(client: Client) -> Iterator[Client]:
+    """The publisher's rights, and the definition of the object, which is served."""
     install(client)
     files = [f"--filename={DIRECTORY / name}" for name in NAMES]
-    client.kubectl("apply", *files[:2])
+    client.kubectl("apply", *files)
     try:
+        poll(lambda: client.request("GET", API)[0] == 200, "the definition to be served")
         yield client
     finally:
         client.kubectl("delete", "--ignore-not-found", *files)
 
 
-@pytest.fixture
-def defined(allowed: Client) -> Client:
-    """With the definition, and it is served."""
-    allowed.kubectl("apply", f"--filename={DIRECTORY / 'crd.yaml'}")
-    poll(lambda: allowed.request("GET", API)[0] == 200, "the definition to be served")
-    return allowed
-
-
-def wait_object(
-    client: Client, publisher: Publisher, right: Any, what: str, name: str = "bed"
-) -> JsonObject:
+def wait_object(client: Client, publisher: Publisher, right: Any, what: str) -> JsonObject:
     """Wait until the object is as it should be."""
 
     def ask() -> JsonObject | None:
-        publisher.check()
-        status, found = client.request("GET", f"{API}/{name}")
+        status, found = client.request("GET", f"{API}/bed")
         return found if status == 200 and right(found) else None
 
-    try:
-        return poll(ask, what)
-    except TimeoutError as error:
-        raise TimeoutError(f"{error}\n{publisher.log()[-3000:]}") from None
+    return wait_for([publisher], ask, what)
 
 
 def attributes(of: JsonObject) -> dict[str, str]:
@@ -217,17 +205,6 @@ def test_a_token_is_worth_nothing_for_another_node(bed: KubeBed, defined: Client
     assert thief.does("GET", API).startswith("403 ")
 
 
-def test_it_goes_with_its_node(bed: KubeBed, defined: Client) -> None:
-    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "nrt-gone"}}
-    defined.ask("POST", "/api/v1/nodes", node)
-    try:
-        with Publisher(bed, token(defined, "nrt-gone"), config=ON, node="nrt-gone") as process:
-            wait_object(defined, process, lambda it: it["zones"], "the object", "nrt-gone")
-    finally:
-        defined.kubectl("delete", "node", "nrt-gone")
-    poll(lambda: defined.get(f"{API}/nrt-gone") is None, "the garbage collector")
-
-
 def test_another_publisher_is_named_and_not_fought(bed: KubeBed, defined: Client) -> None:
     """Unless that is asked for."""
     theirs = {
@@ -254,14 +231,6 @@ def test_another_publisher_is_named_and_not_fought(bed: KubeBed, defined: Client
 
 def zone_names(found: JsonObject) -> list[str]:
     return [one["name"] for one in found["zones"]]
-
-
-def test_a_missing_definition_is_said_once_with_the_remedy(bed: KubeBed, allowed: Client) -> None:
-    with Publisher(bed, token(allowed, "bed"), config=ON) as process:
-        (line,) = poll(
-            lambda: process.records("the NodeResourceTopology is not written"), "its complaint"
-        )
-        assert "publish-topology/crd.yaml" in line["problem"]
 
 
 def test_what_somebody_wrote_through_the_old_version_is_cured(
@@ -342,43 +311,7 @@ def test_devices_are_counted_as_the_kubelet_counts_them(
 # --- Volcano ------------------------------------------------------------------------------------
 
 
-def _of(**properties: JsonObject) -> JsonObject:
-    return {"type": "object", "properties": properties}
-
-
-def _many(one: JsonObject) -> JsonObject:
-    return {"type": "object", "additionalProperties": one}
-
-
-TEXT, NUMBER = {"type": "string"}, {"type": "integer"}
-SPEC = _of(
-    policies=_many(TEXT),
-    resReserved=_many(TEXT),
-    numares=_many(_of(allocatable=TEXT, capacity=NUMBER)),
-    cpuDetail=_many(_of(numa=NUMBER, socket=NUMBER, core=NUMBER)),
-    podAllocations={
-        "type": "array",
-        "items": {"type": "object", "x-kubernetes-preserve-unknown-fields": True},
-    },
-)
-VERSION = {
-    "name": "v1alpha1",
-    "served": True,
-    "storage": True,
-    "schema": {"openAPIV3Schema": _of(spec=SPEC)},
-}
-NUMATOPOLOGY: JsonObject = {
-    "apiVersion": "apiextensions.k8s.io/v1",
-    "kind": "CustomResourceDefinition",
-    "metadata": {"name": "numatopologies.nodeinfo.volcano.sh"},
-    "spec": {
-        "group": "nodeinfo.volcano.sh",
-        "scope": "Cluster",
-        "names": {"kind": "Numatopology", "plural": "numatopologies"},
-        "versions": [VERSION],
-    },
-}
-"""Our own, of the fields that Volcano's API has."""
+NUMATOPOLOGY = definition("Numatopology", "nodeinfo.volcano.sh", "v1alpha1")
 
 
 def test_volcanos_object_has_the_same_cpus(bed: KubeBed, client: Client) -> None:
@@ -397,11 +330,10 @@ def test_volcanos_object_has_the_same_cpus(bed: KubeBed, client: Client) -> None
 
             def spec(right: Any) -> JsonObject:
                 def ask() -> JsonObject | None:
-                    process.check()
                     status, found = client.request("GET", f"{api}/bed")
                     return found["spec"] if status == 200 and right(found["spec"]) else None
 
-                return poll(ask, "the object")
+                return wait_for([process], ask, "the object")
 
             before = spec(lambda it: it["numares"]["cpu"]["allocatable"])
             assert before["policies"]["CPUManagerPolicy"] == "static"

@@ -6,13 +6,13 @@ import contextlib
 import json
 import re
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.beds.certificates import make_certificate
 from tests.beds.cri import poll
 from tests.beds.kube.bed import KubeBed
 from tests.beds.kube.caller import Caller
@@ -21,6 +21,7 @@ from tests.beds.kube.manifests import EXCLUSIVE, PREFIX, asks, container, pod, t
 from tests.beds.kube.namespaces import ADDRESS
 from tests.beds.kube.publisher import MANIFESTS, Publisher, install, token
 from tests.beds.kube.service import Service
+from tests.beds.processes import wait_for
 from tests.machines.cpus import NO_CPU
 
 pytestmark = pytest.mark.kube
@@ -48,26 +49,17 @@ def publisher(bed: KubeBed, installed: Client) -> Iterator[Publisher]:
 
 
 def events(client: Client, name: str, reason: str) -> list[JsonObject]:
-    path = "/apis/events.k8s.io/v1/namespaces/default/events"
-    found = client.ask("GET", path)["items"]
     return [
         one
-        for one in found
-        if (one["regarding"].get("name"), one["reason"]) == (name, reason)
+        for one in client.events(reason)
+        if one["regarding"].get("name") == name
         and one.get("reportingController") == f"{PREFIX}/nri-numa"
     ]
 
 
 def wait_event(client: Client, publisher: Service, name: str, reason: str) -> JsonObject:
-    def ask() -> JsonObject | None:
-        publisher.check()
-        found = events(client, name, reason)
-        return found[0] if found else None
-
-    try:
-        return poll(ask, f"Event {reason} of {name}")
-    except TimeoutError as error:
-        raise TimeoutError(f"{error}\n{publisher.log()[-3000:]}") from None
+    what = f"Event {reason} of {name}"
+    return wait_for([publisher], lambda: events(client, name, reason), what)[0]
 
 
 def count(event: JsonObject) -> int:
@@ -90,19 +82,13 @@ def test_a_refused_pod_says_so_where_people_look(
     publisher.end()
     bed.node.plugin.restart(kill=True)
     publisher.start()
-    again = poll(
-        lambda: next(
-            (
-                e
-                for e in events(installed, "publish-once", "PlacementRefused")
-                if count(e) > count(event)
-            ),
-            None,
-        ),
-        "a higher count",
-    )
-    assert again["metadata"]["uid"] == event["metadata"]["uid"]
-    assert len(events(installed, "publish-once", "PlacementRefused")) == 1
+
+    def again() -> list[JsonObject] | None:
+        found = events(installed, "publish-once", "PlacementRefused")
+        return found if max(map(count, found)) > count(event) else None
+
+    (same,) = poll(again, "a higher count")
+    assert same["metadata"]["uid"] == event["metadata"]["uid"]
 
 
 def test_a_static_pod_says_so_too(bed: KubeBed, installed: Client, publisher: Publisher) -> None:
@@ -115,24 +101,6 @@ def test_a_static_pod_says_so_too(bed: KubeBed, installed: Client, publisher: Pu
     finally:
         manifest.unlink()
         poll(lambda: installed.pod("fixed-bed") is None, "its end")
-
-
-def test_two_publishers_write_what_one_does(
-    bed: KubeBed, installed: Client, publisher: Publisher
-) -> None:
-    with Publisher(bed, token(installed, "bed"), config={"address": "off"}) as other:
-        installed.apply(refused("publish-twice"))
-        wait_event(installed, publisher, "publish-twice", "PlacementRefused")
-        poll(
-            lambda: [
-                line
-                for process in (publisher, other)
-                for line in process.records("request")
-                if line["result"] == "exists"
-            ],
-            "the second one to come",
-        )
-    assert len(events(installed, "publish-twice", "PlacementRefused")) == 1
 
 
 def test_the_node_announces_its_numa_nodes(
@@ -209,30 +177,21 @@ def _ready(client: Client) -> bool | None:
     return None
 
 
-def test_a_wrong_certificate_authority_is_named(
-    bed: KubeBed, installed: Client, tmp_path: Path
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [("authority", ("certificate is not accepted", "ca.crt")), ("token", ("401", "is expired"))],
+)
+def test_wrong_credentials_are_named(
+    bed: KubeBed, installed: Client, tmp_path: Path, wrong: str, words: tuple[str, ...]
 ) -> None:
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1",
-         "-subj", "/CN=another", "-keyout", str(tmp_path / "key"), "-out", str(tmp_path / "ca")],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    wrong = (tmp_path / "ca").read_bytes()
-    with Publisher(bed, token(installed, "bed"), certificate=wrong) as process:
+    make_certificate(tmp_path, "another")
+    authority = (tmp_path / "cert.pem").read_bytes() if wrong == "authority" else None
+    shown = "nobody-knows-this" if wrong == "token" else token(installed, "bed")
+    with Publisher(bed, shown, certificate=authority) as process:
         (line,) = poll(
             lambda: process.records("the API server cannot be used for now"), "its complaint"
         )
-        assert "certificate is not accepted" in line["problem"]
-        assert "ca.crt" in line["problem"]
-
-
-def test_a_refused_token_is_named(bed: KubeBed, installed: Client) -> None:
-    with Publisher(bed, "nobody-knows-this") as process:
-        (line,) = poll(
-            lambda: process.records("the API server cannot be used for now"), "its complaint"
-        )
-        assert "401" in line["problem"]
-        assert "token is expired" in line["problem"]
+        assert all(word in line["problem"] for word in words), line
 
 
 def test_a_missing_right_is_named(bed: KubeBed, installed: Client) -> None:
@@ -263,6 +222,21 @@ class Thief:
 
     def patches(self, path: str, **metadata: Any) -> str:
         return self.does("PATCH", path, {"metadata": metadata})
+
+    def writes_one_annotation(self, name: str, key: str) -> None:
+        """Insist that it may write this annotation of a Node, and nothing else of it."""
+        node = f"/api/v1/nodes/{name}?dryRun=All"
+        others = {f"{PREFIX}/drained": "0"}
+        poll(
+            lambda: "may only write the annotation" in self.patches(node, annotations=others),
+            "the policy in force",
+        )
+        assert self.patches(node, annotations={f"{PREFIX}/{key}": "{}"}) == ""
+        for metadata in ({"labels": {"a": "b"}}, {"finalizers": ["example.com/stay"]}):
+            assert "nothing of a Node but its annotation" in self.patches(node, **metadata)
+        cordon = self.does("PATCH", node, {"spec": {"unschedulable": True}})
+        assert "nothing of a Node but its annotation" in cordon
+        assert "forbidden" in self.does("GET", "/api/v1/namespaces/nri-numa/secrets")
 
 
 BED, ELSEWHERE = "/api/v1/nodes/bed", "/api/v1/nodes/elsewhere"

@@ -14,8 +14,8 @@ from tests.beds.kube.bed import KubeBed
 from tests.beds.kube.client import Client, JsonObject, waiting_reason
 from tests.beds.kube.controller import Controller
 from tests.beds.kube.manifests import PREFIX, asks, container, template, workload
-from tests.beds.kube.node import NOBODY
 from tests.beds.kube.publisher import MANIFESTS, Publisher, install, token
+from tests.kube.test_scheduler_extender import publish
 
 pytestmark = pytest.mark.kube
 
@@ -34,10 +34,7 @@ def full(bed: KubeBed, client: Client) -> Iterator[Client]:
     controllers.install(client)
     client.kubectl("apply", *FILES)
     poll(lambda: client.request("GET", API)[0] == 200, "the kind")
-    directory = bed.directory / "capacity-stuck"
-    directory.mkdir(exist_ok=True)
-    os.chown(directory, NOBODY, NOBODY)
-    section = {"offlineCapacity": {"file": str(directory / "capacity.json"), "interval": "1s"}}
+    section = controllers.offline_capacity(bed)
     published = {"nodeResourceTopology": True}
     try:
         with (
@@ -67,44 +64,31 @@ def factor(client: Client) -> str:
 def add_other(client: Client) -> None:
     """A Node without a kubelet, and what it publishes: all of it is free."""
     client.add_node(OTHER)
-    resources = [
-        {"name": name, "capacity": n, "allocatable": n, "available": n}
-        for name, n in (("cpu", "8"), ("memory", "16Gi"))
-    ]
-    client.ask(
-        "POST", API,
-        {
-            "apiVersion": "topology.node.k8s.io/v1alpha2",
-            "kind": "NodeResourceTopology",
-            "metadata": {"name": OTHER},
-            "zones": [{"name": "node-0", "type": "Node", "resources": resources}],
-        },
-    )  # fmt: skip
+    publish(client, OTHER, 8)
 
 
 def told(client: Client, uid: str) -> list[JsonObject]:
-    events = client.ask("GET", "/apis/events.k8s.io/v1/namespaces/default/events")["items"]
-    moved = [e for e in events if e["reason"] == "NUMAPodMoved"]  # others may be about anything
-    return [e for e in moved if e["regarding"]["uid"] == uid]
+    return [e for e in client.events("NUMAPodMoved") if e["regarding"]["uid"] == uid]
+
+
+def with_waiting(client: Client, name: str, count: int) -> JsonObject | None:
+    """A pod of a workload of which all containers run but so many."""
+    for found in client.pods(f"app={name}"):
+        states = [one["state"] for one in found["status"].get("containerStatuses", [])]
+        if states and sum("running" not in one for one in states) == count:
+            return found
+    return None
 
 
 def refused(client: Client, name: str) -> JsonObject | None:
     """A pod of a workload of which a container is refused; all others run."""
-    for found in client.pods(f"app={name}"):
-        states = [one["state"] for one in found["status"].get("containerStatuses", [])]
-        run = sum("running" in one for one in states)
-        if waiting_reason(found)[0] == "CreateContainerError" and run == len(states) - 1:
-            return found
-    return None
+    found = with_waiting(client, name, 1)
+    return found if found and waiting_reason(found)[0] == "CreateContainerError" else None
 
 
 def ready(client: Client, name: str) -> JsonObject | None:
     """A pod of a workload whose containers run, all of them."""
-    for found in client.pods(f"app={name}"):
-        states = [one["state"] for one in found["status"].get("containerStatuses", [])]
-        if states and all("running" in one for one in states):
-            return found
-    return None
+    return with_waiting(client, name, 0)
 
 
 def ended(client: Client, name: str) -> JsonObject | None:
@@ -148,10 +132,8 @@ def test_who_is_refused_for_ever_goes_where_there_is_room(bed: KubeBed, full: Cl
             assert there is not None
             assert there["metadata"]["uid"] == one["uid"]
         add_other(full)
-        for one in (each["metadata"] for each in found):
-            poll(lambda n=one["name"]: full.pod(n) is None, "its eviction")
-            (event,) = poll(lambda uid=one["uid"]: told(full, uid), "an Event about it")
-            assert f"{OTHER} has room" in event["note"]
+        for one in found:
+            assert f"{OTHER} has room" in gone(full, one)["note"]
     for name in names:
         assert poll(lambda n=name: full.pods(f"app={n}"), "a successor")
 

@@ -12,7 +12,15 @@ from nri_numa.model.cpuset import CPUSet
 from tests.beds.cri import Seen, poll
 from tests.beds.images import FIRST_LINE_SCRIPT, IMAGE
 from tests.beds.kube.client import Client, JsonObject, is_ready
-from tests.beds.kube.manifests import EXCLUSIVE, asks, container, pod, template, workload
+from tests.beds.kube.manifests import (
+    EXCLUSIVE,
+    asks,
+    container,
+    definition,
+    pod,
+    template,
+    workload,
+)
 from tests.beds.kube.node import Node
 from tests.beds.plugin_process import REPOSITORY
 from tests.machines.cpus import FIRST, LAST, MACHINE
@@ -23,42 +31,18 @@ pytestmark = pytest.mark.kube
 ONCE = ("/bin/sh", "-c", FIRST_LINE_SCRIPT.replace("exec sleep 1000000", "true"))
 
 
-def ready_pods(
-    client: Client, app: str, number: int, annotations: dict[str, str]
-) -> list[JsonObject]:
-    """Wait until a workload has this many pods, all of them Ready and with these annotations."""
-
-    def ask() -> list[JsonObject] | None:
-        pods = client.pods(f"app={app}")
-        fit = [
-            each
-            for each in pods
-            if is_ready(each) and annotations.items() <= each["metadata"]["annotations"].items()
-        ]
-        return pods if len(fit) == len(pods) == number else None
-
-    return poll(ask, f"{number} pods of {app}")
-
-
 def test_deployment_and_its_rollout(client: Client, node: Node) -> None:
-    old, new = asks(numamem="0"), asks(numacpu=LAST)
-    client.apply(workload("Deployment", "web", template(annotations=old), replicas=2))
-    for each in ready_pods(client, "web", 2, old):
-        assert node.allowed(each) == Seen(cpus=str(MACHINE), mems="0")
-    client.apply(workload("Deployment", "web", template(annotations=new), replicas=2))
-    for each in ready_pods(client, "web", 2, new):
-        assert node.allowed(each).cpus == LAST
+    old = asks(numamem="0"), Seen(cpus=str(MACHINE), mems="0")
+    for asked, has in (old, (asks(numacpu=LAST, numamem="0"), Seen(cpus=LAST, mems="0"))):
+        client.apply(workload("Deployment", "web", template(annotations=asked), replicas=2))
 
+        def ask(wanted: dict[str, str] = asked) -> list[JsonObject] | None:
+            pods = client.pods("app=web")
+            fit = [p for p in pods if wanted.items() <= p["metadata"]["annotations"].items()]
+            return pods if len(fit) == len(pods) == sum(map(is_ready, pods)) == 2 else None
 
-def test_daemon_set_and_stateful_set(client: Client, node: Node) -> None:
-    listed = asks(numacpu=LAST, numamem="0")
-    client.apply(
-        workload("DaemonSet", "everywhere", template(annotations=listed)),
-        workload("StatefulSet", "ordered", template(annotations=listed), serviceName="none"),
-    )
-    for app in ("everywhere", "ordered"):
-        (placed,) = ready_pods(client, app, 1, listed)
-        assert node.allowed(placed) == Seen(cpus=LAST, mems="0")
+        for each in poll(ask, "two Ready pods with these annotations and no others"):
+            assert node.allowed(each) == has
 
 
 def test_job_of_owners_one_after_the_other(client: Client, node: Node) -> None:
@@ -174,14 +158,6 @@ def test_kubelet_restart_moves_nobody(client: Client, node: Node) -> None:
     assert node.cpus(shared) == node.cpus(late) == MACHINE - own
 
 
-def test_forced_deletion_gives_back(client: Client, node: Node) -> None:
-    owner = client.run(pod("owner", container(cpus="1"), annotations=EXCLUSIVE))
-    shared = client.run(pod("shared"))
-    assert node.cpus(shared) == MACHINE - node.cpus(owner)
-    client.kubectl("delete", "pod", "owner", "--grace-period=0", "--force")
-    poll(lambda: node.cpus(shared) == MACHINE, "CPUs given back")
-
-
 def test_resources_of_the_pod_pay_for_its_container(client: Client, node: Node) -> None:
     """Pod-level resources, and a container that asks for nothing by itself."""
     room = {"cpu": "1", "memory": "64Mi"}
@@ -207,30 +183,7 @@ def test_owner_that_is_killed_owns_again(client: Client, node: Node) -> None:
     assert node.cpus(shared) == MACHINE - node.cpus(again)
 
 
-_KUBEVIRT = {
-    "apiVersion": "apiextensions.k8s.io/v1",
-    "kind": "CustomResourceDefinition",
-    "metadata": {"name": "virtualmachines.kubevirt.io"},
-    "spec": {
-        "group": "kubevirt.io",
-        "scope": "Namespaced",
-        "names": {"kind": "VirtualMachine", "plural": "virtualmachines"},
-        "versions": [
-            {
-                "name": "v1",
-                "served": True,
-                "storage": True,
-                "schema": {
-                    "openAPIV3Schema": {
-                        "type": "object",
-                        "x-kubernetes-preserve-unknown-fields": True,
-                    }
-                },
-            }
-        ],
-    },
-}
-"""The kind alone: KubeVirt's own schema is not judged here."""
+_KUBEVIRT = definition("VirtualMachine", "kubevirt.io", "v1", "Namespaced")
 
 
 def test_the_api_server_takes_every_example(client: Client) -> None:

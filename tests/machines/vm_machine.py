@@ -40,6 +40,8 @@ from typing import Literal
 import msgspec
 from msgspec.structs import replace
 
+from nri_numa.model.cpuset import CPUSet
+
 # Tag of a second export of the host's root, which the guest mounts with a cache. virtme-ng's own
 # has none: each start of a program would read all its files through the hypervisor again.
 CACHED_ROOT_TAG = "cached-root"
@@ -190,29 +192,12 @@ class Machine(
 
 def parse_list(text: str | int) -> frozenset[int]:
     """The numbers of a list in the kernel's form, ``0-3,8``; white space around it is dropped."""
-    numbers: set[int] = set()
-    text = str(text).strip()
-    for item in text.split(",") if text else ():
-        match = re.fullmatch(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", item)
-        if match is None:
-            raise ValueError(f"{item!r} is not a number or a range such as 0-3")
-        low = int(match.group(1))
-        high = int(match.group(2) or low)
-        if high < low:
-            raise ValueError(f"range {item} runs backwards")
-        numbers.update(range(low, high + 1))
-    return frozenset(numbers)
+    return frozenset(CPUSet.parse(str(text).strip()))
 
 
 def format_list(numbers: Iterable[int]) -> str:
     """The kernel's list form, ranges as long as possible: the inverse of `parse_list`."""
-    ranges: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if ranges and ranges[-1][1] == number - 1:
-            ranges[-1][1] = number
-        else:
-            ranges.append([number, number])
-    return ",".join(f"{low}" if low == high else f"{low}-{high}" for low, high in ranges)
+    return str(CPUSet(numbers))
 
 
 def _insist(machine: Machine) -> None:

@@ -6,8 +6,7 @@ from itertools import zip_longest
 
 import pytest
 
-from tests.beds.lives import LIVES, RECORDED, Life
-from tests.beds.odd_lives import ODD_LIVES, OddLife
+from tests.beds.lives import LIVES, ODD_LIVES, RECORDED, Life, OddLife
 
 
 @pytest.mark.parametrize("name", LIVES + ODD_LIVES)

@@ -25,7 +25,7 @@ from nri_numa.machine.synthetic import synthetic
 from nri_numa.model.cpuset import NO_CPUS, CPUSet
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from tests.beds.embedded.runtime import CRIError, EmbeddedContainer, EmbeddedRuntime
-from tests.beds.embedded_node import Noticing
+from tests.beds.embedded_node import limits
 from tests.beds.plugin_process import PluginProcess
 from tests.machines.named import write_sysfs
 
@@ -222,8 +222,7 @@ class EmbeddedSoak:
         plugin = PluginProcess(self.directory / "plugin", socket, config=config, sysfs_root=machine)
         async with EmbeddedRuntime(str(socket), cpus=cpus, mems=mems) as runtime:
             self.runtime = runtime
-            world = Noticing(runtime._world, self.changed_one)
-            runtime._world = runtime._plugins._world = world  # type: ignore[assignment]
+            runtime._world.on_update = self.changed.add
             try:
                 plugin.start(wait=False)
                 await runtime.wait_for_plugin(limit=30)
@@ -231,10 +230,6 @@ class EmbeddedSoak:
             finally:
                 plugin.close()
         return self.report
-
-    def changed_one(self, container_id: str) -> None:
-        """An update was applied to a container."""
-        self.changed.add(container_id)
 
     async def _live(self, plugin: PluginProcess) -> None:
         weights = RESIDENT_WEIGHTS
@@ -289,10 +284,7 @@ class EmbeddedSoak:
         container.linux.cgroups_path = f"/pods/{container.id}"
         if kind in ("shared", "owner"):
             count = 0.1 if kind == "shared" else self.rng.choice((1, 2, 4))
-            cpu = container.linux.resources.cpu
-            cpu.quota.value, cpu.period.value = int(count * 100_000), 100_000
-            cpu.shares.value = int(count * 1024)
-            container.linux.resources.memory.limit.value = 64 << 20
+            container.linux.resources.CopyFrom(limits(count, 64 << 20))
         try:
             made = await self.runtime.create_container(pod.id, container)
             await self.runtime.start_container(made.id)

@@ -90,11 +90,7 @@ class Watched:
 
 
 class Watcher:
-    """All containers below one cgroup directory.
-
-    Args:
-        clock: seconds.
-    """
+    """All containers below one cgroup directory."""
 
     def __init__(self, top: str, out: TextIO) -> None:
         self._top = top

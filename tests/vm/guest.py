@@ -263,13 +263,11 @@ class Guest:
             assert now.mems == mems, f"{report}, expected mems={format_list(mems)}"
         return now
 
-    def refused(
-        self, name: str, annotations: Mapping[str, str], *, cpus: float = 1, memory_mib: int = 64
-    ) -> str:
+    def refused(self, name: str, annotations: Mapping[str, str], *, cpus: float = 1) -> str:
         """Insist that a pod's container is not created; returns the words of the refusal."""
         pod = self.sandbox(name, annotations)
         try:
-            self.containerd.cri.create(pod, "main", resources=guaranteed(cpus, memory_mib * _MIB))
+            self.containerd.cri.create(pod, "main", resources=guaranteed(cpus))
         except CRIError as error:
             self.notes.append(f"{name} refused: {error.message}")
             return error.message
@@ -281,19 +279,10 @@ class Guest:
         missing = [part for part in parts if part not in message]
         assert not missing, f"{missing} not in {message!r}"
 
-    def now(
-        self,
-        container: Container,
-        *,
-        cpus: frozenset[int] | None = None,
-        mems: frozenset[int] | None = None,
-    ) -> None:
-        """Insist on what a running container may use at this moment."""
-        found = words.allowed(self.pid(container))
-        expected = words.Allowed(
-            cpus=found.cpus if cpus is None else cpus, mems=found.mems if mems is None else mems
-        )
-        assert found == expected, f"{container.pod.name}: {found}, expected {expected}"
+    def now(self, container: Container, *, cpus: frozenset[int]) -> None:
+        """Insist on the CPUs that a running container may use at this moment."""
+        found = words.allowed(self.pid(container)).cpus
+        assert found == cpus, f"{container.pod.name}: {found}, expected {cpus}"
 
     def settles(
         self,

@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import subprocess
 import sys
 import time
 import traceback
@@ -53,27 +52,22 @@ def _say(text: str) -> None:
     print(f"{time.monotonic():8.1f} {text}", flush=True)
 
 
-def _run(*command: str) -> None:
-    path = "/usr/sbin:/usr/bin:/sbin:/bin"
-    subprocess.run(command, check=True, env={**os.environ, "PATH": path}, stdin=subprocess.DEVNULL)
-
-
 def _set_up() -> None:
-    _run("modprobe", "-a", "virtio_net", "virtio_blk", "ext4", "overlay", "veth")
-    _run("mount", "/dev/vdb" if SYSTEMD else "/dev/vda", str(_DISK))
+    words.run("modprobe", "-a", "virtio_net", "virtio_blk", "ext4", "overlay", "veth")
+    words.run("mount", "/dev/vdb" if SYSTEMD else "/dev/vda", str(_DISK))
     # A whole Debian has its own in there.
     below = ("lib/kubelet", "lib/cni", "log/pods") if SYSTEMD else ("lib", "log")
     for hidden in (Path("/var") / name for name in below):
         own = _DISK / hidden.relative_to("/")
         for directory in (own, hidden):
             directory.mkdir(parents=True, exist_ok=True)
-        _run("mount", "--bind", str(own), str(hidden))
+        words.run("mount", "--bind", str(own), str(hidden))
     HANDOVER.mkdir(parents=True, exist_ok=True)
     (device,) = [each.name for each in Path("/sys/class/net").iterdir() if each.name != "lo"]
-    _run("ip", "link", "set", "lo", "up")
-    _run("ip", "link", "set", device, "up")
-    _run("ip", "address", "add", f"{GUEST_ADDRESS}/24", "dev", device)
-    _run("ip", "route", "add", "default", "via", "10.0.2.2")
+    words.run("ip", "link", "set", "lo", "up")
+    words.run("ip", "link", "set", device, "up")
+    words.run("ip", "address", "add", f"{GUEST_ADDRESS}/24", "dev", device)
+    words.run("ip", "route", "add", "default", "via", "10.0.2.2")
     if SYSTEMD:
         return  # it gives each cgroup its controllers
     root = Path("/sys/fs/cgroup")
@@ -120,7 +114,7 @@ class _Node:
             configuration["cgroupDriver"] = "systemd"
         (GUEST_BED / "static").mkdir(exist_ok=True)
         file = GUEST_BED / "kubelet.json"
-        file.write_text(json.dumps({**configuration, **wanted.kubelet}), encoding="utf-8")
+        file.write_text(json.dumps(configuration), encoding="utf-8")
         self.kubelet = Daemon(
             "kubelet",
             [

@@ -31,20 +31,9 @@ class NeverAgain(AssertionError):
 
 
 class Standstill:
-    """Looks at the clock all the time; the longest that it was late is how long all stood still.
+    """Looks at the clock all the time; the longest that it was late is how long all stood still."""
 
-    Args:
-        clock: seconds that go on while the machine stands still.
-        sleep: for as many seconds.
-    """
-
-    def __init__(
-        self,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], object] = time.sleep,
-    ) -> None:
-        self._clock = clock
-        self._sleep = sleep
+    def __init__(self) -> None:
         self._longest = 0.0
 
     def start(self) -> None:
@@ -53,13 +42,9 @@ class Standstill:
 
     def _watch(self) -> None:
         while True:
-            self.look()
-
-    def look(self) -> None:
-        """Sleep for one step, and see how late it got."""
-        before = self._clock()
-        self._sleep(STEP_S)
-        self._longest = max(self._longest, self._clock() - before - STEP_S)
+            before = time.monotonic()
+            time.sleep(STEP_S)
+            self._longest = max(self._longest, time.monotonic() - before - STEP_S)
 
     def longest(self) -> float:
         """Seconds, since the last time that this was asked."""

@@ -7,12 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.beds.vm_bed import (
-    GuestDidNotBoot,
-    Parts,
-    Run,
-    group_alive,
-)
+from tests.beds.processes import group_alive
+from tests.beds.vm_bed import GuestDidNotBoot, Parts, Run
 from tests.beds.vm_kernel import Kernel
 from tests.beds.vm_records import Outcome, Result
 from tests.machines.vm_machine import parse_machine

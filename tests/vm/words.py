@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +13,12 @@ from tests.machines.vm_machine import parse_list
 
 _NODES = Path("/sys/devices/system/node")
 _CPUS = Path("/sys/devices/system/cpu")
+
+
+def run(*command: str) -> None:
+    """Run a program of the guest that has to work."""
+    path = "/usr/sbin:/usr/bin:/sbin:/bin"
+    subprocess.run(command, check=True, env={**os.environ, "PATH": path}, stdin=subprocess.DEVNULL)
 
 
 def _text(path: Path) -> str:

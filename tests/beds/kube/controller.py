@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from tests.beds.kube.bed import KubeBed
 from tests.beds.kube.caller import Caller
 from tests.beds.kube.client import Client, JsonObject
-from tests.beds.kube.service import MANIFESTS, NAMESPACE, Service
+from tests.beds.kube.node import NOBODY
+from tests.beds.kube.service import MANIFESTS, Service
 
 ACCOUNT = "nri-numa-controller"
 TOKEN = "0123456789abcdef0123456789abcdef"
@@ -27,12 +29,19 @@ def install(client: Client) -> None:
     client.kubectl("apply", *(f"--filename={MANIFESTS / file}" for file in files))
 
 
+def offline_capacity(bed: KubeBed) -> dict[str, Any]:
+    """The section for agent and publisher, which have a file between them."""
+    directory = bed.directory / "capacity"
+    directory.mkdir(exist_ok=True)
+    os.chown(directory, NOBODY, NOBODY)
+    return {"offlineCapacity": {"file": str(directory / "capacity.json"), "interval": "1s"}}
+
+
 class Controller(Service):
     """One replica; a context manager."""
 
     def __init__(self, bed: KubeBed, port: int, **config: Any) -> None:
-        token = bed.client.kubectl("create", "token", ACCOUNT, f"--namespace={NAMESPACE}")
-        super().__init__(bed, "controller", token.strip())
+        super().__init__(bed, "controller", bed.client.token(ACCOUNT))
         self._caller = Caller(self.enter, f"http://127.0.0.1:{port}", token=TOKEN)
         self.give("put-token", TOKEN.encode())
         section = {

@@ -16,6 +16,7 @@ from tests.beds.kube.manifests import container, pod
 from tests.beds.kube.publisher import MANIFESTS, Publisher, install, token
 from tests.beds.kube.service import NAMESPACE
 from tests.beds.kube.virtual_node import AGENT_SOCKET, CDI_DIRECTORY, HANDOVER, PUBLISHER
+from tests.beds.processes import wait_for
 
 DRIVER = "dra.numa.example.com"
 CLASS = "numa-node"
@@ -112,16 +113,12 @@ def wait_slice(client: Client, publisher: Publisher, *, other_than: str = "") ->
     """The slice, once it has devices; one with another UID than a given one."""
 
     def ask() -> JsonObject | None:
-        publisher.check()
         for one in slices(client):
             if one["metadata"]["uid"] != other_than and one["spec"].get("devices"):
                 return one
         return None
 
-    try:
-        return poll(ask, "a ResourceSlice")
-    except TimeoutError as error:
-        raise TimeoutError(f"{error}; the publisher: {publisher.log()[-3000:]}") from None
+    return wait_for([publisher], ask, "a ResourceSlice")
 
 
 def delete_claims(client: Client) -> None:

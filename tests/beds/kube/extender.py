@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from tests.beds.cri import poll
+from tests.beds import certificates
 from tests.beds.kube.bed import KubeBed
 from tests.beds.kube.caller import Caller
 from tests.beds.kube.client import Client
-from tests.beds.kube.service import MANIFESTS, NAMESPACE, Service
-from tests.beds.processes import Bed, Daemon
+from tests.beds.kube.service import MANIFESTS, Service
+from tests.beds.processes import Bed, wait_for
 
 ACCOUNT: Final = "nri-numa-scheduler"
 SCHEDULER: Final = "numa-scheduler"
@@ -52,28 +52,25 @@ class Extender(Bed):
         self._bed, self._standby = bed, standby
         self._certificate = certificate
         url = f"{'https' if certificate else 'http'}://127.0.0.1:{port}"
-        token = bed.client.kubectl("create", "token", ACCOUNT, f"--namespace={NAMESPACE}").strip()
-        self.process = Service(bed, "scheduler", token)
+        self.process = Service(bed, "scheduler", bed.client.token(ACCOUNT))
         self.directory = self.process.directory
         shown = str(certificate or "")
         self._caller = Caller(self.process.enter, url, authority=shown, own=shown)
         if certificate is not None:
             self.process.give("own.pem", certificate.read_bytes())
+        own = str(self.directory / "own.pem")
         section = {
             "address": f"127.0.0.1:{port}",
             "credentials": str(self.directory),
             "lease": ACCOUNT,
-            **(_tls(self.directory) if certificate else {}),
+            **(dict.fromkeys(("tlsCert", "tlsKey", "clientCA"), own) if certificate else {}),
             **(config or {}),
         }
         log = {"format": "json", "level": level}
         self.process.configure(scheduler=section, log=log)
-        narrow = section.get("narrow", True)
-        prioritize = {} if narrow else {"prioritizeVerb": "prioritize", "weight": 5}
         asked = {
             "urlPrefix": url,
             "filterVerb": "filter",
-            **prioritize,
             "bindVerb": "bind",
             "httpTimeout": "5s",
             "nodeCacheCapable": True,
@@ -82,17 +79,7 @@ class Extender(Bed):
         file = bed.control.write_scheduler(
             self.directory, profiles=[{"schedulerName": name}], extenders=[asked]
         )
-        self.scheduler = Daemon(
-            "numa-scheduler",
-            [
-                *self.process.enter,
-                str(bed.control.programs / "kube-scheduler"),
-                f"--config={file}",
-                f"--secure-port={scheduler_port}",
-            ],
-            self.directory,
-            bed.control.environment,
-        )
+        self.scheduler = bed.control.scheduler("numa-scheduler", file, scheduler_port)
 
     def start(self) -> None:
         """Start it; with a scheduler unless it has a certificate of its own."""
@@ -107,15 +94,8 @@ class Extender(Bed):
         self.process.end()
 
     def wait_ready(self) -> None:
-
-        def ask() -> bool:
-            self.process.check()
-            return self.get("/readyz") == "ok"
-
-        try:
-            poll(ask, "extender")
-        except TimeoutError as error:
-            raise TimeoutError(f"{error}\n{self.log()[-3000:]}") from None
+        both = [self.process, self.scheduler]
+        wait_for(both, lambda: self.get("/readyz") == "ok", "extender")
 
     def get(self, path: str, body: object = None) -> str:
         """What it answers; empty where nobody listens."""
@@ -130,19 +110,9 @@ class Extender(Bed):
         return f"{self.process.log()}\n--- {SCHEDULER}\n{self.scheduler.log()}"
 
 
-def _tls(directory: Path) -> dict[str, str]:
-    own = str(directory / "own.pem")
-    return {"tlsCert": own, "tlsKey": own, "clientCA": own}
-
-
 def make_certificate(directory: Path) -> Path:
     """A key with a certificate for loopback, in one file that is its own authority too."""
-    file, key = directory / "extender.pem", directory / "extender.key"
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj",
-         "/CN=extender", "-addext", "subjectAltName=IP:127.0.0.1",
-         "-keyout", str(key), "-out", str(file)],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    file.write_text(file.read_text() + key.read_text())
-    return file
+    certificates.make_certificate(directory, "extender")
+    own = directory / "own.pem"
+    own.write_text((directory / "cert.pem").read_text() + (directory / "key.pem").read_text())
+    return own

@@ -42,7 +42,6 @@ def container(
 def template(
     *containers: JsonObject,
     annotations: Mapping[str, str] | None = None,
-    labels: Mapping[str, str] | None = None,
     **spec: Any,
 ) -> JsonObject:
     """Metadata and spec of a pod, as a Deployment holds them.
@@ -50,7 +49,7 @@ def template(
     `containers`: default `container`.
     """
     return {
-        "metadata": {"annotations": dict(annotations or {}), "labels": dict(labels or {})},
+        "metadata": {"annotations": dict(annotations or {}), "labels": {}},
         "spec": {
             "containers": list(containers) or [container()],
             # "sleep" as process 1 does not hear SIGTERM.
@@ -65,6 +64,24 @@ def pod(name: str, *containers: JsonObject, **keys: Any) -> JsonObject:
     document = template(*containers, **keys)
     document["metadata"]["name"] = name
     return {"apiVersion": "v1", "kind": "Pod", **document}
+
+
+def definition(kind: str, group: str, version: str, scope: str = "Cluster") -> JsonObject:
+    """A kind of somebody else with any fields: not its schema is judged."""
+    plural = f"{kind.lower()}s" if kind[-1] != "y" else f"{kind.lower()[:-1]}ies"
+    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    one = {"name": version, "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{plural}.{group}"},
+        "spec": {
+            "group": group,
+            "scope": scope,
+            "names": {"kind": kind, "plural": plural},
+            "versions": [one],
+        },
+    }
 
 
 def workload(kind: str, name: str, pods: JsonObject, **spec: Any) -> JsonObject:

@@ -80,7 +80,6 @@ class Node(Bed):
         control: ControlPlane,
         *,
         name: str = "bed",
-        kubelet: Mapping[str, Any] | None = None,
         plugin: Mapping[str, Any] | None = None,
     ) -> None:
         self.control = control
@@ -107,15 +106,9 @@ class Node(Bed):
             api_socket=self.api_socket,
             config=plugin,
         )
-        self.configuration: dict[str, Any] = {
-            **kubelet_configuration(
-                self.containerd.socket,
-                self.directory,
-                cgroup_root=self.cgroup_root,
-                address=ADDRESS,
-            ),
-            **(kubelet or {}),
-        }
+        self.configuration = kubelet_configuration(
+            self.containerd.socket, self.directory, cgroup_root=self.cgroup_root, address=ADDRESS
+        )
         self.kubelet = Daemon(
             "kubelet",
             [
@@ -143,13 +136,19 @@ class Node(Bed):
         self.containerd.start(timeout_s=PATIENCE_S)
         # Before the kubelet: what starts before the plugin is there is not pinned.
         self.plugin.start(timeout_s=PATIENCE_S)
-        self.start_kubelet()
+        self._start_kubelet()
 
-    def start_kubelet(self, *, timeout_s: float = PATIENCE_S) -> None:
-        """Write its configuration, start it, wait until the node takes pods."""
+    def _start_kubelet(self, *, wait: bool = True) -> None:
+        before = self._last_heartbeat()
         (self.directory / "kubelet.json").write_text(json.dumps(self.configuration, indent=1))
         self.kubelet.start()
-        wait_for([self.kubelet], self._takes_pods, f"node {self.name} Ready", timeout_s=timeout_s)
+        if wait:
+            wait_for(
+                [self.kubelet],
+                # Its old word that it is Ready is still there.
+                lambda: self._last_heartbeat() != before and self._takes_pods(),
+                f"node {self.name} Ready",
+            )
 
     def restart_kubelet(
         self, configuration: Mapping[str, Any] | None = None, *, wait: bool = True
@@ -160,18 +159,7 @@ class Node(Bed):
             self.configuration.update(configuration)
             for name in ("cpu_manager_state", "memory_manager_state"):
                 (self.kubelet_root / name).unlink(missing_ok=True)
-        before = self._last_heartbeat()
-        (self.directory / "kubelet.json").write_text(json.dumps(self.configuration, indent=1))
-        self.kubelet.start()
-        if not wait:
-            return
-        wait_for(
-            [self.kubelet],
-            # Its old word that it is Ready is still there.
-            lambda: self._last_heartbeat() != before and self._takes_pods(),
-            f"node {self.name} Ready again",
-            timeout_s=PATIENCE_S,
-        )
+        self._start_kubelet(wait=wait)
 
     @contextlib.contextmanager
     def configured(self, **sections: object) -> Iterator[None]:

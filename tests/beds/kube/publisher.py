@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.beds.kube.bed import KubeBed
 from tests.beds.kube.client import Client
-from tests.beds.kube.service import MANIFESTS, NAMESPACE, Service
+from tests.beds.kube.service import MANIFESTS, Service
 
 ACCOUNT = "nri-numa-publish"
 
@@ -28,15 +28,13 @@ def install(client: Client) -> None:
 
 def token(client: Client, node: str = "") -> str:
     """A token of the publisher's service account; one that names a node, or none."""
-    tied = ["--bound-object-kind=Node", f"--bound-object-name={node}"] if node else []
-    return client.kubectl("create", "token", ACCOUNT, f"--namespace={NAMESPACE}", *tied).strip()
+    return client.token(ACCOUNT, node=node)
 
 
 class Publisher(Service):
     """One publisher; a context manager.
 
     Args:
-        node: name of the Node that it publishes for; the bed's by default.
         certificate: of the certificate authority; the bed's by default.
     """
 
@@ -46,7 +44,6 @@ class Publisher(Service):
         token: str,
         *,
         config: Mapping[str, Any] | None = None,
-        node: str = "",
         certificate: bytes | None = None,
         more: Mapping[str, Any] | None = None,
     ) -> None:
@@ -59,7 +56,7 @@ class Publisher(Service):
         }
         self.configure(
             http={"socket": str(bed.node.api_socket)},
-            nodeName=node or bed.node.name,
+            nodeName=bed.node.name,
             publish=section,
             **(more or {}),
         )

@@ -84,9 +84,7 @@ class Release(Bed):
 
     def token(self, account: str, *, node: str = "") -> str:
         """A token of one of its service accounts; one that names a node, or none."""
-        tied = ["--bound-object-kind=Node", f"--bound-object-name={node}"] if node else []
-        words = ["create", "token", account, f"--namespace={self.name}", *tied]
-        return self._bed.client.kubectl(*words).strip()
+        return self._bed.client.token(account, self.name, node=node)
 
     def service(self, command: str, token: str, **sections: Mapping[str, Any]) -> Service:
         """``nri-numa COMMAND`` with the configuration of the release."""
@@ -113,14 +111,4 @@ class Release(Bed):
         document["clientConnection"] = {"kubeconfig": str(kubeconfig)}
         file = directory / "scheduler.json"
         file.write_text(json.dumps(document))
-        return Daemon(
-            "kube-scheduler",
-            [
-                *self._bed.control.namespaces.enter(),
-                str(self._bed.control.programs / "kube-scheduler"),
-                f"--config={file}",
-                f"--secure-port={port}",
-            ],
-            directory,
-            self._bed.control.environment,
-        )
+        return self._bed.control.scheduler("kube-scheduler", file, port)

@@ -30,7 +30,7 @@ from tests.beds.kube.client import JsonObject, is_ready
 from tests.beds.kube.control_plane import ControlPlane
 from tests.beds.kube.namespaces import ADDRESS
 from tests.beds.processes import Bed
-from tests.beds.testbed import TestbedUnavailable
+from tests.beds.testbed import TestbedUnavailable, run
 from tests.beds.vm_bed import ARTIFACTS, GUEST_SHARED, Parts, booted, guest_variables, start_script
 from tests.machines.vm_machine import Machine
 
@@ -52,8 +52,7 @@ class Wanted(msgspec.Struct, frozen=True):
     """What the guest is told about its node."""
 
     name: str
-    kubelet: dict[str, object] = {}
-    agent: dict[str, object] = {}
+    agent: dict[str, object]
 
 
 class Ask(msgspec.Struct, frozen=True):
@@ -92,11 +91,7 @@ def container_id(pod: JsonObject) -> str:
 
 
 class VirtualNode(Bed):
-    """One node in a virtual machine; a context manager. Boots it; returns when it takes pods.
-
-    Args:
-        directory: the artifacts; emptied first.
-    """
+    """One node in a virtual machine; a context manager. Boots it; returns when it takes pods."""
 
     def __init__(
         self,
@@ -105,20 +100,16 @@ class VirtualNode(Bed):
         machine: Machine,
         lock: int,
         *,
-        name: str = "virtual",
-        kubelet: Mapping[str, object] | None = None,
-        agent: Mapping[str, object] | None = None,
-        directory: Path | None = None,
+        agent: Mapping[str, object],
     ) -> None:
         self.control = control
-        self.name = name
+        self.name = "virtual"
         self.machine = machine
-        self.directory = directory or ARTIFACTS / machine.name
+        self.directory = ARTIFACTS / machine.name
         self.disk = control.namespaces.directory / "disk.img"
         self._parts = parts
         self._lock = lock
-        self._kubelet = dict(kubelet or {})
-        self._agent = dict(agent or {})
+        self._agent = dict(agent)
         self._asked = 0
         self._running = contextlib.ExitStack()
         self._process: subprocess.Popen[bytes] | None = None
@@ -258,21 +249,8 @@ class VirtualNode(Bed):
         shutil.copytree(network.root / "usr/lib/cni", programs / "cni")
         with self.disk.open("wb") as file:
             file.truncate(_DISK_BYTES)
-        try:
-            subprocess.run(
-                ["mkfs.ext4", "-q", "-F", "-d", str(tree), str(self.disk)],
-                check=True,
-                capture_output=True,
-                text=True,
-            )
-        except FileNotFoundError as error:
-            raise TestbedUnavailable(
-                "mkfs.ext4 is not here", "apt-get install e2fsprogs"
-            ) from error
-        except subprocess.CalledProcessError as error:
-            raise TestbedUnavailable(
-                f"mkfs.ext4 failed: {error.stderr.strip()}", f"free some space at {self.disk}"
-            ) from error
+        remedy = f"apt-get install e2fsprogs, or free some space at {self.disk}"
+        run("mkfs.ext4", "-q", "-F", "-d", tree, self.disk, remedy=remedy)
         shutil.rmtree(tree)
 
     def _make_network(self) -> None:
@@ -283,7 +261,7 @@ class VirtualNode(Bed):
         enter = self.control.namespaces.enter(mounts=False)
         route = f"route replace local {GUEST_ADDRESS} dev lo src {ADDRESS} table local"
         for words in (f"address add {GUEST_ADDRESS}/32 dev lo", route):
-            subprocess.run([*enter, "ip", *words.split()], check=True, capture_output=True)
+            run(*enter, "ip", *words.split(), remedy="apt-get install iproute2")
 
     def _write_start(self) -> None:
         document = json.loads(self.control.kubeconfig(f"system:node:{self.name}").read_text())
@@ -291,7 +269,7 @@ class VirtualNode(Bed):
             certificate = Path(each["cluster"].pop("certificate-authority")).read_bytes()
             each["cluster"]["certificate-authority-data"] = base64.b64encode(certificate).decode()
         (self.directory / "kubeconfig").write_text(json.dumps(document))
-        wanted = Wanted(name=self.name, kubelet=self._kubelet, agent=self._agent)
+        wanted = Wanted(name=self.name, agent=self._agent)
         (self.directory / "node.json").write_bytes(msgspec.json.encode(wanted))
         script = start_script(
             self.machine, guest_variables(), [str(GUEST_SHARED)], "tests.vm.kube_guest"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -32,11 +31,6 @@ _MIB = 1024 * 1024
 
 def _disks(machine: Machine) -> bool:
     return machine.has_on_each_node("nvme")
-
-
-def _run(*command: str) -> None:
-    path = "/usr/sbin:/usr/bin:/sbin:/bin"
-    subprocess.run(command, check=True, env={**os.environ, "PATH": path}, stdin=subprocess.DEVNULL)
 
 
 @contextlib.contextmanager
@@ -67,7 +61,7 @@ def _disk(numa_node: int) -> str:
     address = _address(numa_node, _DISK)
     device = _PCI / "devices" / address
     if not (device / "driver").exists():
-        _run("modprobe", "vfio-pci")
+        words.run("modprobe", "vfio-pci")
         (device / "driver_override").write_text("vfio-pci", encoding="ascii")
         (_PCI / "drivers_probe").write_text(address, encoding="ascii")
     group = os.path.basename(os.path.realpath(device / "iommu_group"))
@@ -78,7 +72,7 @@ def _disk(numa_node: int) -> str:
 
 def _interface(numa_node: int) -> str:
     """Name of the network card on a NUMA node, while it is not in a pod."""
-    _run("modprobe", "e1000e")
+    words.run("modprobe", "e1000e")
     directory = _PCI / "devices" / _address(numa_node, _CARD) / "net"
 
     def look() -> str | None:

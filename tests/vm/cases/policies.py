@@ -29,12 +29,6 @@ def _shared(policy: str) -> dict[str, str]:
     return {"policy": policy, "cpus": "shared"}
 
 
-def _fragment(guest: Guest) -> None:
-    """Take one CPU of each NUMA node, so that no node is whole any more."""
-    cpus = {max(guest.cpus_of(numa_node)) for numa_node in guest.cpu_nodes()}
-    guest.pod("splinter", {"numacpu": format_list(cpus), "cpus": "exclusive"}, cpus=len(cpus))
-
-
 @case()
 def single_numa_node_admitted(guest: Guest) -> None:
     """`single-numa-node` binds a shared container to the CPUs and the memory of one NUMA node."""
@@ -42,14 +36,6 @@ def single_numa_node_admitted(guest: Guest) -> None:
     (numa_node,) = guest.nodes_of(seen.cpus)
     assert seen.mems == {numa_node}
     assert seen.cpus == guest.cpus_of(numa_node), "shared: all CPUs of the NUMA node"
-
-
-@case(applies=several_cpu_nodes)
-def single_numa_node_refused(guest: Guest) -> None:
-    """`single-numa-node` refuses more CPUs than any NUMA node has, and says who asked for what."""
-    wanted = guest.largest_node() + 1
-    message = guest.refused("too-wide", _own("single-numa-node"), cpus=wanted)
-    guest.mentions(message, "default/too-wide", "single-numa-node")
 
 
 @case()
@@ -72,35 +58,6 @@ def restricted_admitted(guest: Guest) -> None:
     seen = guest.pinned(guest.pod("wide", asks, cpus=wanted), mems=guest.memory_nodes)
     assert len(seen.cpus) == wanted
     guest.narrowest_and_closest(guest.nodes_of(seen.cpus), wanted)
-
-
-@case(applies=several_cpu_nodes)
-def restricted_refused(guest: Guest) -> None:
-    """`restricted` refuses a request that would fit into one NUMA node if it were not taken."""
-    _fragment(guest)
-    wanted = guest.largest_node()
-    message = guest.refused("late", _own("restricted") | {"bind": "cpu"}, cpus=wanted)
-    guest.mentions(message, "default/late", "restricted")
-
-
-@case(applies=several_cpu_nodes)
-def best_effort_widens(guest: Guest) -> None:
-    """`best-effort` takes a second NUMA node where `restricted` refuses."""
-    _fragment(guest)
-    wanted = guest.largest_node()
-    seen = guest.pinned(guest.pod("late", _own("best-effort"), cpus=wanted))
-    assert len(seen.cpus) == wanted
-    nodes = guest.nodes_of(seen.cpus)
-    assert len(nodes) > 1
-    assert seen.mems == nodes & guest.memory_nodes
-
-
-@case()
-def best_effort_admitted(guest: Guest) -> None:
-    """`best-effort` keeps to one NUMA node where one will do."""
-    seen = guest.pinned(guest.pod("small", _shared("best-effort"), cpus=1))
-    assert len(guest.nodes_of(seen.cpus)) == 1
-    assert seen.mems == guest.nodes_of(seen.cpus)
 
 
 @case()
@@ -171,44 +128,6 @@ def exclusive_resized(guest: Guest) -> None:
     assert len(left) == 1
     assert left <= large
     guest.settles(shared, cpus=guest.online - left)
-
-
-@case(applies=several_cpu_nodes)
-def refusal_softened(guest: Guest) -> None:
-    """`on-failure` widens a set, or starts the container without a pin, instead of refusing."""
-    wanted = guest.largest_node() + 1
-    asks = _own("single-numa-node") | {"bind": "cpu"}
-    anyhow = guest.pod("anyhow", asks | {"on-failure": "unpinned"}, cpus=wanted)
-    guest.pinned(anyhow, cpus=guest.online)
-    if wanted >= len(guest.online):
-        skip("the machine is too small to widen")
-    wide = guest.pinned(guest.pod("wide", asks | {"on-failure": "widen"}, cpus=wanted))
-    assert len(wide.cpus) == wanted
-    guest.settles(anyhow, cpus=guest.online - wide.cpus)
-
-
-@case()
-def init_hands_its_cpus_on(guest: Guest) -> None:
-    """The application's container gets the CPUs that the pod's init container had."""
-    pod = guest.sandbox("stages", _own("single-numa-node"))
-    init = guest.container(pod, "init")
-    before = guest.pinned(init)
-    guest.containerd.cri.remove(init)
-    guest.pinned(guest.container(pod, "app"), cpus=before.cpus, mems=before.mems)
-
-
-@case(applies=several_cpu_nodes)
-def strategies(guest: Guest) -> None:
-    """Two small pods go to one NUMA node under `pack` and to two under `spread`."""
-    # CPUs alone, because NUMA nodes with more memory than others are emptier than others.
-    asks = _shared("single-numa-node") | {"bind": "cpu"}
-    for strategy, several in (("pack", 1), ("spread", 2)):
-        guest.reconfigure({"strategy": strategy})
-        seen = [guest.pinned(guest.pod(f"{strategy}-{i}", asks, cpus=0.5)) for i in range(2)]
-        nodes = frozenset().union(*(guest.nodes_of(each.cpus) for each in seen))
-        assert len(nodes) == several
-        guest.reset()
-    guest.reconfigure({})
 
 
 @case(applies=lambda machine: bool(machine.nohz_full))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from nri_numa.machine import cgroups
 from nri_numa.observe import logs
 
 # pytest-xdist tells its workers how wide the terminal is; what is tested here has none.
@@ -24,6 +25,9 @@ settings.register_profile("quick", settings.get_profile("dev"), max_examples=15)
 settings.register_profile("ci", settings.get_profile("dev"), max_examples=200, print_blob=True)
 settings.register_profile("nightly", settings.get_profile("dev"), max_examples=5000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
+
+# So does how long the write of a file takes; tests.beds.cgroup_bed.blocked has the usual bound.
+vars(cgroups)["BOUND"] = 60.0
 
 
 @pytest.fixture(autouse=True)

@@ -19,6 +19,7 @@ import pytest
 
 from nri_numa.agent.loop import Clock
 from nri_numa.agent.reconcile import Reconciler
+from nri_numa.machine import cgroups
 from nri_numa.machine.cgroups import (
     CgroupReader,
     CgroupWriter,
@@ -175,7 +176,9 @@ def blocked(file: Path) -> Iterator[None]:
     before = signal.signal(signal.SIGIO, signal.SIG_IGN)  # says that somebody waits
     try:
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
-        yield
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(cgroups, "BOUND", 0.5)
+            yield
     finally:
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
         os.close(fd)

@@ -215,6 +215,11 @@ def test_distribution_leaves_the_machine_most_even() -> None:
     assert packed(topology, 6, DISTRIBUTED, without="0-1,12") == "4-6,8-10"
 
 
+def test_distribution_in_whole_cores_with_half_a_core_in_the_affinity() -> None:
+    more = {"smt": SMT.FULL_CORE, "affinity": NUMASet([1]), "without": "9"}
+    assert packed(machines.dual_adjacent(), 8, DISTRIBUTED, **more) == "0-1,10-15"
+
+
 def test_distribution_packs_where_nothing_can_be_even() -> None:
     topology = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=4, threads=1)
     # Free: 4 and 1. Five CPUs of two nodes would be 2 + 2 and one more.

@@ -215,6 +215,13 @@ def test_distribution_leaves_the_machine_most_even() -> None:
     assert packed(topology, 6, DISTRIBUTED, without="0-1,12") == "4-6,8-10"
 
 
+def test_distribution_in_whole_cores_with_a_remainder() -> None:
+    topology = synthetic(sockets=4, numa_per_socket=1, cores_per_numa=2)
+    # Five cores of three NUMA nodes: one each, and two of the three give a second one.
+    chosen = cpus(packed(topology, 10, DISTRIBUTED, smt=SMT.FULL_CORE))
+    assert [len(n.cpus & chosen) for n in topology.numa_nodes.values()] == [4, 4, 2, 0]
+
+
 def test_distribution_in_whole_cores_with_half_a_core_in_the_affinity() -> None:
     more = {"smt": SMT.FULL_CORE, "affinity": NUMASet([1]), "without": "9"}
     assert packed(machines.dual_adjacent(), 8, DISTRIBUTED, **more) == "0-1,10-15"

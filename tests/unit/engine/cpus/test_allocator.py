@@ -233,6 +233,12 @@ def test_distribution_packs_where_nothing_can_be_even() -> None:
     assert packed(topology, 5, DISTRIBUTED, without="5-7") == "0-4"
 
 
+def test_full_core_restarts_where_it_was() -> None:
+    topology = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=4)
+    again = take(topology, 4, smt=SMT.FULL_CORE, prefer=cpus("5-6,13-14"))
+    assert str(again.cpus) == "5-6,13-14"
+
+
 @pytest.mark.parametrize("settings", [PACKED, Settings(align_l3=False)])
 def test_full_pcpus_only_counts_the_siblings_of_reserved_cpus(settings: Settings) -> None:
     """CPU 4 is the sibling of reserved CPU 0: six CPUs are the most that can be given."""

@@ -60,6 +60,25 @@ FRACTION = kubelet_cpu(1500, 1500)
 
 
 @pytest.mark.parametrize(
+    ("resources", "milli", "said"),
+    [
+        (Resources(cpu_quota=-7, cpu_shares=1024), 1000, "CPU quota -7 is negative"),
+        (Resources(cpu_quota=100_000, cpu_period=-5), 1000, "CPU period -5 is negative"),
+        (Resources(cpu_quota=1 << 62, cpu_period=1), 0, "above the kernel's"),
+        (Resources(cpu_shares=-1), 0, "-1 CPU shares are negative"),
+        (Resources(cpu_shares=1 << 63), 256_000, "above the kernel's 262144"),
+    ],
+)
+def test_absurd_cpu_values_are_disregarded_and_said(
+    resources: Resources, milli: int, said: str
+) -> None:
+    found = good(resources)
+    assert found.cpu_milli == milli
+    assert len(found.notes) == 1
+    assert said in found.notes[0]
+
+
+@pytest.mark.parametrize(
     ("qos", "resources", "requested", "exclusive"),
     [
         # nobody said: as under the kubelet's static policy, where a policy is wanted at all

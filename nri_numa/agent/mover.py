@@ -220,9 +220,9 @@ class Mover:
             self._spent.extend([self._clock.monotonic()] * (moves := agent.keep_room(most)))
             if moves:
                 return
-        if agent.moves_memory:
-            read = {} if self._watch is None else self._watch.known
-            used = {i: {int(n): m for n, m in k.by_numa_node.items()} for i, k in read.items()}
+        if agent.moves_memory and self._watch is not None:
+            read = self._watch.known.items()
+            used = {i: {int(n): m for n, m in known.by_numa_node.items()} for i, known in read}
             short = agent.short_of_memory(used)
             every = [
                 (agent.state.allocations[i], used[i]) for i in agent.state.allocations.keys() & used

@@ -496,7 +496,7 @@ class CgroupWriter:
         """
         name = "cpuset.sched_load_balance"
         with contextlib.suppress(OSError):
-            if text(f"{directory}/{name}") == text(f"{self.reader.hierarchy}/{name}") == "1":
+            if text(f"{directory}/{name}") == "1" == text(f"{self.reader.hierarchy}/{name}"):
                 _write_text(f"{directory}/{name}", "0")
 
 

@@ -202,6 +202,9 @@ def _summed_up(chosen: Sequence[Lane], seconds: float) -> int:
     for lane in chosen:
         for command in lane.failed:
             print(f"FAILED: {lane.name}: {command}")
+    for each in results:
+        if each.outcome == "failed":
+            print(f"FAILED: {each.name}: {each.why}")
     print(f"tried again: {slow.tried_again(results)}")
     count = slow.counted(results)
     # A command that failed without a failed test (lint, a crash) must show in the closing line too.

@@ -22,6 +22,7 @@ class Result:
     seconds: float
     outcome: str
     again: int = 0
+    why: str = ""  # what a failed test raised, shortened
 
     @property
     def folder(self) -> str:
@@ -48,15 +49,20 @@ def read(folder: Path = FOLDER) -> list[Result]:
 
 def _result(run: str, case: ElementTree.Element) -> Result:
     outcome = "passed"
-    if case.find("failure") is not None or case.find("error") is not None:
+    why = ""
+    raised = case.find("failure")
+    if raised is None:
+        raised = case.find("error")
+    if raised is not None:
         outcome = "failed"
+        why = " ".join(raised.get("message", "").split())[:300]
     elif case.find("skipped") is not None:
         outcome = "skipped"
     again = [
         each.get("value", "0") for each in case.iter("property") if each.get("name") == "again"
     ]
     name = f"{case.get('classname')}::{case.get('name')}"
-    return Result(run, name, float(case.get("time", "0")), outcome, sum(map(int, again)))
+    return Result(run, name, float(case.get("time", "0")), outcome, sum(map(int, again)), why)
 
 
 def counted(results: Iterable[Result]) -> collections.Counter[str]:

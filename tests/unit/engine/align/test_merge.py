@@ -66,6 +66,10 @@ class TestOddNumbers:
         pages = replace(quantity("pages", 4, [1, 4], [4, 4]), share="m")
         assert self.both(memory, pages) == ("0-1", True)
 
+    def test_resources_that_no_numa_node_has_both_of(self) -> None:
+        memory = replace(quantity("memory", 2, []), capacity={1: 4}, available={1: 4})
+        assert self.both(quantity("cpu", 2, [4]), memory) == ("0-1", False)
+
     def test_numa_nodes_that_do_not_exist_are_not_looked_at(self) -> None:
         cpu = ResourceDemand(
             resource="cpu", need=2, capacity={9: 4, -1: 4}, available={9: 4, -1: 4}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import ssl
 import threading
@@ -222,6 +223,13 @@ async def test_bad_requests_are_refused_with_a_sentence(world: World) -> None:
         ("PUT", PATH, {"zones": {"0": -1}}, TOKEN, 422, "-1, expected a number"),
         ("PUT", PATH, {"zones": {"0": 1.5}}, TOKEN, 422, "1.5, expected a number"),
         ("PUT", PATH, {"zones": {"7": 1}}, TOKEN, 422, "has no NUMA node 7; it has 0-1"),
+        ("PUT", PATH, {"zones": {"x": 1}}, TOKEN, 422, "'x' names no NUMA node"),
+        ("PUT", PATH, {}, TOKEN, 422, "zones: None, expected a mapping"),
+        ("PUT", PATH, {"zones": {}}, TOKEN, 422, "zones: is empty"),
+        ("PUT", PATH, {**good, "valid": 1}, TOKEN, 422, "unknown key 'valid'"),
+        ("PUT", PATH, {**good, "validity": "1m"}, TOKEN, 422, "validity: '1m', expected seconds"),
+        ("PUT", PATH, {**good, "validity": 1}, TOKEN, 422, "expected 5 to 604800 seconds"),
+        ("PUT", PATH, {**good, "validity": math.nan}, TOKEN, 422, "expected 5 to 604800 seconds"),
         ("PUT", "/v1/nodes/nobody/offline-capacity", good, TOKEN, 404, "no Node 'nobody'"),
         ("DELETE", "/v1/nodes/nobody/offline-capacity", None, TOKEN, 404, "no Node"),
         ("GET", "/v1/nodes/nobody/offline-capacity", None, TOKEN, 404, "no Node"),
@@ -230,11 +238,11 @@ async def test_bad_requests_are_refused_with_a_sentence(world: World) -> None:
         ("GET", "/v1/secrets", None, TOKEN, 404, "there is no such path"),
     ]
     for method, path, body, token, code, said in cases:
-        assert (method, path, body, *(await world.ask(method, path, body, token)))[3] == code
-        assert said in (await world.ask(method, path, body, token))[1]
-    # Each of six sound documents, twice; what is no document or has no token is no offer.
+        found, text = await world.ask(method, path, body, token)
+        assert (found, said in text) == (code, True), (body, text)
+    # Each of 13 sound documents; what is no document or has no token is no offer.
     metrics = (await world.ask("GET", "/metrics", token=None))[1]
-    assert 'offers_total{result="refused",source="put"} 12.0' in metrics
+    assert 'offers_total{result="refused",source="put"} 13.0' in metrics
     assert world.cluster.patches == []
 
 

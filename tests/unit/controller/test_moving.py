@@ -11,12 +11,13 @@ from nri_numa.config.sections import Steal, Stuck
 from tests.unit.controller import test_evictor as stolen
 from tests.unit.controller import test_refused as stuck
 from tests.unit.controller.replica import Cluster, node, started, until
+from tests.unit.scheduler.objects import topology
 
 
 def stuck_pods(cluster: Cluster, *pods: dict[str, Any], **spec: Any) -> None:
     """These are refused by a Node that is full, and another one, with this spec, is free."""
     cluster.nodes = {"full": node("full"), "free": {**node("free"), "spec": spec}}
-    cluster.topologies = [stuck.zones("full", 2, 2), stuck.zones("free", 8, 8)]
+    cluster.topologies = [topology(n, n, of=8, name=name) for name, n in (("full", 2), ("free", 8))]
     cluster.pending = list(pods)
 
 

@@ -98,6 +98,10 @@ class World:
             raise AssertionError("it never ends")
         self.now = max(self.now, until)
 
+    def later(self, seconds: float = 0.0) -> None:
+        """Everything that may be done in the next seconds."""
+        self.work(self.now + seconds)
+
     @property
     def event(self) -> dict[str, Any]:
         (found,) = (o for (kind, _), o in self.server.objects.items() if kind is Resource.EVENTS)

@@ -179,6 +179,7 @@ def test_a_scrape_tells_the_same_as_the_list(bed: Bed) -> None:
     text = bed.metrics.text()
     assert 'nri_numa_containers{kind="exclusive",preferred="true"} 1\n' in text
     assert 'nri_numa_containers{kind="shared",preferred="true"} 0\n' in text
+    assert 'nri_numa_containers{kind="kubelet",preferred="false"} 0\n' in text
     assert 'pod_name="own",container_name="server",kind="exclusive",policy="restricted"' in text
     pool = len(CPUSet.parse(bed.view.listing().head.shared_pool))
     assert f"nri_numa_shared_pool_cpus {pool}\n" in text
@@ -205,6 +206,7 @@ def test_zones_are_counted_and_name_whose_pods_are_charged(bed: Bed) -> None:
     ]  # fmt: skip
     first, second = found.zones
     assert (first.cpus, first.socket, second.socket) == (32, 0, 1)
+    assert (first.capacity_factor, second.capacity_factor) == (1, 1)
     # What the kernel has left counts too.
     assert first.memory_available_bytes == 1 << 20
     taken = [zone for zone in found.zones if zone.free_exclusive_cpus < zone.exclusive_cpus]

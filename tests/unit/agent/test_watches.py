@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,30 @@ def test_series_are_bounded_and_the_worst_are_told(tmp_path: Path) -> None:
     assert states == {"known": MAX_SERIES + 1, "unknown": 0, "left out": 1}
 
 
+@pytest.mark.parametrize(
+    ("cost", "rests"),
+    [(0.0015, [0.597, 0.597, 28.806]), (0.15, [29.85] * 4 + [1.0])],
+    ids=["two a turn", "longer than the interval"],
+)
+def test_a_round_rests_for_what_it_costs_and_keeps_its_interval(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch, cost: float, rests: list[float]
+) -> None:
+    """Half a per cent of one CPU, whatever it finds."""
+    taken, looks = list[float](), itertools.count()
+
+    async def sleep(seconds: float) -> None:
+        taken.append(seconds)
+        bed.seconds += seconds
+        if len(taken) == len(rests):
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr(bed.clock, "sleep", sleep)
+    monkeypatch.setattr(bed.clock, "cpu_time", lambda: next(looks) * cost)
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(bed.memory.run())
+    assert taken == pytest.approx(rests)
+
+
 def test_without_the_metric_a_scrape_is_as_before(tmp_path: Path) -> None:
     bed = Bed(tmp_path, metric=False)
     bed.create("here", HERE, numacpu="2-3", numamem="0")
@@ -156,10 +181,12 @@ def test_without_the_metric_a_scrape_is_as_before(tmp_path: Path) -> None:
 def test_a_container_without_a_place_or_memory_says_so(bed: Bed) -> None:
     del bed.agent.places["c-here"]
     bed.create("new", "anon N0=0 N1=0\n", numacpu="2", numamem="0")
+    bed.create("third", "anon N0=1024 N1=2048\n", numacpu="2", numamem="0")
     bed.round()
     assert bed.memory.known["c-here"].problem == "the agent does not know its cgroup"
     assert bed.memory.known["c-new"].problem == "it has no memory yet"
-    assert bed.samples("container_local_memory_ratio") == {"there": 0.25}
+    ratios = bed.samples("container_local_memory_ratio")
+    assert ratios == {"there": 0.25, "third": pytest.approx(0.333)}
 
 
 def test_explain_and_status_say_it_in_words(bed: Bed) -> None:

@@ -145,6 +145,3 @@ class Capacity(Fed):
         offers, problems = from_query(document, node_label="node", numa_node_label="numa_node")
         short(*problems)
         return offers
-
-
-CLUSTER = (Extender, Capacity)

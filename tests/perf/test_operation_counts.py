@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -31,6 +30,7 @@ from nri_numa.machine.synthetic import synthetic
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Container, PodSandbox, QoSClass, Resources
 from nri_numa.nri import conversion
+from nri_numa.nri.wire import events as ev
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.nri.wire.versions import Event
 from nri_numa.observe import logs
@@ -40,6 +40,7 @@ from tests.beds.device_tree import GPU_CLASS, DeviceTree
 from tests.beds.device_watch import Watch
 from tests.beds.nri_requests import NRIRequests
 from tests.beds.world import StillClock, agent_of
+from tests.unit.observe.test_logs import Loop
 
 PREFIX = "numa.kubernetes.io"
 
@@ -135,48 +136,44 @@ def calls(function: Callable[[], object]) -> int:
     return count
 
 
-@pytest.mark.parametrize("policy", ["best-effort", "restricted", "single-numa-node", ""])
-def test_a_shared_container_costs_the_same_however_many_there_are(policy: str) -> None:
-    few, many = Node(10, policy=policy), Node(1000, policy=policy)
-    request = few.request("new", policy)
-    created = [calls(partial(node.agent.create_container, *request)) for node in (few, many)]
-    assert created[0] == created[1]
-    stopped = [calls(partial(node.stop, "new")) for node in (few, many)]
-    assert stopped[0] == stopped[1]
-
-
-def test_an_exclusive_container_costs_the_same_while_nobody_must_be_told() -> None:
-    """Residents with lists of their own do not follow the shared pool."""
-    few = Node(10, policy="0-1", kind="numacpu")
-    many = Node(1000, policy="0-1", kind="numacpu")
-    for node in (few, many):
-        node.create("first", "single-numa-node", cpus=4)
+@pytest.mark.parametrize(
+    ("residents", "policy", "cpus"),
+    [
+        ("policy=best-effort", "best-effort", 0),
+        ("policy=restricted", "restricted", 0),
+        ("policy=single-numa-node", "single-numa-node", 0),
+        ("", "", 0),
+        ("numacpu=0-1", "single-numa-node", 4),  # with lists they do not follow the shared pool
+    ],
+)
+def test_a_container_costs_the_same_however_many_there_are(
+    residents: str, policy: str, cpus: int
+) -> None:
+    """As long as nobody must be told."""
+    kind, _, value = residents.partition("=")
+    counts = []
+    for node in (Node(count, policy=value, kind=kind) for count in (10, 1000)):
+        node.create("first", policy, cpus=cpus)
         node.stop("first")
-    request = few.request("new", "single-numa-node", cpus=4)
-    created = [calls(partial(node.agent.create_container, *request)) for node in (few, many)]
-    assert created[0] == created[1]
-    stopped = [calls(partial(node.stop, "new")) for node in (few, many)]
-    assert stopped[0] == stopped[1]
+        request = node.request("new", policy, cpus=cpus)
+        created = calls(partial(node.agent.create_container, *request))
+        counts.append((created, calls(partial(node.stop, "new"))))
+    assert counts[0] == counts[1]
 
 
 def test_telling_others_costs_a_few_calls_for_each_of_them() -> None:
     """A narrower pool must be said to everybody who runs in it; once, and briefly."""
+
+    def create(node: Node, pod: PodSandbox, container: Container) -> None:
+        made = node.agent.create_container(pod, container)
+        assert isinstance(made, Admitted)
+        conversion.add_updates(response, made.updates)
+
     counts = []
     for residents in (100, 1100):
-        node = Node(residents, policy="")
+        node, response = Node(residents, policy=""), pb.CreateContainerResponse()
         request = node.request("new", "single-numa-node", cpus=4)
-        response = pb.CreateContainerResponse()
-
-        def create(
-            node: Node = node,
-            request: tuple[PodSandbox, Container] = request,
-            response: pb.CreateContainerResponse = response,
-        ) -> None:
-            made = node.agent.create_container(*request)
-            assert isinstance(made, Admitted)
-            conversion.add_updates(response, made.updates)
-
-        counts.append(calls(create))
+        counts.append(calls(partial(create, node, *request)))
         assert len(response.update) == residents
     assert (counts[1] - counts[0]) / 1000 <= 8
 
@@ -191,14 +188,7 @@ def test_one_request_writes_one_document() -> None:
 
 
 def test_a_request_stays_within_its_number_of_calls() -> None:
-    create = pb.CreateContainerRequest()
-    create.pod.id, create.pod.uid, create.pod.name = "s-x", "u-x", "x"
-    create.pod.annotations[f"{PREFIX}/policy"] = "best-effort"
-    create.pod.linux.cgroup_parent = "/kubepods/burstable/podx"
-    create.container.id, create.container.pod_sandbox_id, create.container.name = "c", "s-x", "a"
-    cpu = create.container.linux.resources.cpu
-    cpu.shares.value, cpu.quota.value, cpu.period.value = 102, 10_000, 100_000
-    create.container.linux.resources.memory.limit.value = 1 << 20
+    create = _create("x")
     stop = pb.StopContainerRequest(pod=create.pod, container=create.container)
     for _ in range(2):  # the first one of a process also fills Python's caches
         node = Node(100, policy="best-effort")
@@ -211,26 +201,6 @@ def test_a_request_stays_within_its_number_of_calls() -> None:
 
 CREATE_CALLS = 557
 STOP_CALLS = 82
-
-
-class Loop:
-    """What waits for the loop's next round."""
-
-    def __init__(self) -> None:
-        self._waiting: deque[Callable[[], object]] = deque()
-
-    def call_soon(self, callback: Callable[[], object], /) -> object:
-        self._waiting.append(callback)
-        return None
-
-    call_soon_threadsafe = call_soon
-
-    def call_later(self, delay: float, callback: Callable[[], object], /) -> object:
-        return None
-
-    def rest(self) -> None:
-        while self._waiting:
-            self._waiting.popleft()()
 
 
 @pytest.fixture
@@ -255,38 +225,21 @@ def test_what_follows_the_answers_of_a_pods_life_stays_within_its_number(
     requests = NRIRequests(handler)
 
     def life(name: str) -> int:
-        pod, container = _pod(name), _container(name)
-        followed = 0
-        for event, request in (
-            (
-                "CreateContainer",
-                lambda: requests.create_container(
-                    pb.CreateContainerRequest(pod=pod, container=container)
-                ),
-            ),
-            (
-                "StartContainer",
-                lambda: requests.container_event(Event.START_CONTAINER, pod, container),
-            ),
-            (
-                "PostStartContainer",
-                lambda: requests.container_event(Event.POST_START_CONTAINER, pod, container),
-            ),
-            (
-                "StopContainer",
-                lambda: requests.stop_container(
-                    pb.StopContainerRequest(pod=pod, container=container)
-                ),
-            ),
-            ("StopPodSandbox", lambda: requests.pod_event(Event.STOP_POD_SANDBOX, pod)),
-            (
-                "RemoveContainer",
-                lambda: requests.container_event(Event.REMOVE_CONTAINER, pod, container),
-            ),
-            ("RemovePodSandbox", lambda: requests.pod_event(Event.REMOVE_POD_SANDBOX, pod)),
+        pod, container, followed = _pod(name), _container(name), 0
+        of_both = pb.StateChangeEvent(pod=pod, container=container)
+        for event, message in (
+            (Event.CREATE_CONTAINER, _create(name)),
+            (Event.START_CONTAINER, of_both),
+            (Event.POST_START_CONTAINER, of_both),
+            (Event.STOP_CONTAINER, pb.StopContainerRequest(pod=pod, container=container)),
+            (Event.STOP_POD_SANDBOX, pb.StateChangeEvent(pod=pod)),
+            (Event.REMOVE_CONTAINER, of_both),
+            (Event.REMOVE_POD_SANDBOX, pb.StateChangeEvent(pod=pod)),
         ):
-            request()
-            followed += calls(lambda event=event: (handler.replied(event, 0.0001), loop.rest()))  # type: ignore[misc]
+            requests.answer(ev.Requested(0, event, message))
+            followed += calls(partial(handler.replied, event.method, 0.0001))
+            while loop.waiting:
+                followed += calls(loop.round)
         return followed
 
     with monkeypatch.context() as patch:
@@ -313,46 +266,28 @@ def _container(name: str) -> pb.Container:
     return container
 
 
-class Beside(Node):
-    """A node that looks at the devices of each container; all have the same GPU."""
-
-    NUMBER, AT = "226:0", "0000:3b:00.0"
-
-    def __init__(self, root: Path) -> None:
-        super().__init__(100, policy="best-effort")
-        tree = DeviceTree(root)
-        tree.number("char", self.NUMBER, tree.pci(self.AT, 1, GPU_CLASS))
-        watch = Watch(root, self.agent)
-        self.requests = NRIRequests(AgentHandler(self.agent, Metrics("test"), devices=watch))
-        self.device = True
-
-    def raw(self, name: str) -> pb.CreateContainerRequest:
-        create = pb.CreateContainerRequest()
-        create.pod.id, create.pod.uid, create.pod.name = f"s-{name}", f"u-{name}", name
-        create.pod.annotations[f"{PREFIX}/policy"] = "best-effort"
-        create.pod.linux.cgroup_parent = "/kubepods/burstable/podx"
-        create.container.id, create.container.name = f"c-{name}", "a"
-        create.container.pod_sandbox_id = create.pod.id
-        cpu = create.container.linux.resources.cpu
-        cpu.shares.value, cpu.quota.value, cpu.period.value = 10, 1000, 100_000
-        if self.device:
-            major, minor = map(int, self.NUMBER.split(":"))
-            create.container.linux.devices.add(type="c", major=major, minor=minor)
-        return create
+def _create(name: str, device: str = "") -> pb.CreateContainerRequest:
+    create = pb.CreateContainerRequest(pod=_pod(name), container=_container(name))
+    if device:
+        major, minor = map(int, device.split(":"))
+        create.container.linux.devices.add(type="c", major=major, minor=minor)
+    return create
 
 
-@pytest.mark.parametrize("device", [False, True])
-def test_looking_for_devices_costs_little_once_they_are_known(tmp_path: Path, device: bool) -> None:
+@pytest.mark.parametrize("device", ["", "226:0"])
+def test_looking_for_devices_costs_little_once_they_are_known(tmp_path: Path, device: str) -> None:
     """A device is one resource more to align, and one more to explain."""
-    beside, without = Beside(tmp_path), Node(100, policy="best-effort")
-    beside.device = device
-    usual = NRIRequests(AgentHandler(without.agent, Metrics("test")))
-    for name in ("first", "second"):
-        beside.requests.create_container(beside.raw(name))
-        usual.create_container(beside.raw(name))
-    plain = calls(partial(usual.create_container, beside.raw("third")))
-    looked = calls(partial(beside.requests.create_container, beside.raw("third")))
-    assert looked - plain <= (DEVICE_CALLS if device else NO_DEVICE_CALLS)
+    tree = DeviceTree(tmp_path)
+    tree.number("char", "226:0", tree.pci("0000:3b:00.0", 1, GPU_CLASS))
+    last = []
+    for looks in (False, True):
+        agent = Node(100, policy="best-effort").agent
+        watch = Watch(tmp_path, agent) if looks else None
+        requests = NRIRequests(AgentHandler(agent, Metrics("test"), devices=watch))
+        for name in ("first", "second", "third"):
+            count = calls(partial(requests.create_container, _create(name, device)))
+        last.append(count)
+    assert last[1] - last[0] <= (DEVICE_CALLS if device else NO_DEVICE_CALLS)
 
 
 NO_DEVICE_CALLS = 30

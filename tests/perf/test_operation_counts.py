@@ -28,7 +28,7 @@ from nri_numa.agent.unmatched import UnmatchedAnnotations
 from nri_numa.engine.decision import Admitted, Machine
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.model.settings import Settings
-from nri_numa.model.workload import Container, PodSandbox, QoSClass, Resources
+from nri_numa.model.workload import Container, PodSandbox, QoSClass
 from nri_numa.nri import conversion
 from nri_numa.nri.wire import events as ev
 from nri_numa.nri.wire.pb import nri_pb2 as pb
@@ -39,10 +39,8 @@ from nri_numa.store.checkpoint import CheckpointStore
 from tests.beds.device_tree import GPU_CLASS, DeviceTree
 from tests.beds.device_watch import Watch
 from tests.beds.nri_requests import NRIRequests
-from tests.beds.world import StillClock, agent_of
+from tests.beds.world import PREFIX, StillClock, agent_of, container, pod, resources
 from tests.unit.observe.test_logs import Loop
-
-PREFIX = "numa.kubernetes.io"
 
 
 class Still(StillClock):
@@ -95,28 +93,15 @@ class Node:
     def request(
         self, name: str, policy: str, *, cpus: int = 0, kind: str = "policy"
     ) -> tuple[PodSandbox, Container]:
-        pod = PodSandbox(
-            id=f"s-{name}",
-            uid=f"u-{name}",
-            namespace="shop",
-            name=name,
-            annotations={f"{PREFIX}/{kind}": policy} if policy else {},
-            qos=QoSClass.GUARANTEED if cpus else QoSClass.BURSTABLE,
-        )
-        milli = cpus * 1000 or 10
-        resources = Resources(
-            cpu_shares=max(2, milli * 1024 // 1000),
-            cpu_quota=milli * 100,
-            cpu_period=100_000,
-            memory_limit=1 << 20,
-        )
-        return pod, Container(id=f"c-{name}", pod_id=pod.id, name="main", resources=resources)
+        qos = QoSClass.GUARANTEED if cpus else QoSClass.BURSTABLE
+        of = pod(name, {kind: policy} if policy else {}, qos=qos)
+        return of, container(of, wants=resources(cpus or 0.01, 1 / 1024))
 
     def create(self, name: str, policy: str, *, cpus: int = 0, kind: str = "policy") -> object:
         return self.agent.create_container(*self.request(name, policy, cpus=cpus, kind=kind))
 
     def stop(self, name: str) -> object:
-        return self.agent.stop_container(f"c-{name}")
+        return self.agent.stop_container(f"{name}-app")
 
 
 def calls(function: Callable[[], object]) -> int:
@@ -164,8 +149,8 @@ def test_a_container_costs_the_same_however_many_there_are(
 def test_telling_others_costs_a_few_calls_for_each_of_them() -> None:
     """A narrower pool must be said to everybody who runs in it; once, and briefly."""
 
-    def create(node: Node, pod: PodSandbox, container: Container) -> None:
-        made = node.agent.create_container(pod, container)
+    def create(node: Node, of: PodSandbox, wanted: Container) -> None:
+        made = node.agent.create_container(of, wanted)
         assert isinstance(made, Admitted)
         conversion.add_updates(response, made.updates)
 
@@ -225,16 +210,16 @@ def test_what_follows_the_answers_of_a_pods_life_stays_within_its_number(
     requests = NRIRequests(handler)
 
     def life(name: str) -> int:
-        pod, container, followed = _pod(name), _container(name), 0
-        of_both = pb.StateChangeEvent(pod=pod, container=container)
+        of, made, followed = _pod(name), _container(name), 0
+        of_both = pb.StateChangeEvent(pod=of, container=made)
         for event, message in (
             (Event.CREATE_CONTAINER, _create(name)),
             (Event.START_CONTAINER, of_both),
             (Event.POST_START_CONTAINER, of_both),
-            (Event.STOP_CONTAINER, pb.StopContainerRequest(pod=pod, container=container)),
-            (Event.STOP_POD_SANDBOX, pb.StateChangeEvent(pod=pod)),
+            (Event.STOP_CONTAINER, pb.StopContainerRequest(pod=of, container=made)),
+            (Event.STOP_POD_SANDBOX, pb.StateChangeEvent(pod=of)),
             (Event.REMOVE_CONTAINER, of_both),
-            (Event.REMOVE_POD_SANDBOX, pb.StateChangeEvent(pod=pod)),
+            (Event.REMOVE_POD_SANDBOX, pb.StateChangeEvent(pod=of)),
         ):
             requests.answer(ev.Requested(0, event, message))
             followed += calls(partial(handler.replied, event.method, 0.0001))
@@ -253,7 +238,7 @@ AFTERWARDS_CALLS = 662
 
 def _pod(name: str) -> pb.PodSandbox:
     pod = pb.PodSandbox(id=f"s-{name}", uid=f"u-{name}", name=name, namespace="shop")
-    pod.annotations[f"{PREFIX}/policy"] = "best-effort"
+    pod.annotations[f"{PREFIX}policy"] = "best-effort"
     pod.linux.cgroup_parent = f"/kubepods/burstable/pod{name}"
     return pod
 
@@ -343,9 +328,9 @@ def test_a_synchronized_container_with_a_policy_costs_a_fixed_number_of_calls() 
         node = Node(0, policy="")
         requests = NRIRequests(AgentHandler(node.agent, Metrics("test")))
         strangers.append(calls(partial(requests.synchronize, pods, live)))
-        for container in live:  # the runtime does as it was told
-            has = node.agent.state.allocations[container.id]
-            cpu = container.linux.resources.cpu
+        for made in live:  # the runtime does as it was told
+            has = node.agent.state.allocations[made.id]
+            cpu = made.linux.resources.cpu
             cpu.cpus, cpu.mems = node.agent.cpus_of(has), str(has.mems)
         known.append(calls(partial(requests.synchronize, pods, live)))
         assert len(node.agent.state.allocations) == count
@@ -359,21 +344,21 @@ REMEMBERED_CALLS = 40
 
 def _created_with(annotations: dict[str, str]) -> int:
     node = Node(0, policy="")
-    pod, container = node.request("new", "")
-    pod = replace(pod, annotations=annotations)
-    return calls(partial(node.agent.create_container, pod, container))
+    of, wanted = node.request("new", "")
+    of = replace(of, annotations=annotations)
+    return calls(partial(node.agent.create_container, of, wanted))
 
 
 def test_the_length_of_a_list_costs_nothing_once_it_is_too_long() -> None:
     """A quarter of a megabyte was parsed several times: 241 ms of every request."""
-    key = f"{PREFIX}/numacpu"
+    key = f"{PREFIX}numacpu"
     texts = ["0," * count + "0" for count in (3000, 3000, 120_000)]
     _, short, long = (_created_with({key: text}) for text in texts)  # the first imports something
     assert short == long
 
 
 def test_a_list_is_read_a_fixed_number_of_times() -> None:
-    key = f"{PREFIX}/numacpu"
+    key = f"{PREFIX}numacpu"
     short, long = (_created_with({key: ",".join(["0"] * n)}) for n in (10, 200))
     assert (long - short) / 190 <= 15  # five calls for each item, at most three times
 
@@ -381,7 +366,7 @@ def test_a_list_is_read_a_fixed_number_of_times() -> None:
 def test_near_misses_are_compared_a_bounded_number_of_times() -> None:
     """Six thousand of them took 150 ms; beyond a number of names none is compared at all."""
     few, many, too_many = (
-        _created_with({f"numacp{n}.{PREFIX}/y": "0" for n in range(count)})
+        _created_with({f"numacp{n}.{PREFIX}y": "0" for n in range(count)})
         for count in (64, 500, 6000)
     )
     assert (many - few) / 436 <= 15

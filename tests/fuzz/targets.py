@@ -30,7 +30,7 @@ from nri_numa.engine.adopt import signed
 from nri_numa.engine.decision import Admitted, Refused
 from nri_numa.engine.request.annotations import KEYS, resolve
 from nri_numa.engine.state import NodeState
-from nri_numa.errors import ConfigError, RemoteProtocolError
+from nri_numa.errors import ConfigError
 from nri_numa.machine.cgroups import relative_path
 from nri_numa.machine.hotplug import concerns_cpus
 from nri_numa.machine.synthetic import synthetic
@@ -41,7 +41,6 @@ from nri_numa.model.workload import (
     Resources,
     StateChange,
 )
-from nri_numa.nri.wire import events as ev
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.nri.wire.session import PluginSession, RuntimeSession
 from nri_numa.nri.wire.versions import Event
@@ -52,6 +51,7 @@ from nri_numa.store.checkpoint import CheckpointStore
 from tests.beds import peer_bytes
 from tests.beds.nri_requests import NRIRequests
 from tests.beds.world import PREFIX, World, container, pod, resources
+from tests.properties.test_protocol_properties import feed
 
 CORPUS = Path(__file__).with_name("corpus")
 MACHINE = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=4, memory_gib=8)
@@ -179,25 +179,8 @@ class Protocol(Target):
         plugin = PluginSession()
         plugin.max_objects, plugin.max_bytes = 10_000, 8 << 20
         plugin.register("fuzz", "10")
-        return "/".join(map(self.play, (plugin, RuntimeSession()), packets))
-
-    def play(self, session: Any, packets: list[bytes]) -> str:
-        """Feed packets, answer every event."""
-        try:
-            for packet in packets:
-                session.receive_data(packet)
-                while (event := session.next_event()) is not None:
-                    if isinstance(event, ev.ConfigureRequested):
-                        session.reply(event.stream, pb.ConfigureResponse(events=1))
-                    elif not isinstance(
-                        event,
-                        ev.RegistrationAnswered | ev.UpdateContainersAnswered | ev.Answered,
-                    ):
-                        session.reply(event.stream)
-                session.data_to_send()
-        except RemoteProtocolError:
-            return "remote"
-        return "ok"
+        roles = zip((plugin, RuntimeSession()), packets, strict=True)
+        return "/".join("remote" if feed(role, said)[1] else "ok" for role, said in roles)
 
 
 class Annotations(Target):

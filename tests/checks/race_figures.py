@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 from nri_numa.model.cpuset import CPUSet
+from tests.checks.churn_figures import seconds, union
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +63,12 @@ def overlap_ms(
     `end`: until when somebody looked, in seconds.
     `sure`: at least, instead of at most, as in `wrong_intervals`.
     """
-    intervals = sorted(
+    intervals = union(
         interval
         for track in tracks
         for interval in wrong_intervals(track, owned, begin, end, sure=sure)
     )
-    total, covered = 0.0, begin
-    for since, until in intervals:
-        total += max(0.0, until - max(since, covered))
-        covered = max(covered, until)
-    return total * 1000
+    return seconds(intervals) * 1000
 
 
 def longest_gap_ms(track: Sequence[Sighting]) -> float:

@@ -40,7 +40,7 @@ def link(bed: Bed) -> NRIRequests:
 
 
 def cpus(bed: Bed, id: str = "c-web") -> CPUSet:
-    allocation = bed.world.agent.state.allocations[id]
+    allocation = bed.world.allocation(id)
     assert "claim" in allocation.slots
     return allocation.cpus
 

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.agent.handler import AgentHandler
-from nri_numa.engine.decision import Reading, Refused
+from nri_numa.engine.decision import Reading
 from nri_numa.engine.explain.explanation import of_allocation
 from nri_numa.engine.explain.sentences import sentences
 from nri_numa.machine.synthetic import synthetic
@@ -54,9 +54,7 @@ def with_gpus(
 
 
 def steps(world: World, container_id: str) -> tuple[str, ...]:
-    known = world.agent.grounds_of(container_id)
-    assert known is not None
-    return known.basis.steps
+    return world.steps(container_id)
 
 
 @pytest.mark.parametrize("policy", ["single-numa-node", "restricted", "best-effort"])
@@ -75,7 +73,7 @@ def test_the_explanation_says_so_in_a_sentence() -> None:
     world = two_nodes()
     of = pod("a", {"policy": "single-numa-node"})
     world.place(of, with_gpus(of, notes=("variable PCIDEVICE_X names nothing: no hint",)))
-    allocation = world.agent.state.allocations["a-app"]
+    allocation = world.allocation("a-app")
     document = of_allocation(allocation, world.agent.grounds_of("a-app"), "4-7")
     text = "\n".join(sentences(document))
     assert f"On NUMA node 1 because its GPU {GPU} is there." in text
@@ -101,8 +99,7 @@ def test_devices_ignore_places_as_if_there_were_none_and_says_so() -> None:
     assert mems == "0"
     expected = f"devices: ignore, so GPU {GPU}, NIC nic0 and disk sda gave no hint"
     assert expected in steps(world, "a-app")
-    asked = world.agent.grounds_of("a-app")
-    assert asked is not None
+    asked = world.grounds("a-app")
     assert asked.basis.requested is not None
     assert asked.basis.requested["devices"] == ("ignore", "annotation numa.kubernetes.io/devices")
 
@@ -112,7 +109,7 @@ def test_devices_is_a_key_of_rules_and_defaults_and_its_values_are_checked() -> 
     of = pod("a")
     where, _ = world.place(of, with_gpus(of))
     assert CPUSet.parse(where) <= ON_0
-    refused = world.refuse(pod("b", {"devices": "alined"}))
+    refused = world.refused("b", {"devices": "alined"})
     assert "expected one of align, ignore (did you mean align?)" in refused.message
     assert DeviceUse("align") is DeviceUse.ALIGN
 
@@ -129,10 +126,9 @@ def test_a_single_container_may_ignore_what_the_pod_aligns() -> None:
 
 def test_where_the_gpus_numa_node_is_full_it_is_refused_with_both_reasons() -> None:
     world = two_nodes()
-    world.place(pod("full", {"numacpu": "4-7", "cpus": "exclusive"}), wants=resources(4, 1))
+    world.put("full", {"numacpu": "4-7", "cpus": "exclusive"}, 4, 1)
     of = pod("a", {"policy": "single-numa-node", "cpus": "exclusive"})
     refused = world.refuse(of, with_gpus(of))
-    assert isinstance(refused, Refused)
     assert refused.reason == "TopologyAffinityError"
     assert "GPU" in refused.message
     world.check()
@@ -140,7 +136,7 @@ def test_where_the_gpus_numa_node_is_full_it_is_refused_with_both_reasons() -> N
 
 def test_a_device_of_several_numa_nodes_suits_each_of_them() -> None:
     world = two_nodes()
-    world.place(pod("full", {"numacpu": "0-3", "cpus": "exclusive"}), wants=resources(4, 1))
+    world.put("full", {"numacpu": "0-3", "cpus": "exclusive"}, 4, 1)
     of = pod("a", {"policy": "single-numa-node", "cpus": "exclusive"})
     where, _ = world.place(of, with_gpus(of, gpu=(0, 1)))
     assert CPUSet.parse(where) <= ON_1
@@ -244,10 +240,8 @@ def test_pods_without_devices_keep_away_from_free_ones() -> None:
     """Both went to NUMA nodes in turn, until nothing was left beside the GPUs."""
     world = World(machines.dual_smt_16(), reading=Reading(devices={0: 2, 1: 0}))
     for name in ("a", "b"):
-        of = pod(name, {"policy": "single-numa-node"})
-        assert world.place(of, wants=resources(3, 1))[1] == "1"
-    of = pod("c", {"policy": "single-numa-node"})
-    assert world.place(of, wants=resources(3, 1))[1] == "0", "it fits nowhere else"
+        assert world.put(name, {"policy": "single-numa-node"}, 3, 1)[1] == "1"
+    assert world.put("c", {"policy": "single-numa-node"}, 3, 1)[1] == "0", "it fits nowhere else"
     world.check()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from msgspec.structs import replace
 
 from nri_numa.agent.view import Moment
 from nri_numa.engine.state import Kind
@@ -34,7 +33,7 @@ def owner(world: World, cpus: int = 1, name: str = "own") -> str:
 
 
 def kind(world: World, container_id: str) -> Kind:
-    return world.agent.state.allocations[container_id].kind
+    return world.allocation(container_id).kind
 
 
 def overlaps(world: World) -> float | None:
@@ -64,8 +63,7 @@ def test_a_pin_on_exclusive_cpus_is_said_when_its_container_is_created() -> None
     one = plain(world, cpus="0")
     assert kind(world, one) is Kind.FOREIGN
     assert overlaps(world) == 1
-    total = world.metrics.registry.get_sample_value("nri_numa_foreign_overlaps_total")
-    assert total == 1
+    assert world.count("foreign_overlaps_total") == 1
     real = Moment(world.agent.machine, world.agent.state, {}).actual(one)
     assert real is not None
     assert (real.cpus, real.intruder, real.owners) == ("0", True, ("default/own/app",))
@@ -84,7 +82,7 @@ def test_all_cpus_are_the_shared_pool_while_somebody_owns_some() -> None:
     assert kind(world, one) is Kind.UNBOUND
     assert world.has(one)[0] == "1-3"
     assert not world.cpus(one) & world.cpus(own)
-    assert "holds the whole shared pool" in world.agent.state.allocations[one].reason
+    assert "holds the whole shared pool" in world.allocation(one).reason
     world.check()
 
 
@@ -135,8 +133,7 @@ def test_a_pin_that_was_taken_back_in_a_gap(now: str, restart: bool) -> None:
     world.update(one, Resources(cpus="0-2"))  # wide: not kept for last
     owner(world)
     assert overlaps(world) == 1
-    made = world.live[one]
-    world.live[one] = replace(made, resources=replace(made.resources, cpus=now))
+    world.unseen(one, cpus=now)
     if restart:
         world.boot()
     world.synchronize()
@@ -149,11 +146,10 @@ def test_a_pin_that_was_changed_in_a_gap_is_known_as_it_is() -> None:
     world = World(machines.single_no_smt())
     one = plain(world, cpus="3")
     owner(world)
-    made = world.live[one]
-    world.live[one] = replace(made, resources=replace(made.resources, cpus="0"))
+    world.unseen(one, cpus="0")
     world.synchronize()
     assert world.has(one)[0] == "0"
-    allocation = world.agent.state.allocations[one]
+    allocation = world.allocation(one)
     assert (allocation.kind, allocation.pinned) == (Kind.FOREIGN, CPUSet.parse("0"))
     assert overlaps(world) == 1
     assert journal.state_from(world.store.documents)[0].allocations[one] == allocation
@@ -162,11 +158,10 @@ def test_a_pin_that_was_changed_in_a_gap_is_known_as_it_is() -> None:
 def test_a_cpuset_nobody_can_read_stays_as_it_is() -> None:
     world = World(machines.single_no_smt())
     one = plain(world, cpus="3")
-    before = world.agent.state.allocations[one]
-    made = world.live[one]
-    world.live[one] = replace(made, resources=replace(made.resources, cpus="?"))
+    before = world.allocation(one)
+    world.unseen(one, cpus="?")
     world.synchronize()
-    assert world.agent.state.allocations[one] == before
+    assert world.allocation(one) == before
 
 
 @pytest.mark.parametrize(("cpus", "expected"), [("0-3", Kind.UNBOUND), ("1-3", Kind.FOREIGN)])
@@ -202,8 +197,7 @@ def test_a_pin_belongs_to_a_foreign_container_only() -> None:
 def test_a_cpuset_on_a_container_whose_memory_we_bind_is_answered_with_the_pool() -> None:
     world = World(machines.single_smt())
     world.synchronize()
-    of = pod("a", {"numamem": "0"})
-    world.place(of, container(of))
+    world.put("a", {"numamem": "0"})
     assert world.update("a-app", Resources(cpus="0")) is None
     assert world.has("a-app") == (str(world.topology.allowed), "0")
     world.check()

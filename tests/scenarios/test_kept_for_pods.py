@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.engine.decision import Admitted, Refused
+from nri_numa.engine.decision import Refused
 from nri_numa.engine.others import shown_kind
 from nri_numa.engine.state import TO_COME
 from nri_numa.engine.whole import ExpectedContainer, containers_text
@@ -235,8 +235,7 @@ def test_what_is_kept_survives_a_restart_of_the_agent(seen: bool) -> None:
         world.stop(main)
     else:
         del world.live[main]
-    world.boot()
-    world.synchronize()
+    world.restart()
     (left,) = world.agent.state.kept_for(of.uid)
     assert (left.cpus, left.ended) == (had, world.now)
     refused(world, pod("other", OWN), 1)
@@ -394,19 +393,18 @@ def test_memory_of_an_init_container_is_kept_for_the_app() -> None:
     for numa_node in (0, 1):
         start(world, pod(f"fill{numa_node}", STRICT), "main", 0.5, gib * 0.5)
     init = start(world, of, "init", 0.5, gib * 0.4)
-    (place,) = world.agent.state.allocations[init].mems
+    (place,) = world.allocation(init).mems
     world.stop(init)
     start(world, other, "main", 0.5, gib * 0.4)
     late = pod("late", STRICT)
     answer = world.refuse(late, container(late, "main", resources(0.5, gib * 0.4)))
     assert answer.reason == "TopologyAffinityError"
     app = start(world, of, "app", 0.5, gib * 0.3)
-    assert set(world.agent.state.allocations[app].mems) == {place}
+    assert set(world.allocation(app).mems) == {place}
     (left,) = world.agent.state.kept_for(of.uid)
     assert 0 < left.memory_bytes < gib * 0.11 * GIB
     world.check()
-    world.boot()
-    world.synchronize()
+    world.restart()
     assert world.agent.state.kept_for(of.uid) == (left,)
     world.agent.stop_pod(of.uid, of.id)
     assert not world.agent.state.kept_for(of.uid)
@@ -535,7 +533,6 @@ def test_an_annotation_that_cannot_be_is_said_and_the_sum_counts(
 ) -> None:
     world = sixteen()
     of = named("pair", 8, containers)
-    answer = world.create(of, container(of, "a", resources(4, 1)))
-    assert isinstance(answer, Admitted)
+    answer = world.admit(of, container(of, "a", resources(4, 1)))
     assert said in answer.warnings[0]
     assert [a.container for a in world.agent.state.kept_for(of.uid)] == ["*"]

@@ -64,8 +64,7 @@ def shared(world: World, name: str = "plain", annotations: dict[str, str] | None
 
 def admitted(world: World, of: PodSandbox, wants: Resources) -> Admitted:
     """Create, expect success, and say how it was decided."""
-    answer = world.create(of, container(of, wants=wants))
-    assert isinstance(answer, Admitted)
+    answer = world.admit(of, wants=wants)
     return answer
 
 
@@ -82,7 +81,7 @@ def test_a_grant_stays_the_kubelets_and_leaves_the_shared_pool() -> None:
     assert world.has(plain)[0] == "0-1"
     assert world.place(of, wants=sent("2-3")) == ("2-3", "")
     assert shown(world, "g-app") == "kubelet"
-    assert "the kubelet granted it CPUs 2-3" in world.agent.state.allocations["g-app"].reason
+    assert "the kubelet granted it CPUs 2-3" in world.allocation("g-app").reason
     assert world.has(shared(world, "later"))[0] == "0-1"
     world.check()
 
@@ -104,8 +103,8 @@ def test_granted_cpus_come_back_when_the_kubelet_says_so() -> None:
 def test_exclusive_pods_of_ours_never_get_granted_cpus() -> None:
     world = World(machines.single_no_smt())
     world.kubelet({("g", APP): "0-1"})
-    assert world.place(pod("own", OWN), wants=resources(1, 1))[0] == "2"
-    refused = world.refuse(pod("own2", OWN), wants=resources(2, 1))
+    assert world.put("own", OWN, 1, 1)[0] == "2"
+    refused = world.refused("own2", OWN, 2, 1)
     assert refused.reason in {"NotEnoughCPUs", "SharedPoolEmpty"}
     world.check()
 
@@ -115,11 +114,11 @@ def test_granted_cpus_cannot_be_listed_and_the_refusal_says_whose_they_are() -> 
     of = kubelets(world, "g", "2-3")
     world.place(of, wants=sent("2-3"))
     asks = pod("asks", {"numacpu": "1-2"})
-    refused = world.refuse(asks, container(asks))
+    refused = world.refuse(asks)
     assert refused.reason == "CPUOwned"
     assert "CPU 2 is exclusive to default/g/app (by the kubelet)" in refused.message
     world.kubelet({("g", APP): "2-3", ("soon", APP): "1"})
-    refused = world.refuse(asks, container(asks))
+    refused = world.refuse(asks)
     assert "default/g/app (by the kubelet)" in refused.message
     assert "container app of pod UID uid-soon (by the kubelet)" in refused.message
 
@@ -148,7 +147,7 @@ def test_a_list_of_the_pod_is_refused_unless_overriding_is_allowed() -> None:
     world = World(machines.single_no_smt(), ANNOTATED)
     of = kubelets(world, "g", "2-3", {"numacpu": "1"})
     assert world.place(of, wants=sent("2-3"))[0] == "1"
-    assert world.agent.state.allocations["g-app"].kind is Kind.EXPLICIT
+    assert world.allocation("g-app").kind is Kind.EXPLICIT
     assert shown(world, "g-app") == "explicit"
     # The kubelet goes on believing: nobody else gets what it granted.
     assert world.has(shared(world))[0] == "0-1"
@@ -238,16 +237,14 @@ def test_a_resize_leaves_a_container_with_a_grant_where_it_is(
 def test_granted_memory_is_the_kubelets_too() -> None:
     world = World(machines.dual_smt())
     world.kubelet(mems={("m", APP): "0"})
-    of = pod("m", {"numamem": "1"}, qos=QoSClass.GUARANTEED)
-    refused = world.refuse(of, wants=resources(0.5, 1))
+    refused = world.refused("m", {"numamem": "1"}, 0.5, 1, qos=QoSClass.GUARANTEED)
     assert refused.reason == "KubeletPinned"
     assert "memory of NUMA node 0" in refused.message
-    cpus, mems = world.place(pod("m", {"policy": "best-effort"}), wants=resources(0.5, 1))
+    cpus, mems = world.put("m", {"policy": "best-effort"}, 0.5, 1)
     assert (bool(cpus), mems) == (True, "")
-    assert world.place(pod("m"), wants=resources(0.5, 1))[1] == ""
-    bound = pod("m", {"policy": "best-effort", "bind": "cpu"})
-    assert world.place(bound, wants=resources(0.5, 1))[1] == ""
-    assert world.place(pod("m", {"numamem": "0"}), wants=resources(0.5, 1))[1] == "0"
+    assert world.put("m", {}, 0.5, 1)[1] == ""
+    assert world.put("m", {"policy": "best-effort", "bind": "cpu"}, 0.5, 1)[1] == ""
+    assert world.put("m", {"numamem": "0"}, 0.5, 1)[1] == "0"
 
 
 def test_granted_memory_is_not_promised_again() -> None:
@@ -269,7 +266,7 @@ def test_the_kubelets_shared_set_of_a_moment_ago_pins_nobody() -> None:
     made = container(of, wants=sent("0-2"))
     world.kubelet({})  # its pod is gone before the request arrives
     assert world.place(of, made)[0] in {"0-2", "0-3"}
-    assert world.agent.state.allocations["plain-app"].kind is Kind.UNBOUND
+    assert world.allocation("plain-app").kind is Kind.UNBOUND
     world.kubelet({("g", APP): "2"})
     world.update("plain-app", Resources(cpus="0-2"))
     assert world.has("plain-app")[0] == "0-1,3"
@@ -279,11 +276,9 @@ def test_the_kubelets_shared_set_of_a_moment_ago_pins_nobody() -> None:
 def test_a_kubelet_that_becomes_static_takes_its_containers_back() -> None:
     """It knows the pod is Guaranteed, and grants; by default that side wins, once."""
     world = World(machines.dual_smt())
-    of = pod("own", {"cpus": "exclusive", "policy": "single-numa-node"})
-    cpus, mems = world.place(of, wants=resources(2, 1))
+    cpus, mems = world.put("own", {"cpus": "exclusive", "policy": "single-numa-node"}, 2, 1)
     assert mems
-    plain = pod("plain", qos=QoSClass.BEST_EFFORT)
-    world.place(plain)
+    world.put("plain", qos=QoSClass.BEST_EFFORT)
     world.kubelet({("own", APP): "2-3"})
     world.update("own-app", Resources(cpus="2-3"))
     assert world.has("own-app") == ("2-3", "0-1")
@@ -293,14 +288,14 @@ def test_a_kubelet_that_becomes_static_takes_its_containers_back() -> None:
     world.update("own-app", Resources(cpus="2-3"))
     assert world.agent.state is before
     world.update("own-app", Resources(cpus="2"))
-    assert world.agent.state.allocations["own-app"].pinned == CPUSet.parse("2")
+    assert world.allocation("own-app").pinned == CPUSet.parse("2")
     world.check()
 
 
 def test_an_unbound_container_becomes_the_kubelets_even_on_cpus_of_an_owner() -> None:
     world = World(machines.single_no_smt())
-    world.place(pod("plain"), wants=resources(1, 1))
-    owned = world.place(pod("own", OWN), wants=resources(1, 1))[0]
+    world.put("plain", {}, 1, 1)
+    owned = world.put("own", OWN, 1, 1)[0]
     world.kubelet({("plain", APP): owned})
     world.update("plain-app", Resources(cpus=owned))
     assert world.has("plain-app")[0] == owned  # said and counted; docs/kubelet.md
@@ -355,7 +350,7 @@ def test_strangers_with_a_grant_are_the_kubelets() -> None:
         world.pods[of.id], world.live[made.id] = of, made
     world.synchronize()
     assert [shown(world, f"{n}-app") for n in ("g", "h", "plain")] == ["kubelet"] * 2 + ["unbound"]
-    assert world.agent.state.allocations["h-app"].pinned == CPUSet.parse("3")
+    assert world.allocation("h-app").pinned == CPUSet.parse("3")
     world.check()
 
 
@@ -374,10 +369,8 @@ def test_a_pod_with_a_grant_of_its_own_shares_it_among_its_containers() -> None:
     world.place(of, container(of, "first", sent("2")))
     world.place(of, container(of, "second", sent("3")))
     assert [shown(world, f"p-{n}") for n in ("first", "second")] == ["kubelet"] * 2
-    asks = pod("asks", {"numacpu": "3"})
-    assert "pod default/p (by the kubelet)" in world.refuse(asks).message
-    asks = pod("asks", {"numacpu": "2"})
-    assert "default/p/first (by the kubelet)" in world.refuse(asks).message
+    assert "pod default/p (by the kubelet)" in world.refused("asks", {"numacpu": "3"}).message
+    assert "default/p/first (by the kubelet)" in world.refused("asks", {"numacpu": "2"}).message
 
 
 def test_a_kubelet_before_1_18_names_containers_by_id() -> None:
@@ -385,8 +378,7 @@ def test_a_kubelet_before_1_18_names_containers_by_id() -> None:
     world.agent.granted(KubeletGrants(cpu_policy="static", cpus={("", "g-app"): CPUSet.parse("3")}))
     world.place(pod("g"), wants=sent("3"))
     assert shown(world, "g-app") == "kubelet"
-    asks = pod("asks", {"numacpu": "3"})
-    assert "container g-app (by the kubelet)" in world.refuse(asks).message
+    assert "container g-app (by the kubelet)" in world.refused("asks", {"numacpu": "3"}).message
 
 
 def test_owners_get_first_what_the_kubelet_never_grants() -> None:
@@ -404,7 +396,7 @@ def test_the_shared_pool_is_never_empty_whatever_the_kubelet_grants() -> None:
     world = World(machines.single_no_smt())
     world.kubelet()
     plain = shared(world)
-    world.place(pod("own", OWN), wants=resources(3, 1))
+    world.put("own", OWN, 3, 1)
     world.kubelet({("g", APP): "3"})
     assert world.has(plain)[0] == "3"
 
@@ -416,24 +408,25 @@ def test_what_the_kubelet_takes_over_loses_our_pin_of_memory_unless_it_sets_its_
     """Its policy became static after we had placed the container."""
     world = World(machines.dual_smt())
     world.synchronize()
-    of = pod("early", {"policy": "single-numa-node", "cpus": "exclusive"})
-    assert world.place(of, wants=resources(2, 1)) == ("0-1", "0")
+    assert world.put("early", {"policy": "single-numa-node", "cpus": "exclusive"}, 2, 1) == (
+        "0-1",
+        "0",
+    )
     world.kubelet({("early", APP): "4-5"})
     assert world.update("early-app", Resources(cpus="4-5", mems=mems)) is None
     assert world.has("early-app") == ("4-5", after)
-    assert world.agent.state.allocations["early-app"].kind is Kind.FOREIGN
+    assert world.allocation("early-app").kind is Kind.FOREIGN
 
 
 def test_other_cpus_than_were_granted_are_no_sign_of_the_kubelet() -> None:
     """Somebody else writes there, so the container stays as it was placed."""
     world = World(machines.dual_smt())
     world.synchronize()
-    of = pod("early", {"policy": "single-numa-node", "cpus": "exclusive"})
-    before = world.place(of, wants=resources(2, 1))
+    before = world.put("early", {"policy": "single-numa-node", "cpus": "exclusive"}, 2, 1)
     world.kubelet({("early", APP): "4-5"})
     assert world.update("early-app", Resources(cpus="6-7")) is None
     assert world.has("early-app") == before
-    assert world.agent.state.allocations["early-app"].kind is Kind.EXCLUSIVE
+    assert world.allocation("early-app").kind is Kind.EXCLUSIVE
 
 
 @pytest.mark.parametrize("how", ["synchronize", "start"])
@@ -444,7 +437,7 @@ def test_a_list_of_granted_cpus_that_started_without_us_is_said_to_stay_unpinned
     world.place(granted, wants=sent("2-3"))
     of = pod("late", {"numacpu": "2"}, qos=QoSClass.BURSTABLE)
     late = container(of, wants=sent(str(world.agent.state.kubelet.shared[0]), resources(1, 1)))
-    world.pods[of.id], world.live[late.id] = of, late
+    world.meet(of, late)
     if how == "start":
         world.agent.start_container(of, late)
         world.agent.post_start_container(of, late)
@@ -462,6 +455,6 @@ def test_a_list_of_granted_cpus_that_started_without_us_is_said_to_stay_unpinned
 
 def explained(world: World, container_id: str) -> str:
     """What ``explain`` says of a container, on one line."""
-    allocation = world.agent.state.allocations[container_id]
+    allocation = world.allocation(container_id)
     document = of_allocation(allocation, world.agent.grounds_of(container_id), "")
     return " ".join(sentences.text(document, 400).split())

@@ -28,13 +28,6 @@ def complaints(text: str) -> list[str]:
     ]
 
 
-def put(
-    world: World, name: str, wishes: dict[str, str], cpus: float, memory: float = 1,
-    qos: QoSClass = QoSClass.GUARANTEED,
-) -> tuple[str, str]:  # fmt: skip
-    return world.place(pod(name, wishes, qos=qos), wants=resources(cpus, memory))
-
-
 # --- case 5 -----------------------------------------------------------------------------------
 
 
@@ -60,7 +53,7 @@ def test_align_by_socket_with_single_numa_node_is_refused_by_the_configuration(
 def test_align_by_socket_does_not_split_a_pod_that_asks_for_one_numa_node() -> None:
     """What an annotation asks for cannot be known when the configuration is read."""
     world = World(machines.snc_smt(), Settings(align_by_socket=True))
-    cpus, mems = put(world, "a", {"policy": "single-numa-node"}, 6)
+    cpus, mems = world.put("a", {"policy": "single-numa-node"}, 6, 1)
     assert len(world.topology.numa_of(CPUSet.parse(cpus))) == 1
     assert world.topology.numa_of(CPUSet.parse(cpus)) == NUMASet.parse(mems)
 
@@ -79,27 +72,27 @@ def test_align_by_socket_needs_numa_nodes_in_sockets() -> None:
 
 def test_distribute_cpus_across_cores_takes_one_thread_of_each_core() -> None:
     settings = Settings(cpu_order=CPUOrder.KUBELET, align_l3=False)
-    assert put(World(machines.dual_smt(), settings), "a", {"policy": "best-effort"}, 4)[0] == (
+    assert World(machines.dual_smt(), settings).put("a", {"policy": "best-effort"}, 4, 1)[0] == (
         "0-1,32-33"
     )
     settings = Settings(cpu_order=CPUOrder.KUBELET, align_l3=False, distribute_across_cores=True)
     world = World(machines.dual_smt(), settings)
-    assert put(world, "a", {"policy": "best-effort"}, 4)[0] == "0-3"
-    assert put(world, "b", {"policy": "best-effort"}, 3)[0] == "16-18"
+    assert world.put("a", {"policy": "best-effort"}, 4, 1)[0] == "0-3"
+    assert world.put("b", {"policy": "best-effort"}, 3, 1)[0] == "16-18"
     # A whole socket is still taken as a whole.
     world = World(machines.dual_smt(), settings)
-    assert put(world, "c", {"policy": "best-effort"}, 33)[0] == "0-16,32-47"
+    assert world.put("c", {"policy": "best-effort"}, 33, 1)[0] == "0-16,32-47"
     # Who asks for whole cores gets them.
     world = World(machines.dual_smt(), settings)
-    assert put(world, "d", {"policy": "best-effort", "smt": "full-core"}, 4)[0] == "0-1,32-33"
+    assert world.put("d", {"policy": "best-effort", "smt": "full-core"}, 4, 1)[0] == "0-1,32-33"
 
 
 def test_distribute_cpus_across_cores_goes_socket_by_socket_by_number() -> None:
     """With siblings side by side, and with a socket that is used already, as the kubelet."""
     settings = Settings(cpu_order=CPUOrder.KUBELET, align_l3=False, distribute_across_cores=True)
     world = World(machines.dual_adjacent(), settings)
-    assert put(world, "a", {"cpus": "exclusive"}, 3)[0] == "0-2"
-    assert put(world, "b", {"cpus": "exclusive"}, 6)[0] == "3-8"
+    assert world.put("a", {"cpus": "exclusive"}, 3, 1)[0] == "0-2"
+    assert world.put("b", {"cpus": "exclusive"}, 6, 1)[0] == "3-8"
 
 
 def test_distribute_cpus_across_cores_does_not_go_with_other_options() -> None:
@@ -161,40 +154,39 @@ def test_reserved_huge_pages_that_make_no_sense_are_mistakes() -> None:
 
 def test_static_cpus_gives_guaranteed_pods_cpus_without_a_policy() -> None:
     world = World(machines.dual_no_smt(), STATIC)
-    cpus, mems = put(world, "a", {}, 10)
+    cpus, mems = world.put("a", {}, 10, 1)
     assert (len(CPUSet.parse(cpus)), mems) == (10, ""), "not aligned, and memory left alone"
-    assert world.agent.state.allocations["a-app"].kind is Kind.EXCLUSIVE
+    assert world.allocation("a-app").kind is Kind.EXCLUSIVE
     assert world.update("a-app", resources(9, 1)) is None
     assert len(world.cpus("a-app")) == 9
     world.stop("a-app")
-    assert put(world, "fraction", {}, 1.5) == ("", "")
-    assert put(world, "burstable", {}, 2, 1, QoSClass.BURSTABLE) == ("", "")
-    assert put(world, "out", {"bind": "none"}, 2) == ("", "")
-    assert put(world, "shares", {"cpus": "shared"}, 2) == ("", "")
-    assert put(world, "aligned", {"policy": "single-numa-node"}, 2)[1] == "0"
-    assert put(world, "memory", {"bind": "cpu+mem"}, 2)[1] == "0"
-    assert put(world, "listed", {"numamem": "1"}, 2)[1] == "1"
+    assert world.put("fraction", {}, 1.5, 1) == ("", "")
+    assert world.put("burstable", {}, 2, 1, QoSClass.BURSTABLE) == ("", "")
+    assert world.put("out", {"bind": "none"}, 2, 1) == ("", "")
+    assert world.put("shares", {"cpus": "shared"}, 2, 1) == ("", "")
+    assert world.put("aligned", {"policy": "single-numa-node"}, 2, 1)[1] == "0"
+    assert world.put("memory", {"bind": "cpu+mem"}, 2, 1)[1] == "0"
+    assert world.put("listed", {"numamem": "1"}, 2, 1)[1] == "1"
     world.check()
 
 
 def test_static_cpus_refuses_a_pod_that_there_are_no_cpus_for() -> None:
     world = World(machines.single_no_smt(), STATIC)
-    assert world.refuse(pod("a"), wants=resources(5)).reason == "NotEnoughCPUs"
-    assert put(World(machines.single_no_smt()), "a", {}, 3) == ("", "")
+    assert world.refused("a", {}, 5).reason == "NotEnoughCPUs"
+    assert World(machines.single_no_smt()).put("a", {}, 3, 1) == ("", "")
 
 
 def test_static_cpus_with_the_kubelets_memory_manager_gives_memory_nodes_too() -> None:
     world = World(machines.dual_no_smt(), Settings(static_cpus=True, kubelet_memory=True))
-    assert put(world, "a", {}, 2, 12)[1] == "0"
-    assert put(world, "b", {}, 2, 12)[1] == "1"
-    assert world.refuse(pod("c"), wants=resources(2, 12)).reason == "NotEnoughMemory"
+    assert world.put("a", {}, 2, 12)[1] == "0"
+    assert world.put("b", {}, 2, 12)[1] == "1"
+    assert world.refused("c", {}, 2, 12).reason == "NotEnoughMemory"
 
 
 def test_static_cpus_says_where_it_comes_from() -> None:
     world = World(machines.dual_no_smt(), STATIC)
-    put(world, "a", {}, 2)
-    known = world.agent.grounds_of("a-app")
-    assert known is not None
+    world.put("a", {}, 2, 1)
+    known = world.grounds("a-app")
     assert known.basis.requested is not None
     assert known.basis.requested["cpus"][1] == "staticCPUs"
 
@@ -241,18 +233,18 @@ def test_a_pod_as_wide_as_its_socket_is_as_wide_as_it_needs_to_be() -> None:
     """12 GiB take both NUMA nodes; one socket is what the kubelet's option asks for."""
     world = one_socket()
     of = pod("p", RESTRICTED_POD, total=resources(2.5, 12))
-    world.place(of, container(of, "a", resources(0.5, 4)))
+    world.add(of, "a", 0.5, 4)
     for name in "bc":
-        assert world.place(of, container(of, name, resources(1, 4)))[1] == "0-1"
+        assert world.add(of, name, 1, 4)[1] == "0-1"
     world.check()
 
 
 def test_cpus_from_elsewhere_in_the_socket_make_a_pod_no_wider() -> None:
     world = one_socket()
-    world.place(pod("o", {"numacpu": "4-5", "cpus": "exclusive"}), wants=resources(2))
+    world.put("o", {"numacpu": "4-5", "cpus": "exclusive"}, 2)
     of = pod("p", RESTRICTED_POD, total=resources(2, 2))
     for name in "ab":
-        world.place(of, container(of, name, resources(1, 1)))
+        world.add(of, name, 1, 1)
     assert world.agent.state.pods[of.uid].affinity_preferred
     world.check()
 
@@ -261,9 +253,9 @@ def test_cpus_that_its_pod_would_not_have_had_are_refused() -> None:
     """Four and four CPUs of which three are free each, as the pod comes that needs two and two."""
     world = one_socket()
     for number, listed in enumerate(("0", "4")):
-        world.place(pod(f"o{number}", {"numacpu": listed, "cpus": "exclusive"}), wants=resources(1))
+        world.put(f"o{number}", {"numacpu": listed, "cpus": "exclusive"}, 1)
     of = pod("p", RESTRICTED_POD, total=resources(4, 2))
-    world.place(of, container(of, "a", resources(2, 1)))
+    world.add(of, "a", 2, 1)
     refused = world.refuse(of, container(of, "b", resources(2, 1)))
     assert (
         "cpu: 2 exclusive CPUs needed, 1 free for exclusive use on NUMA node 0" in refused.message

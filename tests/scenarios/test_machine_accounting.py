@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from nri_numa.agent.view import LiveView
 from nri_numa.engine.accounting import take_within
 from nri_numa.engine.cpus.allocator import ChosenCPUs, TakeRequest
-from nri_numa.engine.decision import Machine, Refused
+from nri_numa.engine.decision import Machine
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.settings import CPUAmount, Limits, Settings
@@ -29,7 +29,7 @@ def _view(world: World) -> LiveView:
 
 def _isolated(world: World, count: int) -> None:
     for n in range(count):
-        world.place(pod(f"isolated{n}", ISOLATE), wants=resources(1, 1))
+        world.put(f"isolated{n}", ISOLATE, 1, 1)
 
 
 def test_case_11_idle_siblings_are_not_free_for_shared_containers() -> None:
@@ -37,9 +37,9 @@ def test_case_11_idle_siblings_are_not_free_for_shared_containers() -> None:
     world = World(synthetic(sockets=2, numa_per_socket=1, cores_per_numa=4), MANY_IDLE)
     _isolated(world, 6)
     for n in range(2):
-        world.place(pod(f"shared{n}", SINGLE), wants=resources(1.5, 1))
+        world.put(f"shared{n}", SINGLE, 1.5, 1)
 
-    refused = world.refuse(pod("shared2", SINGLE), wants=resources(1.5, 1))
+    refused = world.refused("shared2", SINGLE, 1.5, 1)
 
     assert refused.reason == "TopologyAffinityError"
     assert "free: NUMA node 0: 0.5 CPUs" in refused.message
@@ -52,10 +52,8 @@ def test_case_11_idle_siblings_are_not_free_for_shared_containers() -> None:
 def test_case_11_owners_leave_what_shared_containers_were_promised() -> None:
     """An owner of several NUMA nodes takes from each what it can spare."""
     world = World(machines.dual_no_smt())
-    _, mems = world.place(pod("shared", SINGLE), wants=resources(6, 1))
-    of = pod("wide", {"policy": "best-effort", "cpus": "exclusive"})
-
-    world.place(of, wants=resources(9, 1))
+    _, mems = world.put("shared", SINGLE, 6, 1)
+    world.put("wide", {"policy": "best-effort", "cpus": "exclusive"}, 9, 1)
 
     own = world.cpus("wide-app")
     left = world.topology.numa_nodes[int(mems)].cpus - own
@@ -65,24 +63,23 @@ def test_case_11_owners_leave_what_shared_containers_were_promised() -> None:
 def test_case_11_oversold_cpus_cannot_be_owned_and_promised() -> None:
     """With 8 CPUs sold twice and 7 of them owned, 2 are promised and not 9."""
     world = World(machines.single_smt(), Settings(oversale=2.0))
-    world.place(pod("owner", SINGLE), wants=resources(7, 1))
-    of = pod("shared", {"policy": "restricted", "cpus": "shared"})
-    refused = world.refuse(of, wants=resources(2.5, 1))
+    world.put("owner", SINGLE, 7, 1)
+    refused = world.refused("shared", {"policy": "restricted", "cpus": "shared"}, 2.5, 1)
     assert "free: NUMA node 0: 2 CPUs" in refused.message
 
 
 def test_case_11_the_last_cpu_of_the_pool_is_not_said_to_be_free() -> None:
     """The text of a refusal counts what could be owned."""
     world = World(machines.single_no_smt())
-    refused = world.refuse(pod("all", {"policy": "restricted"}), wants=resources(5, 1))
+    refused = world.refused("all", {"policy": "restricted"}, 5, 1)
     assert "free: NUMA node 0: 3 CPUs" in refused.message
 
 
 def test_case_11_a_shared_container_is_booked_where_there_is_room() -> None:
     """Half of it on each NUMA node would promise more of the fuller one than it has."""
     world = World(machines.dual_no_smt())
-    world.place(pod("first", SINGLE), wants=resources(6.5, 1))
-    world.place(pod("wide", {"policy": "best-effort"}), wants=resources(9, 1))
+    world.put("first", SINGLE, 6.5, 1)
+    world.put("wide", {"policy": "best-effort"}, 9, 1)
     left = world.agent.machine.cpu_left(world.agent.state)
     assert sorted(left.values()) == [0, 500]
     assert all(c.cpu_milli <= 8000 for c in world.agent.state.charges.values())
@@ -106,12 +103,11 @@ def test_case_11_whole_cores_come_from_where_they_can_be_spared() -> None:
 def test_a_refusal_says_whose_requests_the_shared_pool_serves() -> None:
     world = World(machines.dual_no_smt())
     for name, cpus in (("big", 7.5), ("other", 8), ("small", 0.25)):
-        of = pod(name, {"policy": "single-numa-node"}, qos=QoSClass.BURSTABLE)
-        world.place(of, wants=resources(cpus))
+        world.put(name, {"policy": "single-numa-node"}, cpus, qos=QoSClass.BURSTABLE)
     idle = pod("idle", {"policy": "single-numa-node"}, qos=QoSClass.BEST_EFFORT)
     world.place(idle, container(idle, "none"))
     for asks in ({}, {"policy": "best-effort"}, {"policy": "single-numa-node"}):
-        refused = world.refuse(pod("own", {**asks, "cpus": "exclusive"}), wants=resources(2))
+        refused = world.refused("own", {**asks, "cpus": "exclusive"}, 2)
         assert refused.message.endswith(
             "; held: default/other/app requests 8 CPUs of the shared pool, "
             "default/big/app requests 7.5 CPUs of the shared pool, "
@@ -122,18 +118,14 @@ def test_a_refusal_says_whose_requests_the_shared_pool_serves() -> None:
 def test_a_resize_that_is_refused_says_who_has_its_numa_node() -> None:
     world = World(machines.dual_no_smt())
     mine = {"policy": "single-numa-node"}
-    of = pod("own", mine)
-    made = container(of, wants=resources(2, 1))
-    world.place(of, made)
+    world.put("own", mine, 2, 1)
     for name, cpus in (("near", 5), ("far", 5)):
-        world.place(pod(name, mine, qos=QoSClass.BURSTABLE), wants=resources(cpus))
+        world.put(name, mine, cpus, qos=QoSClass.BURSTABLE)
     where = {a.pod: a.numa_nodes for a in world.agent.state.allocations.values()}
     near = next(name for name in ("near", "far") if where[name] == where["own"])
-    refused = world.update(made.id, resources(8, 1))
-    assert isinstance(refused, Refused)
+    refused = world.update_refused("own-app", resources(8, 1))
     assert refused.reason == "NotEnoughCPUs"
     assert f"held: default/{near}/app requests" in refused.message
     assert refused.message.count("requests") == 1
-    refused = world.update(f"{near}-app", resources(8, 0))
-    assert isinstance(refused, Refused)
+    refused = world.update_refused(f"{near}-app", resources(8, 0))
     assert "held: default/own/app has exclusive CPUs" in refused.message

@@ -10,7 +10,7 @@ from nri_numa.engine.state import Kind, violations
 from nri_numa.machine.synthetic import Numbering, synthetic
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.workload import Resources
-from tests.beds.world import World, container, pod, resources
+from tests.beds.world import World, container, pod
 from tests.machines import named as machines
 
 SINGLE = {"policy": "single-numa-node"}
@@ -25,7 +25,7 @@ def foreign(world: World, name: str, cpus: str) -> None:
     of = pod(name)
     made = container(of)
     world.create(of, replace(made, resources=replace(made.resources, cpus=cpus)))
-    assert world.agent.state.allocations[made.id].kind is Kind.FOREIGN
+    assert world.allocation(made.id).kind is Kind.FOREIGN
 
 
 @pytest.mark.parametrize("smt", ["any", "spread", "isolate", "full-core", "pair"])
@@ -35,18 +35,16 @@ def test_case_15_cpus_that_somebody_else_pinned_are_the_last(smt: str) -> None:
         synthetic(sockets=1, numa_per_socket=1, cores_per_numa=4, numbering=Numbering.ADJACENT)
     )
     foreign(world, "kubelets", "0-1")
-    world.place(pod("a", {**SINGLE, "smt": smt}), wants=resources(2, 1))
+    world.put("a", {**SINGLE, "smt": smt}, 2, 1)
     assert not world.cpus("a-app") & world.topology.siblings_of(world.cpus("kubelets-app"))
 
 
 def test_case_15_when_there_are_no_others_they_are_given_and_it_is_said() -> None:
     world = World(machines.single_no_smt())
     foreign(world, "kubelets", "0-1")
-    assert world.place(pod("a", SINGLE), wants=resources(3, 1))[0] == "0,2-3"
-    known = world.agent.grounds_of("a-app")
-    assert known is not None
-    assert (
-        "CPU 0 is also used by containers that another component pinned there" in known.basis.steps
+    assert world.put("a", SINGLE, 3, 1)[0] == "0,2-3"
+    assert "CPU 0 is also used by containers that another component pinned there" in world.steps(
+        "a-app"
     )
 
 
@@ -54,8 +52,8 @@ def test_case_15_another_numa_node_comes_first() -> None:
     world = World(machines.dual_no_smt())
     foreign(world, "kubelets", "0-3")
     # More of the memory of NUMA node 1 is in use.
-    world.place(pod("other", {"numamem": "1"}), wants=resources(0, 4))
-    assert world.place(pod("a", SINGLE), wants=resources(6, 1))[1] == "1"
+    world.put("other", {"numamem": "1"}, 0, 4)
+    assert world.put("a", SINGLE, 6, 1)[1] == "1"
 
 
 def test_case_15_the_kubelets_shared_pool_is_no_pin() -> None:
@@ -63,14 +61,13 @@ def test_case_15_the_kubelets_shared_pool_is_no_pin() -> None:
     world = World(machines.dual_no_smt())
     foreign(world, "pool", "0-13")
     assert not _elsewhere(world)
-    assert world.place(pod("a", SINGLE), wants=resources(2, 1))[0] == "0-1"
+    assert world.put("a", SINGLE, 2, 1)[0] == "0-1"
 
 
 def test_case_15_it_is_known_after_a_restart_and_forgotten_with_the_container() -> None:
     world = World(machines.single_no_smt())
     foreign(world, "kubelets", "0-1")
-    world.boot()
-    world.synchronize()
+    world.restart()
     assert str(_elsewhere(world)) == "0-1"
     world.stop("kubelets-app")
     assert not _elsewhere(world)

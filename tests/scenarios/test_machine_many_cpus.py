@@ -10,7 +10,7 @@ from nri_numa.machine.synthetic import synthetic
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import QoSClass, Refusal, Requested, Resources
-from tests.beds.world import World, container, pod, resources
+from tests.beds.world import World, container, pod
 from tests.machines import named as machines
 
 MANY = 262_144
@@ -25,7 +25,7 @@ def test_case_12_ten_thousand_cpus_are_asked_for(wish: dict[str, str], large: bo
     """On a big machine they were placed as 256; elsewhere "needs 256" was refused."""
     big = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=320, threads=1)
     world = World(big if large else machines.dual_smt())
-    refused = world.refuse(pod("a", wish), wants=resources(10_000, 1))
+    refused = world.refused("a", wish, 10_000, 1)
     assert "10000 exclusive CPUs" in refused.message
 
 
@@ -48,8 +48,10 @@ def test_case_12_shares_that_saturate_are_no_number(total: float) -> None:
 
 def test_case_12_shared_ones_need_at_least_that() -> None:
     world = World(machines.dual_smt())
-    of = pod("a", {"policy": "single-numa-node"}, qos=QoSClass.BURSTABLE)
-    refused = world.refuse(of, wants=Resources(cpu_shares=MANY))
+    refused = world.refuse(
+        pod("a", {"policy": "single-numa-node"}, qos=QoSClass.BURSTABLE),
+        wants=Resources(cpu_shares=MANY),
+    )
     assert "needs at least 256 CPUs" in refused.message
 
 
@@ -57,7 +59,7 @@ def test_a_list_names_every_second_of_a_thousand_cpus() -> None:
     """It has 2,000 characters; the kernel's lists of such machines are as long."""
     world = World(machines.sixty_four_nodes())
     cpus = CPUSet(range(0, 1024, 2))
-    world.place(pod("a", {"numacpu": str(cpus)}))
+    world.put("a", {"numacpu": str(cpus)})
     assert world.cpus("a-app") == cpus
 
 

@@ -10,7 +10,7 @@ import pytest
 from nri_numa.machine.synthetic import synthetic, sysfs_files
 from nri_numa.machine.sysfs import discover
 from nri_numa.model.machine import Topology
-from tests.beds.world import World, pod, resources
+from tests.beds.world import World
 from tests.machines import named as machines
 from tests.machines.named import write_tree
 
@@ -48,8 +48,8 @@ def test_case_13_cpus_of_an_offline_numa_node_are_not_near_the_only_online_one(
     assert {machine.cpus[i].numa_node for i in range(8, 16)} == {None}
     assert "CPUs 8-15 belong to no NUMA node" in machine.warnings
     world = World(machine)
-    assert world.place(pod("a", SINGLE), wants=resources(7, 1))[0] == "0-6"
-    refused = world.refuse(pod("wide", SINGLE), wants=resources(4, 1))
+    assert world.put("a", SINGLE, 7, 1)[0] == "0-6"
+    refused = world.refused("wide", SINGLE, 4, 1)
     assert "free: NUMA node 0: 1 CPU" in refused.message
 
 
@@ -115,8 +115,8 @@ def test_case_14_sockets_count_before_ids_where_no_cache_is_told() -> None:
         cores_per_l3=0,
     )  # fmt: skip
     world = World(base)
-    world.place(pod("first", {"numacpu": "0,2", "cpus": "exclusive"}), wants=resources(2))
-    world.place(pod("a", SINGLE), wants=resources(3, 1))
+    world.put("first", {"numacpu": "0,2", "cpus": "exclusive"}, 2)
+    world.put("a", SINGLE, 3, 1)
     assert {base.cpus[i].socket for i in world.cpus("a-app")} == {1}
 
 
@@ -159,9 +159,9 @@ def test_case_14_clusters_and_dies_stand_in_for_caches(
     assert [str(g.cpus) for g in machine.l3_groups.values()] == ["0-3", "4-7", "8-11", "12-15"]
     assert f"the kernel reports no L3 caches; {noun} are taken for them" in machine.warnings
     world = World(machine)
-    world.place(pod("first", {"numacpu": "0-1", "cpus": "exclusive"}), wants=resources(2))
-    world.place(pod("other", {"numamem": "1"}), wants=resources(1, 12))
-    assert world.place(pod("a", SINGLE), wants=resources(4, 1))[0] == "4-7"
+    world.put("first", {"numacpu": "0-1", "cpus": "exclusive"}, 2)
+    world.put("other", {"numamem": "1"}, 1, 12)
+    assert world.put("a", SINGLE, 4, 1)[0] == "4-7"
 
 
 def test_case_14_groups_that_tell_nothing_are_not_taken(tmp_path: Path) -> None:

@@ -40,24 +40,24 @@ def test_case_17_pack_fills_one_by_the_same_measure() -> None:
 def test_case_17_memory_counts_where_it_is_scarcest() -> None:
     """Node 0 has its memory nearly full and its CPUs free; node 1 the other way round, less so."""
     world = World(machines.dual_no_smt())
-    world.place(pod("memory", {"numamem": "0"}), wants=resources(0, 13))
-    world.place(pod("cpus", {"numacpu": "8-11", "cpus": "exclusive"}), wants=resources(4))
-    assert world.place(pod("a", POLICY, qos=BURSTABLE), wants=resources(1, 1))[1] == "1"
+    world.put("memory", {"numamem": "0"}, 0, 13)
+    world.put("cpus", {"numacpu": "8-11", "cpus": "exclusive"}, 4)
+    assert world.put("a", POLICY, 1, 1, qos=BURSTABLE)[1] == "1"
 
 
 def test_case_17_shares_and_not_amounts_decide() -> None:
     """A small NUMA node that is empty is emptier than a large one that is half full."""
     base = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=8, threads=1, memory_gib=16)
     world = World(base, Settings(capacity_factor={1: 0.5}))
-    world.place(pod("first", {"numacpu": "0-3", "cpus": "exclusive"}), wants=resources(4))
-    world.place(pod("a", {**POLICY, "bind": "cpu"}, qos=BURSTABLE), wants=resources(1))
-    assert str(world.agent.state.allocations["a-app"].numa_nodes) == "1"
+    world.put("first", {"numacpu": "0-3", "cpus": "exclusive"}, 4)
+    world.put("a", {**POLICY, "bind": "cpu"}, 1, qos=BURSTABLE)
+    assert str(world.allocation("a-app").numa_nodes) == "1"
 
 
 def test_case_17_huge_pages_count_too() -> None:
     world = World(machines.huge_pages())
     pages = 2 << 20
-    world.place(pod("first", {"numamem": "0"}), wants=resources(0, 0, hugepages={pages: GIB // 2}))
+    world.put("first", {"numamem": "0"}, 0, 0, pages={pages: GIB // 2})
     of = pod("a", POLICY, qos=BURSTABLE)
     wants = resources(1, 1, hugepages={pages: GIB // 4})
     assert world.place(of, wants=wants)[1] == "1"

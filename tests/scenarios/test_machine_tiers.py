@@ -38,35 +38,31 @@ def issue_machine() -> Topology:
 
 def test_case_9_best_effort_is_never_pinned_to_less_than_it_asked_for() -> None:
     world = World(issue_machine())
-    of = pod("large", BEST_EFFORT, qos=QoSClass.BURSTABLE)
-    cpus, mems = world.place(of, wants=resources(2, 20))
+    cpus, mems = world.put("large", BEST_EFFORT, 2, 20, qos=QoSClass.BURSTABLE)
     assert (bool(cpus), mems) == (True, "")
-    allocation = world.agent.state.allocations["large-app"]
+    allocation = world.allocation("large-app")
     assert not allocation.preferred
-    known = world.agent.grounds_of("large-app")
-    assert known is not None
     assert any(
         "memory-only NUMA nodes 2-3 with 128 GiB are not allowed" in step
-        for step in known.basis.steps
+        for step in world.steps("large-app")
     )
 
 
 def test_case_9_where_it_fits_without_the_tier_it_is_pinned_without_it() -> None:
     world = World(issue_machine())
-    assert world.place(pod("a", BEST_EFFORT), wants=resources(2, 12))[1] == "0-1"
+    assert world.put("a", BEST_EFFORT, 2, 12)[1] == "0-1"
 
 
 @pytest.mark.parametrize("policy", ["single-numa-node", "restricted", "best-effort"])
 def test_case_9_a_tier_that_is_let_in_serves_the_numa_node_it_is_near_to(policy: str) -> None:
     """NUMA node 2 hangs at socket 0 and 3 at socket 1; 20 GiB take 0 and 2, or 1 and 3."""
     world = World(issue_machine(), Settings(memory_only_nodes=NUMASet([2, 3])))
-    cpus, mems = world.place(pod("large", {"policy": policy}), wants=resources(2, 20))
+    cpus, mems = world.put("large", {"policy": policy}, 2, 20)
     node = world.topology.numa_of(world.cpus("large-app"))
     assert mems == {"0": "0,2", "1": "1,3"}[str(node)]
     assert cpus
-    assert world.agent.state.allocations["large-app"].preferred
-    known = world.agent.grounds_of("large-app")
-    assert known is not None
+    assert world.allocation("large-app").preferred
+    known = world.grounds("large-app")
     assert any("memory-only NUMA node" in step and "serves" in step for step in known.basis.steps)
     assert known.alignment is not None
     memory = known.alignment.resources[1]
@@ -76,12 +72,12 @@ def test_case_9_a_tier_that_is_let_in_serves_the_numa_node_it_is_near_to(policy:
 
 def test_case_9_small_needs_stay_off_the_tier() -> None:
     world = World(issue_machine(), Settings(memory_only_nodes=NUMASet([2, 3])))
-    assert world.place(pod("small", SINGLE), wants=resources(2, 4))[1] in ("0", "1")
+    assert world.put("small", SINGLE, 2, 4)[1] in ("0", "1")
 
 
 def test_case_9_a_strict_policy_names_the_tier_that_nobody_let_in() -> None:
     world = World(told(issue_machine(), {}, {0: 4, 1: 4, 2: 22, 3: 22}))
-    refused = world.refuse(pod("large", SINGLE), wants=resources(2, 20))
+    refused = world.refused("large", SINGLE, 2, 20)
     assert "memory-only NUMA nodes 2-3 (memory tier 22) with 128 GiB are not allowed" in (
         refused.message
     )
@@ -90,10 +86,8 @@ def test_case_9_a_strict_policy_names_the_tier_that_nobody_let_in() -> None:
 def test_case_9_a_tier_is_let_in_by_its_number() -> None:
     topology = told(issue_machine(), {}, {0: 4, 1: 4, 2: 22, 3: 1})
     world = World(topology, Settings(memory_tiers=frozenset({22})))
-    assert world.place(pod("large", SINGLE), wants=resources(2, 20))[1] == "0,2"
-    again = pod("again", SINGLE)
-    made = container(again, wants=resources(2, 60))
-    refused = world.refuse(again, made)
+    assert world.put("large", SINGLE, 2, 20)[1] == "0,2"
+    refused = world.refused("again", SINGLE, 2, 60)
     assert "memory-only NUMA node 3 (memory tier 1)" in refused.message
 
 
@@ -102,17 +96,17 @@ def test_case_9_cpus_without_memory_are_served_by_what_is_near(policy: str) -> N
     """CPUs on NUMA nodes 0 and 1, all memory on 2: it read "which this machine does not have"."""
     world = World(machines.cpu_only())
     for n in range(2):
-        assert world.place(pod(f"p{n}", {"policy": policy}), wants=resources(4, 12))[1] == "2"
+        assert world.put(f"p{n}", {"policy": policy}, 4, 12)[1] == "2"
     nodes = {str(a.numa_nodes) for a in world.agent.state.allocations.values()}
     assert nodes == {"0", "1"}
     # It is one memory for both, not one for each.
-    refused = world.refuse(pod("third", {"policy": policy}), wants=resources(2, 12))
+    refused = world.refused("third", {"policy": policy}, 2, 12)
     assert "NUMA node 2: 0 CPUs for exclusive use, 8 GiB memory" in refused.message
 
 
 def test_case_9_shared_memory_counts_once_for_wide_containers() -> None:
     world = World(machines.cpu_only())
-    refused = world.refuse(pod("wide", RESTRICTED), wants=resources(10, 40))
+    refused = world.refused("wide", RESTRICTED, 10, 40)
     assert refused.reason == "TopologyAffinityError"
     assert "40 GiB memory" in refused.message
 
@@ -125,7 +119,7 @@ def test_case_9_each_virtual_cpu_node_takes_its_own_memory_node() -> None:
     world = World(topology)
     seen = set()
     for n in range(2):
-        _, mems = world.place(pod(f"p{n}", SINGLE), wants=resources(4, 10))
+        _, mems = world.put(f"p{n}", SINGLE, 4, 10)
         seen.add((str(world.topology.numa_of(world.cpus(f"p{n}-app"))), mems))
     assert seen == {("0", "2"), ("1", "3")}
 
@@ -134,7 +128,7 @@ def test_case_9_initiators_beat_distances() -> None:
     topology = told(issue_machine(), {2: {1}, 3: {0}}, {})
     world = World(topology, Settings(memory_only_nodes=NUMASet([2, 3])))
     for n in range(2):
-        _, mems = world.place(pod(f"p{n}", SINGLE), wants=resources(2, 20))
+        _, mems = world.put(f"p{n}", SINGLE, 2, 20)
         node = str(world.topology.numa_of(world.cpus(f"p{n}-app")))
         assert mems == {"0": "0,3", "1": "1-2"}[node]
 
@@ -146,7 +140,7 @@ def test_case_9_knl_in_flat_mode() -> None:
         memory_only_gib=(16,), distances=[[10, 31], [31, 10]],
     )  # fmt: skip
     world = World(topology, Settings(memory_only_nodes=NUMASet([1])))
-    assert world.place(pod("hpc", SINGLE), wants=resources(8, 100))[1] == "0-1"
+    assert world.put("hpc", SINGLE, 8, 100)[1] == "0-1"
 
 
 def test_case_9_the_nearest_memory_needs_no_leave_and_other_tiers_do() -> None:
@@ -158,7 +152,7 @@ def test_case_9_the_nearest_memory_needs_no_leave_and_other_tiers_do() -> None:
     nodes = {**base.numa_nodes, 1: replace(base.numa_nodes[1], memory_bytes=0)}
     world = World(replace(base, numa_nodes=nodes))
     assert str(world.agent.machine.tiers.outside) == "3"
-    cpus, mems = world.place(pod("a", SINGLE), wants=resources(4, 20))
+    cpus, mems = world.put("a", SINGLE, 4, 20)
     assert (str(world.topology.numa_of(world.cpus("a-app"))), mems) == ("1", "2")
     assert cpus
 
@@ -182,7 +176,7 @@ def test_case_10_lists_are_booked_on_memory_only_numa_nodes() -> None:
         sockets=1, numa_per_socket=1, cores_per_numa=4, memory_only_gib=(996 / 1024,)
     )
     world = World(topology)
-    assert world.place(pod("first", {"numamem": "1"}), wants=resources(1, 900 / 1024))[1] == "1"
+    assert world.put("first", {"numamem": "1"}, 1, 900 / 1024)[1] == "1"
     second = pod("second", {"numamem": "1"})
     refused = world.refuse(second, wants=resources(1, 900 / 1024))
     assert refused.reason == "NotEnoughMemory"
@@ -199,10 +193,8 @@ def test_case_10_the_memory_of_a_gpu_is_warned_of(caplog: pytest.LogCaptureFixtu
         distances=[[10, 40, 80, 80], [40, 10, 80, 80], [80, 80, 10, 80], [80, 80, 80, 10]],
     )  # fmt: skip
     world = World(topology)
-    assert world.place(pod("a", {"numamem": "250"}), wants=resources(1, 4))[1] == "250"
-    known = world.agent.grounds_of("a-app")
-    assert known is not None
-    assert any("memory-only NUMA node 250, at distance 80" in step for step in known.basis.steps)
+    assert world.put("a", {"numamem": "250"}, 1, 4)[1] == "250"
+    assert any("memory-only NUMA node 250, at distance 80" in step for step in world.steps("a-app"))
     assert [r.message for r in caplog.records if r.levelname == "WARNING"] == [
         "container placed as listed, which may not be meant"
     ]
@@ -210,7 +202,7 @@ def test_case_10_the_memory_of_a_gpu_is_warned_of(caplog: pytest.LogCaptureFixtu
 
 def test_case_10_a_tier_that_was_let_in_is_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     world = World(issue_machine(), Settings(memory_only_nodes=NUMASet([2, 3])))
-    world.place(pod("a", {"numamem": "2"}), wants=resources(1, 4))
+    world.put("a", {"numamem": "2"}, 1, 4)
     assert not [r for r in caplog.records if r.levelname == "WARNING"]
 
 
@@ -231,13 +223,13 @@ def test_case_9_where_no_numa_node_has_both_there_is_one_tier() -> None:
 
 def test_case_9_without_a_policy_memory_is_widened_to_where_it_fits() -> None:
     world = World(issue_machine())
-    assert world.place(pod("a", {"cpus": "exclusive"}), wants=resources(2, 12))[1] == "0-1"
-    assert not world.agent.state.allocations["a-app"].preferred
+    assert world.put("a", {"cpus": "exclusive"}, 2, 12)[1] == "0-1"
+    assert not world.allocation("a-app").preferred
 
 
 def test_case_9_a_refusal_for_cpus_says_nothing_of_tiers() -> None:
     world = World(issue_machine())
-    refused = world.refuse(pod("a", SINGLE), wants=resources(12, 1))
+    refused = world.refused("a", SINGLE, 12, 1)
     assert "not allowed" not in refused.message
 
 
@@ -245,15 +237,15 @@ def test_case_9_a_machine_that_tells_no_memory_pins_none() -> None:
     base = machines.dual_no_smt()
     nodes = {i: replace(n, memory_bytes=0) for i, n in base.numa_nodes.items()}
     world = World(replace(base, numa_nodes=nodes))
-    assert world.place(pod("a", BEST_EFFORT), wants=resources(2))[1] == ""
+    assert world.put("a", BEST_EFFORT, 2)[1] == ""
 
 
 def test_case_9_why_another_lost_counts_no_tier_as_its_own() -> None:
     world = World(issue_machine(), Settings(memory_only_nodes=NUMASet([2, 3])))
     for n in range(2):
-        world.place(pod(f"p{n}", SINGLE), wants=resources(2, 20))
+        world.put(f"p{n}", SINGLE, 2, 20)
     known = world.agent.grounds_of("p1-app")
-    allocation = world.agent.state.allocations["p1-app"]
+    allocation = world.allocation("p1-app")
     text = " ".join(sentences(of_allocation(allocation, known, "4-5")))
     assert "NUMA node 0 lost: the strategy ranks it lower." in text
 
@@ -266,12 +258,10 @@ def test_case_9_listed_memory_has_its_cpus_where_its_initiators_are(policy: str)
         of = pod(f"on-{numamem}", {"policy": policy, "numamem": numamem})
         made = container(of, wants=resources(2, 20))
         assert world.place(of, made)[1] == numamem
-        allocation = world.agent.state.allocations[made.id]
+        allocation = world.allocation(made.id)
         assert allocation.numa_nodes == NUMASet([numa_node])
         assert allocation.preferred
-        known = world.agent.grounds_of(made.id)
-        assert known is not None
         assert any(
-            "(memory tier 22)" in step and "not allowed" in step for step in known.basis.steps
+            "(memory tier 22)" in step and "not allowed" in step for step in world.steps(made.id)
         )
     world.check()

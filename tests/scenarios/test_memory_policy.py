@@ -36,8 +36,7 @@ def two_nodes(policies: MemoryPolicies | None = None, **settings: object) -> Wor
 
 
 def admitted(world: World, of: PodSandbox, cpus: float = 1, memory: float = 1) -> Admitted:
-    answer = world.create(of, container(of, wants=resources(cpus, memory)))
-    assert isinstance(answer, Admitted), answer
+    answer = world.admit(of, wants=resources(cpus, memory))
     world.check()
     return answer
 
@@ -65,7 +64,7 @@ def test_it_is_about_the_memory_nodes_of_the_container(mode: str, nodes: str) ->
 
 
 def booked(world: World, name: str = "a-app") -> dict[int, float]:
-    charges = world.agent.state.allocations[name].charges
+    charges = world.allocation(name).charges
     return {i: charge.memory / GIB for i, charge in charges.items()}
 
 
@@ -78,8 +77,7 @@ def test_interleaved_memory_is_booked_as_it_is_used() -> None:
     assert booked(world) == {0: 5, 1: 5}
     assert world.update("a-app", resources(1, 12)) is None
     assert booked(world) == {0: 6, 1: 6}
-    small = pod("b", {"policy": "single-numa-node"})
-    assert "at most 2 GiB free" in world.refuse(small, wants=resources(1, 3)).message
+    assert "at most 2 GiB free" in world.refused("b", {"policy": "single-numa-node"}, 1, 3).message
 
 
 def test_weighted_interleave_is_booked_by_the_kernels_weights() -> None:
@@ -100,7 +98,7 @@ def test_interleaved_huge_pages_are_booked_page_by_page() -> None:
     of = pod("a", {"numamem": "0-1", "mempolicy": "interleave"})
     made = container(of, wants=resources(1, 1, hugepages={GIB: 3 * GIB}))
     assert isinstance(world.create(of, made), Admitted)
-    charges = world.agent.state.allocations[made.id].charges
+    charges = world.allocation(made.id).charges
     assert [c.hugepages for c in charges.values()] == [{GIB: 2 * GIB}, {GIB: GIB}]
 
 
@@ -149,7 +147,7 @@ def test_the_runtime_is_told_the_kernels_mode(mode: MemoryPolicy) -> None:
 def test_the_explanation_says_it() -> None:
     world = two_nodes()
     admitted(world, pod("a", {"numamem": "0-1", "mempolicy": "interleave"}))
-    allocation = world.agent.state.allocations["a-app"]
+    allocation = world.allocation("a-app")
     text = "\n".join(sentences(of_allocation(allocation, world.agent.grounds_of("a-app"), "")))
     assert "mempolicy: interleave" in text
     assert "its memory in turn from each of its NUMA nodes" in text
@@ -158,7 +156,7 @@ def test_the_explanation_says_it() -> None:
 
 def told(world: World) -> str:
     """What is explained of the container, with as much as is known by now."""
-    allocation, known = world.agent.state.allocations["a-app"], world.agent.grounds_of("a-app")
+    allocation, known = world.allocation("a-app"), world.agent.grounds_of("a-app")
     return "\n".join(sentences(of_allocation(allocation, known, "")))
 
 
@@ -168,11 +166,9 @@ SAID = "asked to start it with the memory policy interleave: its memory in turn 
 def test_it_is_kept_over_a_restart_and_over_a_resize() -> None:
     """Nobody changes it while the container runs, so whoever looks later is told the same."""
     world = two_nodes()
-    of = pod("a", {"policy": "best-effort", "mempolicy": "interleave"})
-    world.place(of, wants=resources(1, 1))
+    world.put("a", {"policy": "best-effort", "mempolicy": "interleave"}, 1, 1)
     assert SAID in told(world)
-    world.boot()
-    world.synchronize()
+    world.restart()
     assert world.agent.grounds_of("a-app") is None
     assert SAID in told(world)
     assert world.update("a-app", resources(2, 1)) is None
@@ -192,9 +188,9 @@ def test_who_went_without_is_not_said_to_have_one() -> None:
 )
 def test_a_list_of_memory_nodes_is_no_excuse_to_go_without(more: dict[str, str]) -> None:
     asks = {"numamem": "0-1", "mempolicy": "interleave"}
-    refused = two_nodes(OLD).refuse(pod("a", {**asks, **more}))
+    refused = two_nodes(OLD).refused("a", {**asks, **more})
     assert refused.reason == "MemoryPolicyUnsupported"
-    refused = two_nodes(OLD).refuse(pod("a", {**asks, **more, "on-failure": "widen"}))
+    refused = two_nodes(OLD).refused("a", {**asks, **more, "on-failure": "widen"})
     assert refused.reason == "InvalidAnnotation"
     untouched = admitted(two_nodes(OLD), pod("a", {**asks, **more, "on-failure": "unpinned"}))
     assert untouched.adjustment.memory_policy is None
@@ -210,7 +206,7 @@ def test_one_container_may_go_without() -> None:
 
 @pytest.mark.parametrize("asks", [{}, {"numacpu": "1"}])
 def test_a_policy_on_nodes_needs_memory_nodes(asks: dict[str, str]) -> None:
-    refused = two_nodes().refuse(pod("a", {**asks, "mempolicy": "bind"}))
+    refused = two_nodes().refused("a", {**asks, "mempolicy": "bind"})
     assert refused.reason == "MemoryPolicyWithoutNodes"
     assert "mempolicy is 'bind' (annotation numa.kubernetes.io/mempolicy)" in refused.message
     assert "expected numamem, or a policy that pins its memory" in refused.message
@@ -234,7 +230,7 @@ def test_a_rule_or_a_default_stops_nobody_who_is_not_pinned() -> None:
 
 @pytest.mark.parametrize("bind", ["none", "cpu"])
 def test_it_contradicts_memory_that_is_left_alone(bind: str) -> None:
-    refused = two_nodes().refuse(pod("a", {"bind": bind, "mempolicy": "local"}))
+    refused = two_nodes().refused("a", {"bind": bind, "mempolicy": "local"})
     assert refused.reason == "InvalidAnnotation"
     assert "expected no mempolicy 'local'" in refused.message or "expected no bind" in (
         refused.message
@@ -246,10 +242,7 @@ def test_it_contradicts_memory_that_is_left_alone(bind: str) -> None:
 
 def test_what_others_pin_is_left_to_them() -> None:
     world = two_nodes()
-    of = pod("a", {"mempolicy": "bind"})
-    made = container(of, wants=replace(resources(1), cpus="3"))
-    answer = world.create(of, made)
-    assert isinstance(answer, Admitted)
+    answer = world.admit(pod("a", {"mempolicy": "bind"}), wants=replace(resources(1), cpus="3"))
     assert answer.adjustment.memory_policy is None
     assert (
         "mempolicy: bind has no effect: another component pins the container" in answer.trace.steps
@@ -261,7 +254,7 @@ def test_what_others_pin_is_left_to_them() -> None:
 
 def test_a_runtime_without_it_refuses_with_what_is_needed() -> None:
     world = two_nodes(OLD)
-    refused = world.refuse(pod("a", {"policy": "restricted", "mempolicy": "bind"}))
+    refused = world.refused("a", {"policy": "restricted", "mempolicy": "bind"})
     assert refused.reason == "MemoryPolicyUnsupported"
     assert refused.message == (
         "pod default/a, container app: mempolicy is 'bind' "
@@ -285,13 +278,13 @@ def test_best_effort_widens_unless_told_otherwise() -> None:
     world = two_nodes(OLD)
     assert admitted(world, pod("a", {"policy": "best-effort", "mempolicy": "bind"})).warnings
     asks = {"policy": "best-effort", "mempolicy": "bind", "on-failure": "reject"}
-    assert world.refuse(pod("b", asks)).reason == "MemoryPolicyUnsupported"
+    assert world.refused("b", asks).reason == "MemoryPolicyUnsupported"
 
 
 def test_a_single_policy_can_be_missing() -> None:
     weighted = MemoryPolicies({MemoryPolicy.WEIGHTED_INTERLEAVE: "Linux 6.1 does not have it; no"})
     world = two_nodes(weighted)
-    assert world.refuse(pod("a", {"numamem": "0", "mempolicy": "weighted-interleave"})).reason == (
+    assert world.refused("a", {"numamem": "0", "mempolicy": "weighted-interleave"}).reason == (
         "MemoryPolicyUnsupported"
     )
     assert given(world, {"numamem": "0", "mempolicy": "interleave"}) is not None
@@ -311,12 +304,8 @@ def test_new_settings_do_not_forget_what_the_runtime_can_set() -> None:
 
 def test_a_container_that_runs_already_is_pinned_without_it() -> None:
     world = two_nodes(OLD)
-    of = pod("a", {"policy": "restricted", "mempolicy": "bind"})
-    made = container(of, wants=resources(1, 1))
-    world.pods[of.id], world.live[made.id] = of, made
+    world.meet(pod("a", {"policy": "restricted", "mempolicy": "bind"}), wants=resources(1, 1))
     world.synchronize()
-    assert world.has(made.id)[1]
-    known = world.agent.grounds_of(made.id)
-    assert known is not None
-    assert "mempolicy: bind has no effect: the container runs already" in known.basis.steps
+    assert world.has("a-app")[1]
+    assert "mempolicy: bind has no effect: the container runs already" in world.steps("a-app")
     world.check()

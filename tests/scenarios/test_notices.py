@@ -6,7 +6,7 @@ import pytest
 
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.model.workload import QoSClass
-from tests.beds.world import World, container, pod, resources
+from tests.beds.world import World, container, pod
 
 SMALL = synthetic(sockets=1, numa_per_socket=2, cores_per_numa=2, threads=1)
 
@@ -23,8 +23,8 @@ def noted(world: World) -> list[tuple[str, str, str, int]]:
 
 
 def test_what_went_as_asked_is_nobodys_news(world: World) -> None:
-    world.place(pod("plain"))
-    world.place(pod("listed", {"numacpu": "1"}))
+    world.put("plain")
+    world.put("listed", {"numacpu": "1"})
     assert noted(world) == []
 
 
@@ -40,22 +40,19 @@ def test_a_refusal_is_noted_once_however_often_the_kubelet_asks(world: World) ->
 
 
 def test_wider_than_ideal_is_noted(world: World) -> None:
-    world.place(pod("first", {"numacpu": "0,2"}), wants=resources(2))
-    world.place(pod("wide", {"policy": "best-effort"}), wants=resources(2, 1))
+    world.put("first", {"numacpu": "0,2"}, 2)
+    world.put("wide", {"policy": "best-effort"}, 2, 1)
     assert noted(world) == [("widened", "", "wide", 1)]
 
 
 def test_not_pinned_is_noted(world: World) -> None:
-    of = pod("loose", {"policy": "single-numa-node", "on-failure": "unpinned"})
-    world.place(of, wants=resources(3, 1))
+    world.put("loose", {"policy": "single-numa-node", "on-failure": "unpinned"}, 3, 1)
     assert noted(world) == [("unpinned", "", "loose", 1)]
 
 
 def test_a_container_that_started_without_us_is_noted_when_it_is_placed() -> None:
     world = World(SMALL)
-    of = pod("early", {"numacpu": "1"}, qos=QoSClass.BURSTABLE)
-    world.pods[of.id] = of
-    world.live["early-app"] = container(of)
+    world.meet(pod("early", {"numacpu": "1"}, qos=QoSClass.BURSTABLE))
     world.synchronize()
     assert noted(world) == [("gap", "", "early", 1)]
     assert "started while the agent could not place it" in world.agent.notices.after()[0].message

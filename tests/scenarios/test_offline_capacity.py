@@ -18,12 +18,6 @@ LEFT, RIGHT = CPUSet.parse("0-15,32-47"), CPUSet.parse("16-31,48-63")
 """CPUs of the two NUMA nodes of `machines.dual_smt`."""
 
 
-def put(
-    world: World, name: str, annotations: dict[str, str], cpus: float, qos: QoSClass
-) -> tuple[str, str]:
-    return world.place(pod(name, annotations, qos=qos), wants=resources(cpus, 1))
-
-
 @pytest.mark.parametrize(
     ("annotations", "cpus", "qos"),
     [
@@ -39,7 +33,7 @@ def test_nothing_new_lands_on_a_drained_numa_node(
     annotations: dict[str, str], cpus: float, qos: QoSClass
 ) -> None:
     world = World(machines.dual_smt(), DRAINED)
-    got, _ = put(world, "a", annotations, cpus, qos)
+    got, _ = world.put("a", annotations, cpus, 1, qos)
     assert got
     assert CPUSet.parse(got) <= RIGHT
 
@@ -47,15 +41,14 @@ def test_nothing_new_lands_on_a_drained_numa_node(
 def test_what_is_listed_is_listed() -> None:
     """Whoever names CPUs decides himself, on a drained NUMA node too."""
     world = World(machines.dual_smt(), DRAINED)
-    assert put(world, "a", {"numacpu": "0-1"}, 2, QoSClass.GUARANTEED)[0] == "0-1"
+    assert world.put("a", {"numacpu": "0-1"}, 2, 1, QoSClass.GUARANTEED)[0] == "0-1"
 
 
 def test_half_a_numa_node_takes_half() -> None:
     world = World(machines.dual_smt(), Settings(capacity_factor={0: 0.5, 1: 0.0}))
     for name in "abcd":
-        assert CPUSet.parse(put(world, name, SINGLE, 4, QoSClass.GUARANTEED)[0]) <= LEFT
-    of = pod("e", SINGLE, qos=QoSClass.GUARANTEED)
-    assert world.refuse(of, wants=resources(4, 1)).reason == "TopologyAffinityError"
+        assert CPUSet.parse(world.put(name, SINGLE, 4, 1, QoSClass.GUARANTEED)[0]) <= LEFT
+    assert world.refused("e", SINGLE, 4, 1, QoSClass.GUARANTEED).reason == "TopologyAffinityError"
 
 
 @pytest.mark.parametrize(
@@ -64,8 +57,7 @@ def test_half_a_numa_node_takes_half() -> None:
 )
 def test_a_refusal_names_the_factor(annotations: dict[str, str], cpus: float) -> None:
     world = World(machines.dual_smt(), Settings(capacity_factor={0: 0.0, 1: 0.01}))
-    of = pod("a", annotations, qos=QoSClass.GUARANTEED)
-    message = world.refuse(of, wants=resources(cpus, 1)).message
+    message = world.refused("a", annotations, cpus, 1, QoSClass.GUARANTEED).message
     assert " (capacity factor 0: drained); NUMA node 1: " in message
     assert message.count(" (capacity factor 0.01)") == 1
 

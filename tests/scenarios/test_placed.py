@@ -21,7 +21,7 @@ def put(
 ) -> str:
     """Place a Guaranteed pod with one container; its memory nodes."""
     of = pod(name, annotations, qos=QoSClass.GUARANTEED)
-    return world.place(of, container(of, name="main", wants=resources(cpus, memory)))[1]
+    return world.add(of, "main", cpus, memory)[1]
 
 
 def test_what_was_held_is_taken() -> None:

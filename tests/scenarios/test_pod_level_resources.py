@@ -41,7 +41,7 @@ def test_three_containers_without_resources_have_their_pods_once(scope: str) -> 
     node = world()
     of = pod("p", {**NARROW, "scope": scope}, total=resources(4, 4))
     for name in "abc":
-        node.place(of, container(of, name, resources(4, 4)))
+        node.add(of, name, 4, 4)
     assert sums(node) == (4, 4000, 4 * GIB)
     node.check()
 
@@ -50,8 +50,8 @@ def test_a_sum_that_shares_cannot_say_bounds_nothing() -> None:
     """Shares end at 256 CPUs."""
     node = world()
     of = pod("p", NARROW, total=Resources(cpu_shares=262_144))
-    node.place(of, container(of, "a", resources(4, 4)))
-    node.place(of, container(of, "b", resources(4, 4)))
+    node.add(of, "a", 4, 4)
+    node.add(of, "b", 4, 4)
     assert sums(node) == (8, 8000, 8 * GIB)
     node.check()
 
@@ -59,8 +59,8 @@ def test_a_sum_that_shares_cannot_say_bounds_nothing() -> None:
 def test_a_container_without_resources_beside_one_with_some_has_the_rest() -> None:
     node = world()
     of = pod("p", NARROW, total=resources(4, 4))
-    node.place(of, container(of, "a", resources(2, 1)))
-    node.place(of, container(of, "b", resources(4, 4)))
+    node.add(of, "a", 2, 1)
+    node.add(of, "b", 4, 4)
     assert sums(node) == (2, 4000, 4 * GIB)
     node.check()
 
@@ -68,7 +68,7 @@ def test_a_container_without_resources_beside_one_with_some_has_the_rest() -> No
 def test_one_that_asks_for_cpus_of_its_own_is_refused_what_its_pod_does_not_have() -> None:
     node = world()
     of = pod("p", {**NARROW, "cpus": "exclusive"}, total=resources(4, 4))
-    node.place(of, container(of, "a", resources(2, 1)))
+    node.add(of, "a", 2, 1)
     refused = node.refuse(of, container(of, "b", resources(4, 4)))
     assert refused.reason == "UnpaidCPUs"
     assert refused.message.startswith(
@@ -89,7 +89,7 @@ def test_half_a_cpu_of_request_pays_for_no_whole_one() -> None:
 def test_a_pod_that_was_resized_before_the_runtime_knew_grows() -> None:
     node = world()
     of = pod("p", NARROW, total=resources(2, 2))
-    node.place(of, container(of, "a", resources(2, 2)))
+    node.add(of, "a", 2, 2)
     assert node.update("p-a", resources(3, 3)) is None
     assert sums(node) == (3, 3000, 3 * GIB)
 
@@ -192,8 +192,8 @@ def test_containers_without_cpus_of_their_own_share_what_others_leave() -> None:
 def test_one_with_cpus_of_its_own_comes_first_and_the_pool_is_the_rest() -> None:
     node = world()
     of = pod("p", BOTH, total=resources(4, 4))
-    node.place(of, container(of, "main", resources(3, 1)))
-    node.place(of, container(of, "log", resources(4, 4)))
+    node.add(of, "main", 3, 1)
+    node.add(of, "log", 4, 4)
     assert node.has("p-log")[0] == "3"
     refused = node.create(of, container(of, "more", resources(1, 1)))
     assert not isinstance(refused, Refused)
@@ -205,7 +205,7 @@ def test_a_pod_level_resize_changes_the_pool_for_all_who_share_it() -> None:
     node = world()
     of = pod("p", BOTH, total=resources(4, 4))
     for name, cpus in (("a", 4), ("main", 2), ("b", 4)):
-        node.place(of, container(of, name, resources(cpus, 4)))
+        node.add(of, name, cpus, 4)
     for total, left in ((6, 4), (3, 1)):
         node.pods[of.id] = replace(of, resources=resources(total, 4))
         for name in "ab":
@@ -266,7 +266,7 @@ def test_vectors_of_the_kubelets_unit_tests(
     found, live = {}, []
     for key in expected:
         name, _, cpus = key.partition(":")
-        node.place(of, container(of, name, resources(int(cpus or total), 1)))
+        node.add(of, name, int(cpus or total), 1)
         found[key] = node.has(f"p-{name}")[0]
         if name.startswith("i"):
             node.stop(f"p-{name}")

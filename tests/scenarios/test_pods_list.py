@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.engine.decision import Refused
 from nri_numa.model.settings import CPUAmount, Limits, NamespaceQuota, Quota, Settings
 from nri_numa.model.workload import PodSandbox, QoSClass
 from tests.beds.world import PREFIX, World, container, pod, resources
@@ -18,7 +17,7 @@ KEEP = Settings(kept_seconds=600.0)
 def sixteen(settings: Settings = KEEP) -> World:
     """Two NUMA nodes of 8 CPUs, every CPU a core, and a pod that asks for nothing."""
     world = World(machines.dual_no_smt(), settings)
-    world.place(pod("plain", qos=QoSClass.BEST_EFFORT))
+    world.put("plain", qos=QoSClass.BEST_EFFORT)
     return world
 
 
@@ -26,7 +25,7 @@ def two(world: World, annotations: dict[str, str] = LIST) -> PodSandbox:
     """A pod of two containers with two CPUs each, both created."""
     of = pod("db", annotations, total=resources(4, 2))
     for name in ("main", "log"):
-        assert world.place(of, container(of, name, resources(2, 1))) == ("2-5", "")
+        assert world.add(of, name, 2, 1) == ("2-5", "")
         world.check()
     return of
 
@@ -42,7 +41,7 @@ def test_two_containers_share_the_list_and_nobody_else_does() -> None:
     assert str(state.owned) == "2-5"
     assert sum(c.cpu_milli for c in state.charges.values()) == 4000, "counted once"
     assert others(world) == "0-1,6-15"
-    refused = world.refuse(pod("other", {"numacpu": "5"}))
+    refused = world.refused("other", {"numacpu": "5"})
     assert refused.reason == "CPUOwned"
     assert "default/db/log, default/db/main" in refused.message
 
@@ -51,7 +50,7 @@ def test_each_stays_within_its_own_limit() -> None:
     world = sixteen(replace(KEEP, lift_quota=True))
     of = pod("db", LIST, total=resources(5))
     for name, cpus in (("main", 4), ("log", 1)):
-        world.place(of, container(of, name, resources(cpus)))
+        world.add(of, name, cpus)
     assert world.live["db-main"].resources.cpu_quota == -1
     assert world.live["db-log"].resources.cpu_quota == 100_000
     assert world.update("db-log", resources(2)) is None
@@ -65,7 +64,7 @@ def test_one_that_ends_takes_nothing_from_the_other() -> None:
     world.check()
     assert str(world.agent.state.owned) == "2-5"
     assert not world.agent.state.kept_for(of.uid), "the other one has them"
-    assert world.place(of, container(of, "log", resources(2, 1))) == ("2-5", "")
+    assert world.add(of, "log", 2, 1) == ("2-5", "")
     world.check()
     world.stop("db-main")
     world.stop("db-log")
@@ -73,7 +72,7 @@ def test_one_that_ends_takes_nothing_from_the_other() -> None:
     assert sum(c.cpu_milli for c in world.agent.state.charges.values()) == 4000
     world.check()
     for name in ("log", "main"):
-        assert world.place(of, container(of, name, resources(2, 1))) == ("2-5", "")
+        assert world.add(of, name, 2, 1) == ("2-5", "")
         world.check()
     world.stop("db-main")
     world.stop("db-log")
@@ -91,8 +90,7 @@ def test_both_are_known_again_after_a_restart(lost: str) -> None:
         world.store.documents.clear()
     if lost == "checkpoint and key":
         world.key = b"another key"
-    world.boot()
-    assert world.synchronize() == ()
+    assert world.restart() == ()
     world.check()
     after = world.agent.state
     assert (after.owned, after.charges) == (before.owned, before.charges)
@@ -122,7 +120,7 @@ def test_both_are_found_where_neither_was_seen_to_start() -> None:
 def test_a_list_of_one_container_is_its_own(annotations: dict[str, str]) -> None:
     world = sixteen()
     of = pod("db", annotations, total=resources(8))
-    world.place(of, container(of, "main", resources(4)))
+    world.add(of, "main", 4)
     refused = world.refuse(of, container(of, "log", resources(4)))
     assert refused.reason == "CPUOwned"
     assert "default/db/main" in refused.message
@@ -134,7 +132,7 @@ def test_requests_of_the_whole_pod_pay_for_its_list() -> None:
     world = sixteen()
     of = pod("db", LIST, qos=QoSClass.BURSTABLE, total=resources(4.1))
     for name, cpus in (("init", 0.1), ("main", 4.0)):
-        assert world.place(of, container(of, name, resources(cpus))) == ("2-5", "")
+        assert world.add(of, name, cpus) == ("2-5", "")
     world.check()
     poor = pod("poor", {"numacpu": "8-11", "cpus": "exclusive"}, total=resources(3))
     refused = world.refuse(poor, container(poor, "main", resources(2)))
@@ -146,7 +144,7 @@ def test_what_others_of_the_pod_have_does_not_pay_for_its_list() -> None:
     world = sixteen()
     own = {**LIST, "numacpu.other": "6-7"}
     of = pod("db", own, total=resources(5))
-    world.place(of, container(of, "other", resources(2)))
+    world.add(of, "other", 2)
     refused = world.refuse(of, container(of, "main", resources(3)))
     assert refused.reason == "UnpaidCPUs"
 
@@ -156,8 +154,8 @@ def test_where_the_sum_is_not_told_one_of_them_pays() -> None:
     of = pod("db", LIST)
     refused = world.refuse(of, container(of, "log", resources(1)))
     assert refused.reason == "UnpaidCPUs"
-    world.place(of, container(of, "main", resources(4)))
-    assert world.place(of, container(of, "log", resources(1))) == ("2-5", "")
+    world.add(of, "main", 4)
+    assert world.add(of, "log", 1) == ("2-5", "")
     assert world.update("db-log", resources(2)) is None
     world.check()
 
@@ -168,8 +166,7 @@ def test_a_resize_keeps_the_list_while_the_pod_pays_for_it() -> None:
     assert world.update("db-log", resources(3, 2)) is None
     world.check()
     assert world.update("db-log", resources(2, 2)) is None
-    less = world.update("db-log", resources(1, 2))
-    assert isinstance(less, Refused)
+    less = world.update_refused("db-log", resources(1, 2))
     assert less.reason == "UnpaidCPUs"
     world.check()
     assert sum(c.cpu_milli for c in world.agent.state.charges.values()) == 4000
@@ -182,7 +179,7 @@ def test_a_quota_counts_the_list_once() -> None:
     world = sixteen(replace(KEEP, limits=Limits(namespaces=(quota,))))
     two(world)
     of = pod("own", {"cpus": "exclusive"})
-    world.place(of, container(of, "main", resources(2)))
+    world.add(of, "main", 2)
     world.check()
     of = pod("more", {"cpus": "exclusive"})
     assert world.refuse(of, container(of, "main", resources(1))).reason == "QuotaExceeded"
@@ -192,8 +189,8 @@ def test_a_third_container_has_what_the_pod_has_left() -> None:
     world = sixteen()
     of = pod("db", {**LIST, "numacpu.own": "8", "cpus.own": "exclusive"}, total=resources(5))
     for name, cpus in (("main", 2), ("log", 2)):
-        world.place(of, container(of, name, resources(cpus)))
-    assert world.place(of, container(of, "own", resources(1))) == ("8", "")
+        world.add(of, name, cpus)
+    assert world.add(of, "own", 1) == ("8", "")
     world.check()
 
 
@@ -203,5 +200,5 @@ def test_the_prefix_of_crio_gives_a_list_for_the_pod_too() -> None:
     of = pod("db", {"cpus": "exclusive"}, total=resources(4))
     of = replace(of, annotations={**of.annotations, f"numacpu.{domain}/pod": "2-5"})
     for name in ("main", "log"):
-        assert world.place(of, container(of, name, resources(2))) == ("2-5", "")
+        assert world.add(of, name, 2) == ("2-5", "")
     world.check()

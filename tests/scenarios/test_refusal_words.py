@@ -85,9 +85,8 @@ def test_case_19_huge_pages_that_lie_on_several_numa_nodes_are_named() -> None:
         == "hugepages-1Gi: 2 GiB needed, more than the 1 GiB of any one NUMA node"
     )
     world = World(topology)
-    world.place(pod("first", {"policy": "single-numa-node"}), wants=resources(1, 1, hugepages=PAGE))
-    of = pod("p", {"policy": "restricted"})
-    refused = world.refuse(of, wants=resources(1, 1, hugepages=pages))
+    world.put("first", {"policy": "single-numa-node"}, 1, 1, pages=PAGE)
+    refused = world.refused("p", {"policy": "restricted"}, 1, 1, pages=pages)
     assert first_clause(refused.message) == (
         "hugepages-1Gi: 2 GiB needed, 1 GiB free on all NUMA nodes together"
     )
@@ -104,8 +103,7 @@ def test_case_19_memory_and_huge_pages_that_never_meet() -> None:
         of = pod(name, {"policy": "single-numa-node"})
         wants = resources(1, memory, hugepages=pages)
         world.place(of, wants=wants)
-    of = pod("p", {"policy": "single-numa-node"})
-    refused = world.refuse(of, wants=resources(1, 4, hugepages=PAGE))
+    refused = world.refused("p", {"policy": "single-numa-node"}, 1, 4, pages=PAGE)
     assert first_clause(refused.message) == (
         "memory and hugepages-1Gi: each fits, but not on the same NUMA nodes: 4 GiB on NUMA node "
         "1, 1 GiB on NUMA node 0"
@@ -170,12 +168,12 @@ def test_case_19_a_load_is(load: str, meaning: str) -> None:
 def test_case_19_one_or_several() -> None:
     """It read "on NUMA node 0-1"."""
     world = World(EIGHT)
-    world.place(pod("p", {"policy": "best-effort"}), wants=resources(24, 1))
+    world.put("p", {"policy": "best-effort"}, 24, 1)
     reasons = [a.reason for a in world.agent.state.allocations.values()]
     assert reasons == ["24 exclusive CPUs on NUMA nodes 0-1"]
-    unknown = World(EIGHT).refuse(pod("q", {"numacpu": "127-129"}))
+    unknown = World(EIGHT).refused("q", {"numacpu": "127-129"})
     assert "but CPUs 128-129 do not exist;" in unknown.message
-    unknown = World(EIGHT).refuse(pod("q", {"numacpu": "127-128"}))
+    unknown = World(EIGHT).refused("q", {"numacpu": "127-128"})
     assert "but CPU 128 does not exist;" in unknown.message
 
 
@@ -189,8 +187,9 @@ def test_case_19_every_reason_begins_with_what_failed(reason: str) -> None:
 
 def test_case_19_a_burstable_container_that_shares() -> None:
     """Shared CPUs are CPUs, not exclusive ones."""
-    of = pod("p", {"policy": "single-numa-node"}, qos=QoSClass.BURSTABLE)
-    refused = World(EIGHT).refuse(of, wants=resources(16.5, 1))
+    refused = World(EIGHT).refused(
+        "p", {"policy": "single-numa-node"}, 16.5, 1, qos=QoSClass.BURSTABLE
+    )
     assert first_clause(refused.message) == (
         "cpu: 16.5 CPUs needed, more than the 16 CPUs of any one NUMA node"
     )
@@ -227,8 +226,8 @@ def test_case_19_memory_that_is_tied_by_the_kubelets_rules() -> None:
     """Enough is free; a NUMA node that serves one container by itself joins no group."""
     topology = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=4, threads=1, memory_gib=8)
     world = World(topology, Settings(kubelet_memory=True))
-    world.place(pod("first", {"policy": "single-numa-node"}), wants=resources(1, 1))
-    refused = world.refuse(pod("p", {"cpus": "exclusive"}), wants=resources(1, 12))
+    world.put("first", {"policy": "single-numa-node"}, 1, 1)
+    refused = world.refused("p", {"cpus": "exclusive"}, 1, 12)
     assert first_clause(refused.message) == (
         "memory: 12 GiB needed, 15 GiB free, but not together by the kubelet's rules "
         "(kubeletMemory)"

@@ -84,7 +84,7 @@ def test_a_new_process_finds_it_and_says_who_has_it() -> None:
     text = result_text(1, UID, 0, 2)
     world.place(*claiming("a", text))
     world.boot()
-    assert world.agent.state.allocations["a-app"].slots == text
+    assert world.allocation("a-app").slots == text
     assert world.refuse(*claiming("b", text)).reason == "ClaimInUse"
 
 
@@ -150,7 +150,7 @@ def test_a_grant_of_the_kubelet_that_fits_the_claim_is_what_it_gets() -> None:
     world = world_of()
     of, made = claiming("a", result_text(1, UID, 0, 2))
     assert world.place(of, granted(world, of, made, "5,7")) == ("5,7", "1")
-    assert world.agent.state.allocations["a-app"].slots
+    assert world.allocation("a-app").slots
     world.check()
     # The scheduler counts it once, as held by a claim.
     made_offer = slot_capacity(world.agent.machine, world.agent.state)
@@ -160,7 +160,7 @@ def test_a_grant_of_the_kubelet_that_fits_the_claim_is_what_it_gets() -> None:
     # The kubelet's loop comes round.
     assert world.update("a-app", Resources(cpus="5,7")) is None
     assert world.has("a-app") == ("5,7", "1")
-    assert world.agent.state.allocations["a-app"].slots
+    assert world.allocation("a-app").slots
     world.check()
 
 

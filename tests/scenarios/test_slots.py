@@ -8,7 +8,6 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.engine.accounting import slot_capacity
-from nri_numa.engine.decision import Refused
 from nri_numa.engine.request.demand import read_slots
 from nri_numa.engine.state import Kind
 from nri_numa.machine.synthetic import synthetic
@@ -51,11 +50,11 @@ def holding(
 @pytest.mark.parametrize("asks", [{}, {"scope": "pod"}])
 def test_no_annotation_of_the_pod_is_needed(asks: dict[str, str]) -> None:
     world = world_of()
-    world.place(pod("neighbour"))
+    world.put("neighbour")
     cpus, mems = world.place(*holding("a", "slot-4,slot-9", 2, asks))
     assert len(CPUSet.parse(cpus)) == 2
     assert mems in ("0", "1")
-    allocation = world.agent.state.allocations["a-app"]
+    allocation = world.allocation("a-app")
     assert allocation.kind is Kind.EXCLUSIVE
     assert allocation.slots == "slot-4,slot-9"
     assert world.live["a-app"].resources.cpu_quota == -1
@@ -103,7 +102,7 @@ def test_annotations_say_where_and_how() -> None:
     world = world_of(threads=2)
     asks = {"policy": "single-numa-node", "smt": "isolate"}
     world.place(*holding("a", "slot-0,slot-1", 2, asks))
-    allocation = world.agent.state.allocations["a-app"]
+    allocation = world.allocation("a-app")
     assert (len(allocation.cpus), len(allocation.idle)) == (2, 2)
     assert len(allocation.numa_nodes) == 1
 
@@ -198,11 +197,10 @@ def test_ids_of_both_sorts_bind_nothing() -> None:
 def test_slots_outlive_the_agent_and_the_checkpoint() -> None:
     world = world_of()
     world.place(*holding("a", "slot-0"))
-    world.place(pod("b", {"cpus": "exclusive"}), container(pod("b"), wants=resources(1)))
+    world.put("b", {"cpus": "exclusive"}, 1)
     before = {id: world.has(id) for id in ("a-app", "b-app")}
     for key in (world.key, b"made anew"):
-        world.boot()
-        world.synchronize()
+        world.restart()
         allocations = world.agent.state.allocations
         assert (allocations["a-app"].slots, allocations["b-app"].slots) == ("slot-0", "")
         assert {id: world.has(id) for id in before} == before
@@ -213,9 +211,9 @@ def test_slots_outlive_the_agent_and_the_checkpoint() -> None:
 def test_a_container_of_a_gap_gets_its_slots() -> None:
     world = world_of()
     of, made = holding("late", "slot-0,slot-1", 2)
-    world.pods[of.id], world.live[made.id] = of, made
+    world.meet(of, made)
     world.synchronize()
-    assert len(world.agent.state.allocations["late-app"].cpus) == 2
+    assert len(world.allocation("late-app").cpus) == 2
 
 
 def test_a_forged_decision_is_not_more_than_its_slots() -> None:
@@ -224,10 +222,9 @@ def test_a_forged_decision_is_not_more_than_its_slots() -> None:
     claim = '{"cpus":"0-3","mems":"0","policy":"none","kind":"exclusive","numa":"0","reason":"x"}'
     wide = replace(made.resources, cpus="0-3")
     marked = {**made.annotations, f"{PREFIX}assigned": claim}
-    world.pods[of.id] = of
-    world.live[made.id] = replace(made, resources=wide, annotations=marked)
+    world.meet(of, replace(made, resources=wide, annotations=marked))
     world.synchronize()
-    assert len(world.agent.state.allocations["forger-app"].cpus) <= 1
+    assert len(world.allocation("forger-app").cpus) <= 1
 
 
 def test_a_resize_would_part_cpus_from_slots() -> None:
@@ -235,13 +232,12 @@ def test_a_resize_would_part_cpus_from_slots() -> None:
     world.place(*holding("a", "slot-0,slot-1", 2))
     before = world.has("a-app")
     for cpus in (1, 3):
-        refused = world.update("a-app", resources(cpus, 0.1))
-        assert isinstance(refused, Refused)
+        refused = world.update_refused("a-app", resources(cpus, 0.1))
         assert refused.message.startswith("resize refused: pod default/a, container app: cpu is")
         assert refused.reason == "SlotsMismatch"
     assert world.update("a-app", resources(2, 0.2)) is None  # memory alone
     assert world.has("a-app") == before
-    assert world.agent.state.allocations["a-app"].slots == "slot-0,slot-1"
+    assert world.allocation("a-app").slots == "slot-0,slot-1"
     world.check()
 
 
@@ -256,7 +252,7 @@ def test_what_is_offered() -> None:
     assert counts(world) == ({0: 0, 1: 0}, {0: 3, 1: 4})
     world.place(*holding("a", "slot-0,slot-1", 2))
     assert slot_capacity(world.agent.machine, world.agent.state).total == 7
-    world.place(pod("b", {"cpus": "exclusive"}), container(pod("b"), wants=resources(3)))
+    world.put("b", {"cpus": "exclusive"}, 3)
     assert slot_capacity(world.agent.machine, world.agent.state).total == 4
     world.stop("a-app")
     assert slot_capacity(world.agent.machine, world.agent.state).total == 4

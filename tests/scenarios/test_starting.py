@@ -208,7 +208,7 @@ def test_a_start_tells_of_a_container_whose_creation_was_lost() -> None:
     node.started("plain")
     of = pod("own", OWN)
     made = replace(container(of, wants=resources(2, 1)), cgroups_path=node.path("own"))
-    node.world.pods[of.id], node.world.live[made.id] = of, made
+    node.world.meet(of, made)
     node.task("own")
     node.start("own")
     allocation = node.agent.state.allocations["own-app"]
@@ -220,9 +220,7 @@ def test_a_start_tells_of_a_container_whose_creation_was_lost() -> None:
 
 def test_a_lost_creation_that_cannot_be_placed_runs_unpinned() -> None:
     node = Node()
-    of = pod("huge", OWN)
-    made = container(of, wants=resources(64, 1))
-    node.world.pods[of.id], node.world.live[made.id] = of, made
+    node.world.meet(pod("huge", OWN), wants=resources(64, 1))
     node.start("huge")
     assert node.agent.state.allocations["huge-app"].kind is Kind.UNBOUND
     assert [r.pod for r in node.agent.refusals] == ["huge"]
@@ -230,9 +228,7 @@ def test_a_lost_creation_that_cannot_be_placed_runs_unpinned() -> None:
 
 def test_the_end_of_a_start_tells_of_it_too() -> None:
     node = Node()
-    of = pod("plain")
-    made = container(of)
-    node.world.pods[of.id], node.world.live[made.id] = of, made
+    node.world.meet(pod("plain"))
     node.started("plain")
     assert node.agent.state.allocations["plain-app"].kind is Kind.UNBOUND
 
@@ -366,9 +362,7 @@ def test_a_container_found_at_its_start_is_marked_in_the_log() -> None:
     output = io.StringIO()
     logs.setup("info", stream=output)
     node = Node()
-    of = pod("own", OWN)
-    node.world.pods[of.id] = of
-    node.world.live["own-app"] = container(of, wants=resources(2, 1))
+    node.world.meet(pod("own", OWN), wants=resources(2, 1))
     node.start("own")
     [line] = [line for line in output.getvalue().splitlines() if "container placed" in line]
     assert "gap=true" in line
@@ -378,8 +372,7 @@ def test_a_container_that_our_answer_never_reached_is_a_gap_and_no_drift() -> No
     """A plugin that hung answers a creation that the runtime has long gone on with."""
     node = Node()
     node.create("own", OWN, 2)
-    made = node.world.live["own-app"]
-    node.world.live["own-app"] = replace(made, resources=replace(made.resources, cpus=""))
+    node.world.unseen("own-app", cpus="")
     node.world.synchronize()
     assert node.count("gap_containers") == 1
     assert node.count("drift_found") == 0
@@ -391,8 +384,7 @@ def test_a_running_container_that_the_runtime_has_elsewhere_is_drift() -> None:
     node.create("own", OWN, 2)
     node.start("own")
     node.started("own")
-    made = node.world.live["own-app"]
-    node.world.live["own-app"] = replace(made, resources=replace(made.resources, cpus="3"))
+    node.world.unseen("own-app", cpus="3")
     node.world.synchronize()
     assert node.count("gap_containers") == 0
     assert node.count("drift_found") == 1
@@ -403,7 +395,7 @@ def test_memory_nodes_too_are_there_before_a_container_runs_that_nobody_told_us_
     node = Node()
     of = pod("listed", {"numamem": "0", "numacpu": "1"})
     made = replace(container(of), cgroups_path=node.path("listed"), starting=True)
-    node.world.pods[of.id], node.world.live[made.id] = of, made
+    node.world.meet(of, made)
     node.task("listed")
     node.world.synchronize()
     node.start("listed")

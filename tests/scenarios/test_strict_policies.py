@@ -8,7 +8,7 @@ from nri_numa.engine.decision import Reading
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.settings import CPUAmount, Limits, Settings
-from nri_numa.model.workload import PodSandbox, QoSClass
+from nri_numa.model.workload import QoSClass
 from tests.beds.world import GIB, World, container, pod, resources
 
 TOGETHER = {"policy": "single-numa-node", "scope": "pod"}
@@ -24,17 +24,12 @@ def two_nodes(reading: Reading | None = None, pages: int = 0) -> World:
     return World(topology, reading=reading)
 
 
-def place(world: World, of: PodSandbox, name: str, cpus: float, memory: float = 0) -> str:
-    return world.place(of, container(of, name, resources(cpus, memory)))[1]
-
-
 @pytest.mark.parametrize("policy", ["restricted", "single-numa-node"])
 def test_huge_pages_do_not_spill_in_scope_pod(policy: str) -> None:
     """Two containers of 2 GiB in pages of 1 GiB, 2 GiB of such pages on each NUMA node."""
     world = two_nodes(pages=2)
     of = pod("p", {**TOGETHER, "policy": policy})
-    first = container(of, "a", resources(1, 1, hugepages=PAGES))
-    assert world.place(of, first)[1] == "0"
+    assert world.place(of, container(of, "a", resources(1, 1, hugepages=PAGES)))[1] == "0"
     refused = world.refuse(of, container(of, "b", resources(1, 1, hugepages=PAGES)))
     assert refused.reason == "NotEnoughMemory"
     assert refused.message == (
@@ -44,13 +39,13 @@ def test_huge_pages_do_not_spill_in_scope_pod(policy: str) -> None:
         "2 GiB in huge pages of 1 GiB"
     )
     # One that can do with them may follow.
-    assert place(world, of, "c", 1, 1) == "0"
+    assert world.add(of, "c", 1, 1)[1] == "0"
 
 
 def test_memory_does_not_spill_when_the_pods_sum_is_unknown() -> None:
     world = two_nodes()
     of = pod("p", TOGETHER)
-    assert place(world, of, "a", 1, 5) == "0"
+    assert world.add(of, "a", 1, 5)[1] == "0"
     refused = world.refuse(of, container(of, "b", resources(1, 5)))
     assert "memory: 5 GiB needed, 3 GiB free on NUMA node 0" in refused.message
 
@@ -58,23 +53,23 @@ def test_memory_does_not_spill_when_the_pods_sum_is_unknown() -> None:
 def test_memory_does_not_spill_when_the_kernel_has_less_than_before() -> None:
     world = two_nodes(Reading(memory={0: 8 * GIB, 1: 8 * GIB}))
     of = pod("p", TOGETHER, total=resources(2, 6))
-    assert place(world, of, "a", 1, 3) == "0"
+    assert world.add(of, "a", 1, 3)[1] == "0"
     world.reading = Reading(memory={0: 2 * GIB, 1: 8 * GIB})
     assert world.refuse(of, container(of, "b", resources(1, 3))).reason == "NotEnoughMemory"
     world.reading = Reading(memory={0: 4 * GIB, 1: 8 * GIB})
-    assert place(world, of, "b", 1, 3) == "0"
+    assert world.add(of, "b", 1, 3)[1] == "0"
 
 
 def test_shared_cpus_do_not_spill_when_the_pods_sum_is_unknown() -> None:
     world = two_nodes()
     of = pod("p", {**TOGETHER, "bind": "cpu"}, qos=QoSClass.BURSTABLE)
-    place(world, of, "a", 2.5)
+    world.add(of, "a", 2.5)[1]
     refused = world.refuse(of, container(of, "b", resources(2.5)))
     assert refused.message.startswith(
         "pod default/p, container b: cpu: 2.5 CPUs needed, 1.5 CPUs free on NUMA node 0; it needs "
         "2.5 CPUs where its pod was placed (policy single-numa-node, scope pod)"
     )
-    place(world, of, "c", 0.5)
+    world.add(of, "c", 0.5)[1]
     assert (
         "2 CPUs needed, 1 CPU free on NUMA node 0"
         in world.refuse(of, container(of, "d", resources(2))).message
@@ -84,8 +79,8 @@ def test_shared_cpus_do_not_spill_when_the_pods_sum_is_unknown() -> None:
 def test_what_spills_by_permission_widens() -> None:
     world = two_nodes()
     of = pod("p", {**TOGETHER, "on-failure": "widen"})
-    assert place(world, of, "a", 1, 5) == "0"
-    assert place(world, of, "b", 1, 5) == "0-1"
+    assert world.add(of, "a", 1, 5)[1] == "0"
+    assert world.add(of, "b", 1, 5)[1] == "0-1"
 
 
 def test_a_pod_that_was_placed_wide_by_one_container_is_no_place_for_a_strict_one() -> None:
@@ -93,15 +88,15 @@ def test_a_pod_that_was_placed_wide_by_one_container_is_no_place_for_a_strict_on
     wishes = {"scope": "pod", "policy.a": "best-effort", "policy.b": "single-numa-node",
               "policy.c": "restricted", "policy.d": "best-effort"}  # fmt: skip
     of = pod("p", wishes)
-    assert place(world, of, "a", 6.5, 12) == "0-1"
+    assert world.add(of, "a", 6.5, 12)[1] == "0-1"
     assert "not one NUMA node" in world.refuse(of, container(of, "b", resources(0.5, 1))).message
-    assert place(world, of, "c", 0.5, 1) == "0-1"
-    assert place(world, of, "d", 0.5, 1) == "0-1"
+    assert world.add(of, "c", 0.5, 1)[1] == "0-1"
+    assert world.add(of, "d", 0.5, 1)[1] == "0-1"
     world.stop("p-a")
-    place(world, pod("s", {"policy": "best-effort"}), "a", 1.5, 1)
-    place(world, pod("t", {"policy": "best-effort"}), "a", 1.5, 1)
+    world.add(pod("s", {"policy": "best-effort"}), "a", 1.5, 1)[1]
+    world.add(pod("t", {"policy": "best-effort"}), "a", 1.5, 1)[1]
     of = pod("r", wishes)
-    assert place(world, of, "a", 2.5, 1) == "0-1"
+    assert world.add(of, "a", 2.5, 1)[1] == "0-1"
     refused = world.refuse(of, container(of, "c", resources(0.5, 1)))
     assert "wider than an empty machine would need" in refused.message
 
@@ -115,8 +110,8 @@ def test_scope_pod_on_one_numa_node_places_what_fits(policy: str) -> None:
     topology = synthetic(sockets=1, numa_per_socket=1, cores_per_numa=8, threads=1, memory_gib=8)
     world = World(topology)
     of = pod("p", {"policy": policy, "scope": "pod"}, total=resources(7, 6))
-    world.place(of, container(of, "a", resources(2, 3)))
-    cpus, mems = world.place(of, container(of, "b", resources(5, 3)))
+    world.add(of, "a", 2, 3)
+    cpus, mems = world.add(of, "b", 5, 3)
     assert (len(CPUSet.parse(cpus)), mems) == (5, "0")
     world.check()
 
@@ -125,8 +120,8 @@ def test_scope_pod_without_a_policy_places_each_container_by_itself() -> None:
     world = World(synthetic(sockets=2, numa_per_socket=1, cores_per_numa=4, threads=1),
                   Settings())  # fmt: skip
     of = pod("p", {"scope": "pod", "cpus": "exclusive"}, total=resources(7, 6))
-    world.place(of, container(of, "a", resources(2, 3)))
-    world.place(of, container(of, "b", resources(5, 3)))
+    world.add(of, "a", 2, 3)
+    world.add(of, "b", 5, 3)
     assert world.agent.state.pods[of.uid].affinity is None
 
 
@@ -138,9 +133,8 @@ def test_nobody_takes_the_last_cpu_of_a_numa_node_that_is_shared(wishes: dict[st
     """Who shares that NUMA node would run on the others from then on."""
     topology = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=4, memory_gib=8)
     world = World(topology, Settings(limits=Limits(idle=CPUAmount(percent=100))))
-    of = pod("share", {"policy": "single-numa-node"}, qos=QoSClass.BURSTABLE)
-    world.place(of, wants=resources(0.5, 1))
-    there = topology.cpus_of(world.agent.state.allocations["share-app"].numa_nodes)
+    world.put("share", {"policy": "single-numa-node"}, 0.5, 1, QoSClass.BURSTABLE)
+    there = topology.cpus_of(world.allocation("share-app").numa_nodes)
     for number in range(8):
         own = pod(f"own{number}", {"cpus": "exclusive", **wishes})
         world.create(own, container(own, wants=resources(2, 1)))
@@ -152,8 +146,7 @@ def test_nobody_takes_the_last_cpu_of_a_numa_node_that_is_shared(wishes: dict[st
 def test_a_list_does_not_take_the_last_cpus_of_a_numa_node_from_a_strict_pod() -> None:
     world = two_nodes()
     for name, policy in (("mild", "best-effort"), ("strict", "restricted")):
-        of = pod(name, {"policy": policy, "numamem": "0"}, qos=QoSClass.BURSTABLE)
-        world.place(of, wants=resources(0.5, 1))
+        world.put(name, {"policy": policy, "numamem": "0"}, 0.5, 1, QoSClass.BURSTABLE)
     every = pod("list", {"numacpu": "0-3", "cpus": "exclusive"})
     refused = world.refuse(every, wants=resources(4, 1))
     assert refused.reason == "SharedPoolEmpty"

@@ -88,7 +88,7 @@ def test_a_rule_and_a_default_do_not_make_tenants_owners_of_what_they_do_not_pay
     assert ruled.refuse(*want("b", {"numacpu": "2-31"}, qos=BEST_EFFORT)).reason == "UnpaidCPUs"
     default = World(machines.snc_smt(), Settings(defaults={**OWN, "policy": "best-effort"}))
     default.place(*want("a", {}, burst(0.5, 28), qos=BURSTABLE))
-    assert default.agent.state.allocations["a-app"].kind is Kind.SHARED
+    assert default.allocation("a-app").kind is Kind.SHARED
 
 
 def test_what_a_rule_lists_and_owns_is_the_operators_own_wish() -> None:
@@ -114,9 +114,7 @@ def test_where_the_permission_says_ignore_an_unpaid_owner_shares() -> None:
     world.place(*want("b", OWN, burst(0, 4), qos=BURSTABLE))
     assert not world.agent.state.owned
     for name, paid in (("a-app", "0m of 2000m"), ("b-app", "0m of 4000m")):
-        known = world.agent.grounds_of(name)
-        assert known is not None
-        assert f"cpus: exclusive is ignored: the CPU request pays for {paid}" in known.basis.steps
+        assert f"cpus: exclusive is ignored: the CPU request pays for {paid}" in world.steps(name)
 
 
 # --- permissions ----------------------------------------------------------------------------------
@@ -185,10 +183,9 @@ def test_what_is_ignored_is_said_and_the_rest_counts() -> None:
     rules = (Rule(values={"smt": "any"}),)
     world = World(machines.dual_smt(), Settings(permissions=(lenient,), rules=rules))
     world.place(*want("web", {**SINGLE, "cpus": "exclusive", "smt": "isolate"}, resources(1.5)))
-    allocation = world.agent.state.allocations["web-app"]
+    allocation = world.allocation("web-app")
     assert allocation.kind is Kind.SHARED
-    known = world.agent.grounds_of("web-app")
-    assert known is not None
+    known = world.grounds("web-app")
     assert known.basis.steps[0].startswith(
         "cpus 'exclusive' (annotation numa.kubernetes.io/cpus) is ig"
     )
@@ -209,7 +206,7 @@ def test_rules_of_the_operator_need_no_permission() -> None:
     rules = (Rule(values={**OWN, "smt": "full-core"}),)
     world = World(machines.dual_smt(), Settings(permissions=(STRICT,), rules=rules))
     world.place(*want("a", {}, resources(2)))
-    assert world.agent.state.allocations["a-app"].kind is Kind.EXCLUSIVE
+    assert world.allocation("a-app").kind is Kind.EXCLUSIVE
 
 
 def test_adopted_containers_keep_what_they_have_and_are_not_asked_again() -> None:
@@ -218,8 +215,7 @@ def test_adopted_containers_keep_what_they_have_and_are_not_asked_again() -> Non
     )
     world.place(*want("old", {"numacpu": "2-31", **OWN}, qos=BEST_EFFORT))
     world.settings = Settings(permissions=(STRICT,))
-    world.boot()
-    assert world.synchronize() == ()
+    assert world.restart() == ()
     assert world.has("old-app")[0] == "2-31"
     assert world.update("old-app", resources(0, 1)) is None
     assert world.has("old-app")[0] == "2-31"
@@ -333,13 +329,12 @@ def test_a_list_that_gave_way_is_known_after_every_restart() -> None:
     world.place(*want("free", {"numacpu": "0-3"}, qos=BEST_EFFORT))
     world.place(*want("gone", {"numacpu": "2"}, qos=BEST_EFFORT))
     world.place(*want("db", {"numacpu": "2-3", **OWN}, resources(2)))
-    before = world.agent.state.allocations["free-app"]
+    before = world.allocation("free-app")
     for lost in (False, True):
         if lost:  # what is written on the containers is left
             world.store.documents.clear()
-        world.boot()
-        assert world.synchronize() == ()
-        found = world.agent.state.allocations["free-app"]
+        assert world.restart() == ()
+        found = world.allocation("free-app")
         assert (found.cpus, found.soft) == (before.cpus, True)
         assert world.has("free-app")[0] == "0-1"
         assert world.has("gone-app")[0] == "0-1,4-31"
@@ -366,7 +361,7 @@ def test_a_list_that_started_while_we_were_away_gives_way_too() -> None:
     world.place(*want("db", {"numacpu": "2-3", **OWN}, resources(2)))
     of, made = want("free", {"numacpu": "0-3"}, qos=BEST_EFFORT)
     world.boot()
-    world.pods[of.id], world.live[made.id] = of, made
+    world.meet(of, made)
     world.synchronize()
     assert world.has("free-app")[0] == "0-1"
     world.check()
@@ -381,10 +376,9 @@ def test_a_forged_list_that_keeps_its_cpus_is_not_believed() -> None:
     )
     forged = {"numa.kubernetes.io/assigned": text}
     has = replace(made.resources, cpus="0-3")
-    world.pods[of.id] = of
-    world.live[made.id] = replace(made, annotations=forged, resources=has)
+    world.meet(of, replace(made, annotations=forged, resources=has))
     world.synchronize()
-    assert world.agent.state.allocations["free-app"].soft
+    assert world.allocation("free-app").soft
     assert not world.agent.state.listed_cpus
 
 
@@ -396,7 +390,7 @@ def test_a_resize_makes_a_list_hard_and_soft_again() -> None:
     def soft() -> bool:
         world.check()
         assert world.synchronize() == ()
-        return world.agent.state.allocations["list-app"].soft
+        return world.allocation("list-app").soft
 
     assert soft()
     assert world.update("list-app", resources(4)) is None
@@ -414,10 +408,10 @@ def test_a_resize_makes_a_list_hard_and_soft_again() -> None:
 def test_what_a_pod_keeps_for_its_owner_is_not_taken_by_its_own_list() -> None:
     world = World(machines.snc_smt(), Settings(kept_seconds=600))
     of = pod("a", {"numacpu.side": "0-3", "numacpu.db": "2-3", "cpus.db": "exclusive"})
-    world.place(of, container(of, "db", resources(2)))
+    world.add(of, "db", 2)
     world.live.pop("a-db")
     world.apply(world.agent.stop_container("a-db"))
-    world.place(of, container(of, "side", resources(1)))
+    world.add(of, "side", 1)
     assert world.has("a-side")[0] == "0-1"
     assert world.place(of, container(of, "db", resources(2), id="a-db2"))[0] == "2-3"
     world.check()
@@ -575,8 +569,7 @@ def test_a_refused_growth_leaves_the_owner_what_it_has() -> None:
     world = World(machines.dual_smt(), Settings(limits=limits))
     world.place(*want("a", OWN, resources(3)))
     had = world.has("a-app")
-    refused = world.update("a-app", resources(5))
-    assert refused is not None
+    refused = world.update_refused("a-app", resources(5))
     assert refused.reason == "QuotaExceeded"
     assert world.has("a-app") == had
     assert world.update("a-app", resources(4)) is None
@@ -719,9 +712,7 @@ def test_a_lost_checkpoint_books_no_more_than_before() -> None:
     wants = replace(burst(0.5, 20), memory_limit=32 << 40)
     world.place(*want("huge", {"policy": "best-effort"}, wants, qos=BURSTABLE, score=900))
     before = dict(world.agent.state.charges)
-    world.store.documents.clear()
-    world.boot()
-    world.synchronize()
+    world.restart(lost=True)
     after = world.agent.state.charges
     assert {i: (c.cpu_milli, c.memory) for i, c in after.items()} == {
         i: (c.cpu_milli, c.memory) for i, c in before.items()
@@ -735,13 +726,11 @@ def test_a_resize_and_a_list_book_what_is_paid_for() -> None:
     numa_node = int(world.place(*shared)[1])
     world.place(*want("list", {"numacpu": "0-1", "numamem": "1"}, wants, qos=BURSTABLE, score=990))
     paid = world.agent.machine.memory_total * 10 // 1000
-    allocated = [
-        world.agent.state.allocations[f"{name}-app"].charges for name in ("shared", "list")
-    ]
+    allocated = [world.allocation(f"{name}-app").charges for name in ("shared", "list")]
     assert [sum(c.cpu_milli for c in one.values()) for one in allocated] == [1000, 1000]
     assert [sum(c.memory for c in one.values()) for one in allocated] == [paid, paid]
     assert world.update("shared-app", Resources(cpu_quota=2_500_000, memory_limit=16 * GIB)) is None
-    charge = world.agent.state.allocations["shared-app"].charges[numa_node]
+    charge = world.allocation("shared-app").charges[numa_node]
     assert (charge.cpu_milli, charge.memory) == (1000, paid)
 
 
@@ -759,18 +748,15 @@ def test_an_annotation_too_long_to_be_of_our_writing_is_not_read_back() -> None:
     made = world.live["a-app"]
     padded = made.annotations[key].replace('"reason":"', '"reason":"' + "y" * 4096)
     world.live["a-app"] = replace(made, annotations={key: padded})
-    world.store.documents.clear()
-    world.boot()
-    world.synchronize()
-    assert "xx" not in world.agent.state.allocations["a-app"].reason, "decided anew"
+    world.restart(lost=True)
+    assert "xx" not in world.allocation("a-app").reason, "decided anew"
     world.check()
 
 
 def test_a_list_that_a_resize_does_not_pay_for_any_more_is_not_resized() -> None:
     world = World(machines.snc_smt())
     world.place(*want("owner", {"numacpu": "2-5", **OWN, "on-failure": "unpinned"}, resources(4)))
-    refused = world.update("owner-app", resources(1))
-    assert refused is not None
+    refused = world.update_refused("owner-app", resources(1))
     assert refused.reason == "UnpaidCPUs"
     assert world.has("owner-app")[0] == "2-5"
     world.check()

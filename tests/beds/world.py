@@ -41,7 +41,7 @@ from nri_numa.store.journal import encode, state_from
 PREFIX = "numa.kubernetes.io/"
 GIB = 1 << 30
 
-two_nodes = partial(
+two_by_four = partial(
     synthetic, sockets=2, numa_per_socket=1, cores_per_numa=4, threads=1, memory_gib=8
 )
 """CPUs 0-3 and 4-7, 8 GiB each."""
@@ -248,6 +248,8 @@ class World:
         self._write = write
         self.starts = write is None
         """Whether what is created runs at once."""
+        self.ends_whole = True
+        """Whether a scenario leaves it so that `check` finds nothing."""
         self.cgroups = cgroups or CgroupReader("/nowhere")
         self.key = key
         self.clock = clock
@@ -550,3 +552,17 @@ class World:
             )
         alive = {i for i, a in state.allocations.items() if not a.ended}
         assert alive <= set(self.live), "the state remembers dead containers"
+
+
+def two_nodes(
+    reading: Reading | None = None, *, pages: Mapping[int, int] | None = None, **settings: object
+) -> World:
+    """CPUs 0-3 and 4-7, 8 GiB each, with so many bytes of huge pages."""
+    return World(two_by_four(hugepages=pages), Settings(**settings), reading=reading)  # type: ignore[arg-type]
+
+
+def says(refused: Refused, reason: str, *words: str) -> None:
+    """It has that reason, if one is given, and its message each of these."""
+    assert reason in ("", refused.reason), refused.message
+    for word in words:
+        assert word in refused.message, refused.message

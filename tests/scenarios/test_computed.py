@@ -8,14 +8,27 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.engine.decision import Reading
+from nri_numa.engine.accounting import largest, together
+from nri_numa.engine.admit import admit
+from nri_numa.engine.decision import Admitted, Reading
+from nri_numa.engine.request.annotations import LONGEST_PLACED, placed_for, placed_text, read_placed
 from nri_numa.engine.state import Kind
 from nri_numa.machine.synthetic import synthetic
-from nri_numa.model.cpuset import CPUSet, NUMASet
+from nri_numa.model.cpuset import NO_NUMA_NODES, CPUSet, NUMASet
 from nri_numa.model.machine import Topology
-from nri_numa.model.settings import CPUAmount, Limits, Rule, Settings
+from nri_numa.model.settings import CPUAmount, IsolatedCPUs, Limits, Rule, Settings
 from nri_numa.model.workload import Device, DeviceRequest, QoSClass, Strategy
-from tests.beds.world import World, container, pod, resources
+from tests.beds.world import (
+    GIB,
+    PREFIX,
+    World,
+    container,
+    pod,
+    resources,
+    says,
+    two_by_four,
+    two_nodes,
+)
 from tests.machines import named as machines
 
 GUARANTEED, BURSTABLE = QoSClass.GUARANTEED, QoSClass.BURSTABLE
@@ -97,8 +110,7 @@ def test_restricted_admits_what_an_empty_machine_would_split_and_no_more() -> No
     cpus, mems = world.put("two", {"policy": "restricted"}, 40, 100)
     assert len(CPUSet.parse(cpus)) == 40
     assert mems == "0-1"
-    refused = world.refused("small", {"policy": "restricted"}, 25, 1)
-    assert refused.reason == "TopologyAffinityError"
+    says(world.refused("small", {"policy": "restricted"}, 25, 1), "TopologyAffinityError")
 
 
 def test_best_effort_admits_wider_and_says_so() -> None:
@@ -169,9 +181,7 @@ def test_unpinned_starts_untouched() -> None:
 
 def test_a_fraction_of_own_cpus_is_refused_with_that_reason() -> None:
     world = World(machines.dual_smt())
-    refused = world.refused("a", {"cpus": "exclusive"}, 1.5)
-    assert "1500m" in refused.message
-    assert "whole" in refused.message
+    says(world.refused("a", {"cpus": "exclusive"}, 1.5), "", "1500m", "whole")
 
 
 @pytest.mark.parametrize(
@@ -198,7 +208,7 @@ def test_a_refusal_for_whole_cores_names_what_would_fit(
     for number in fitting:
         one = pod(f"b{number}", wishes)
         world.place(one, wants=resources(number))
-        world.remove_pod(one)
+        world.stop(f"b{number}-app")
 
 
 def test_full_core_with_a_policy_looks_for_whole_cores() -> None:
@@ -247,8 +257,7 @@ def test_hugepages_decide_the_node() -> None:
         reading=Reading(hugepages={0: {2 << 20: 0}, 1: {2 << 20: 512 << 20}}),
     )
     assert world.put("a", SINGLE, 1.5, 1, pages={2 << 20: 256 << 20})[1] == "1"
-    refused = world.refused("b", SINGLE, 1.5, 1, pages={2 << 20: 300 << 20})
-    assert "huge pages" in refused.message
+    says(world.refused("b", SINGLE, 1.5, 1, pages={2 << 20: 300 << 20}), "", "huge pages")
 
 
 def test_pod_scope_puts_all_containers_on_one_choice() -> None:
@@ -268,8 +277,7 @@ def test_pod_totals_without_quota_count_by_shares() -> None:
     world = World(machines.dual_smt())
     total = Resources(cpu_shares=40 * 1024, hugepages={2 << 20: 1 << 30})
     of = pod("a", {**SINGLE, "scope": "pod"}, qos=BURSTABLE, total=total)
-    refused = world.refuse(of, container(of, "one", resources(0.5)))
-    assert "40 CPUs" in refused.message
+    says(world.refuse(of, container(of, "one", resources(0.5))), "", "40 CPUs")
 
 
 def test_align_by_socket_prefers_nodes_of_one_socket() -> None:
@@ -341,7 +349,6 @@ def test_a_machine_whose_numa_nodes_have_no_cpus_runs_everything_unpinned() -> N
     cpus = {i: replace(c, numa_node=None) for i, c in topology.cpus.items()}
     world = World(replace(topology, numa_nodes=nodes, cpus=cpus))
     assert world.put("a", {"policy": "best-effort"}, 1.5, qos=BURSTABLE) == ("", "")
-    world.check()
 
 
 def test_huge_pages_widen_the_memory_nodes_too() -> None:
@@ -369,3 +376,322 @@ def test_distributed_cpus_are_as_many_on_each_numa_node(
         world = World(topology, Settings(distribute_across_numa=True))
         owned = CPUSet.parse(world.put("a", {"cpus": "exclusive", "smt": smt}, cpus)[0])
         assert [len(owned & n.cpus) for n in topology.numa_nodes.values()] == each, smt
+
+
+# --- Cases 2 and 3 of the policies: strict means strict at every step, and in scope ``pod`` too -
+
+
+TOGETHER = {"policy": "single-numa-node", "scope": "pod"}
+PAGES = {GIB: 2 * GIB}
+
+
+@pytest.mark.parametrize("policy", ["restricted", "single-numa-node"])
+def test_huge_pages_do_not_spill_in_scope_pod(policy: str) -> None:
+    """Two containers of 2 GiB in pages of 1 GiB, 2 GiB of such pages on each NUMA node."""
+    world = two_nodes(pages=PAGES)
+    of = pod("p", {**TOGETHER, "policy": policy})
+    assert world.place(of, container(of, "a", resources(1, 1, hugepages=PAGES)))[1] == "0"
+    refused = world.refuse(of, container(of, "b", resources(1, 1, hugepages=PAGES)))
+    assert refused.reason == "NotEnoughMemory"
+    assert refused.message == (
+        "pod default/p, container b: hugepages-1Gi: 2 GiB needed, 0 B free on NUMA node 0 "
+        f"(policy {policy}); free: NUMA node 0: 3 CPUs for exclusive use, 5 GiB memory, 0 B in "
+        "huge pages of 1 GiB; NUMA node 1: 4 CPUs for exclusive use, 6 GiB memory, "
+        "2 GiB in huge pages of 1 GiB"
+    )
+    # One that can do with them may follow.
+    assert world.add(of, "c", 1, 1)[1] == "0"
+
+
+def test_memory_does_not_spill_when_the_pods_sum_is_unknown() -> None:
+    world = two_nodes()
+    of = pod("p", TOGETHER)
+    assert world.add(of, "a", 1, 5)[1] == "0"
+    refused = world.refuse(of, container(of, "b", resources(1, 5)))
+    assert "memory: 5 GiB needed, 3 GiB free on NUMA node 0" in refused.message
+
+
+def test_memory_does_not_spill_when_the_kernel_has_less_than_before() -> None:
+    world = two_nodes(Reading(memory={0: 8 * GIB, 1: 8 * GIB}))
+    of = pod("p", TOGETHER, total=resources(2, 6))
+    assert world.add(of, "a", 1, 3)[1] == "0"
+    world.reading = Reading(memory={0: 2 * GIB, 1: 8 * GIB})
+    assert world.refuse(of, container(of, "b", resources(1, 3))).reason == "NotEnoughMemory"
+    world.reading = Reading(memory={0: 4 * GIB, 1: 8 * GIB})
+    assert world.add(of, "b", 1, 3)[1] == "0"
+
+
+def test_shared_cpus_do_not_spill_when_the_pods_sum_is_unknown() -> None:
+    world = two_nodes()
+    of = pod("p", {**TOGETHER, "bind": "cpu"}, qos=QoSClass.BURSTABLE)
+    world.add(of, "a", 2.5)[1]
+    refused = world.refuse(of, container(of, "b", resources(2.5)))
+    assert refused.message.startswith(
+        "pod default/p, container b: cpu: 2.5 CPUs needed, 1.5 CPUs free on NUMA node 0; it needs "
+        "2.5 CPUs where its pod was placed (policy single-numa-node, scope pod)"
+    )
+    world.add(of, "c", 0.5)[1]
+    assert (
+        "2 CPUs needed, 1 CPU free on NUMA node 0"
+        in world.refuse(of, container(of, "d", resources(2))).message
+    )
+
+
+def test_what_spills_by_permission_widens() -> None:
+    world = two_nodes()
+    of = pod("p", {**TOGETHER, "on-failure": "widen"})
+    assert world.add(of, "a", 1, 5)[1] == "0"
+    assert world.add(of, "b", 1, 5)[1] == "0-1"
+
+
+def test_a_pod_that_was_placed_wide_by_one_container_is_no_place_for_a_strict_one() -> None:
+    world = two_nodes()
+    wishes = {"scope": "pod", "policy.a": "best-effort", "policy.b": "single-numa-node",
+              "policy.c": "restricted", "policy.d": "best-effort"}  # fmt: skip
+    of = pod("p", wishes)
+    assert world.add(of, "a", 6.5, 12)[1] == "0-1"
+    assert "not one NUMA node" in world.refuse(of, container(of, "b", resources(0.5, 1))).message
+    assert world.add(of, "c", 0.5, 1)[1] == "0-1"
+    assert world.add(of, "d", 0.5, 1)[1] == "0-1"
+    world.stop("p-a")
+    world.add(pod("s", {"policy": "best-effort"}), "a", 1.5, 1)[1]
+    world.add(pod("t", {"policy": "best-effort"}), "a", 1.5, 1)[1]
+    of = pod("r", wishes)
+    assert world.add(of, "a", 2.5, 1)[1] == "0-1"
+    refused = world.refuse(of, container(of, "c", resources(0.5, 1)))
+    assert "wider than an empty machine would need" in refused.message
+
+
+# --- case 3 -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["best-effort", "restricted", "single-numa-node"])
+def test_scope_pod_on_one_numa_node_places_what_fits(policy: str) -> None:
+    """2 + 5 of 8 CPUs, and 3 + 3 of 8 GiB: the sum is asked for once, not once for each."""
+    topology = synthetic(sockets=1, numa_per_socket=1, cores_per_numa=8, threads=1, memory_gib=8)
+    world = World(topology)
+    of = pod("p", {"policy": policy, "scope": "pod"}, total=resources(7, 6))
+    world.add(of, "a", 2, 3)
+    cpus, mems = world.add(of, "b", 5, 3)
+    assert (len(CPUSet.parse(cpus)), mems) == (5, "0")
+
+
+def test_scope_pod_without_a_policy_places_each_container_by_itself() -> None:
+    world = World(two_by_four(),
+                  Settings())  # fmt: skip
+    of = pod("p", {"scope": "pod", "cpus": "exclusive"}, total=resources(7, 6))
+    world.add(of, "a", 2, 3)
+    world.add(of, "b", 5, 3)
+    assert world.agent.state.pods[of.uid].affinity is None
+
+
+# --- others -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wishes", [{}, {"smt": "isolate"}, {"smt": "full-core"}])
+def test_nobody_takes_the_last_cpu_of_a_numa_node_that_is_shared(wishes: dict[str, str]) -> None:
+    """Who shares that NUMA node would run on the others from then on."""
+    topology = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=4, memory_gib=8)
+    world = World(topology, Settings(limits=Limits(idle=CPUAmount(percent=100))))
+    world.put("share", {"policy": "single-numa-node"}, 0.5, 1, QoSClass.BURSTABLE)
+    there = topology.cpus_of(world.allocation("share-app").numa_nodes)
+    for number in range(8):
+        own = pod(f"own{number}", {"cpus": "exclusive", **wishes})
+        world.create(own, container(own, wants=resources(2, 1)))
+        assert world.cpus("share-app") <= there
+    assert len(world.agent.state.owned) >= 6
+
+
+def test_a_list_does_not_take_the_last_cpus_of_a_numa_node_from_a_strict_pod() -> None:
+    world = two_nodes()
+    for name, policy in (("mild", "best-effort"), ("strict", "restricted")):
+        world.put(name, {"policy": policy, "numamem": "0"}, 0.5, 1, QoSClass.BURSTABLE)
+    every = pod("list", {"numacpu": "0-3", "cpus": "exclusive"})
+    refused = world.refuse(every, wants=resources(4, 1))
+    assert refused.reason == "SharedPoolEmpty"
+    assert refused.message == (
+        "pod default/list, container app: numacpu is '0-3' (annotation numa.kubernetes.io/numacpu) "
+        "with cpus: exclusive, but that leaves no CPU on NUMA node 0 for default/strict/app, which "
+        "shares CPUs there (policy restricted); expected one of 0-3 to be free"
+    )
+    world.stop("strict-app")
+    world.place(every, wants=resources(4, 1))
+
+
+# --- Isolated CPUs (isolcpus): containers that share stay off them, and who owns CPUs gets them -
+
+
+MILD = {"policy": "best-effort"}
+OWN = {"cpus": "exclusive"}
+HOUSEKEEPING = CPUSet.parse("0-1,16-17")
+
+
+def isolating(isolated: str = "2-15,18-31") -> Topology:
+    """Two NUMA nodes of 8 cores with 2 threads; node 0 is 0-7,16-23."""
+    return synthetic(
+        sockets=2, numa_per_socket=1, cores_per_numa=8, isolated=CPUSet.parse(isolated)
+    )
+
+
+def test_containers_that_share_stay_off_isolated_cpus() -> None:
+    world = World(isolating())
+    for name in ("a", "b"):
+        assert world.put(name, MILD, 0.5, 1, QoSClass.BURSTABLE)[0] == "0-1,16-17"
+    assert world.put("c", {}, 0.5, 1, QoSClass.BURSTABLE)[0] == "0-1,16-17", "it asks for nothing"
+
+
+def test_owners_leave_the_pool_a_cpu_that_is_not_isolated() -> None:
+    world = World(isolating())
+    world.put("idle", qos=QoSClass.BURSTABLE)
+    owned = CPUSet.parse(world.put("own", OWN, 6)[0])
+    assert len(owned) == 6
+    left = world.cpus("idle-app")
+    assert left
+    assert left <= HOUSEKEEPING - owned
+    assert len(CPUSet.parse(world.put("more", OWN, 20)[0])) == 20
+    assert world.cpus("idle-app") == left
+
+
+def test_isolated_cpus_can_be_owned_whatever_floor_the_pool_has() -> None:
+    world = World(isolating(), Settings(limits=Limits(pool=CPUAmount(8))))
+    owned = CPUSet.parse(world.put("own", OWN, 6)[0])
+    assert not owned & HOUSEKEEPING
+
+
+def test_what_sharers_were_promised_is_not_owned() -> None:
+    world = World(isolating())
+    world.put("shares", MILD, 3, 1, QoSClass.BURSTABLE)
+    assert len(CPUSet.parse(world.put("own", OWN, 4)[0]) & HOUSEKEEPING) <= 1
+
+
+def test_only_gives_owners_isolated_cpus_and_nothing_else() -> None:
+    world = World(isolating("2-3,18-19"), Settings(isolated=IsolatedCPUs.ONLY))
+    assert largest(world.agent.machine, world.agent.state) == {0: 4, 1: 0}
+    assert together(world.agent.machine, world.agent.state) == 4
+    says(world.refused("many", OWN, 5), "", "5 exclusive CPUs needed, this machine has 4")
+    assert world.put("own", OWN, 4)[0] == "2-3,18-19"
+    assert "(isolatedCPUs: only)" in world.refused("late", OWN, 1).message
+
+
+@pytest.mark.parametrize(
+    ("isolated", "busy", "expected"),
+    [(IsolatedCPUs.PREFER, "8-9", "1"), (IsolatedCPUs.AVOID, "0-1", "0")],
+)
+def test_the_setting_decides_between_numa_nodes(
+    isolated: IsolatedCPUs, busy: str, expected: str
+) -> None:
+    """By the strategy it would be the other one, which is less in use."""
+    world = World(isolating("8-15,24-31"), Settings(isolated=isolated))
+    world.put("busy", {"numacpu": busy, "cpus": "exclusive"}, 2)
+    assert world.put("own", {"policy": "single-numa-node"}, 4, 1)[1] == expected
+
+
+def test_any_takes_isolated_cpus_as_any_and_warns_of_a_set_without_others() -> None:
+    world = World(isolating("8-15,24-31"), Settings(isolated=IsolatedCPUs.ANY))
+    assert world.put("a", MILD, 0.5, 1, QoSClass.BURSTABLE)[0] == "0-7,16-23"
+    admitted = world.admit(pod("b", MILD, qos=QoSClass.BURSTABLE), wants=resources(0.5, 1))
+    assert admitted.adjustment.cpus == "8-15,24-31"
+    assert [w for w in admitted.warnings if "isolated (isolcpus)" in w]
+
+
+def test_a_shared_list_of_isolated_cpus_is_taken_and_warned_of() -> None:
+    world = World(isolating())
+    admitted = world.admit(pod("listed", {"numacpu": "4-6"}), wants=resources(3))
+    assert admitted.allocation.kind is Kind.EXPLICIT
+    assert [w for w in admitted.warnings if w.startswith("CPUs 4-6 are isolated")]
+
+
+def test_growing_takes_isolated_cpus_before_the_last_of_the_pool() -> None:
+    world = World(isolating())
+    world.put("own", OWN, 2)
+    assert world.update("own-app", resources(6)) is None
+    assert len(world.cpus("own-app")) == 6
+    assert HOUSEKEEPING - world.cpus("own-app")
+
+
+def test_a_machine_of_isolated_cpus_shares_them() -> None:
+    world = World(isolating("0-31"))
+    assert world.put("a", MILD, 0.5, 1, QoSClass.BURSTABLE)[0] == "0-7,16-23"
+    assert world.put("own", OWN, 2)[0]
+
+
+# --- What the scheduler held: taken where it suits as well, decided again where it does not -----
+
+
+def test_what_was_held_is_taken() -> None:
+    """By itself the container would go to the other NUMA node."""
+    assert World(machines.dual_smt()).put("a", SINGLE, 4, 1)[1] == "0"
+    assert World(machines.dual_smt()).put("a", {**SINGLE, "placed": '{"app":"1"}'}, 4, 1)[1] == "1"
+
+
+def test_it_is_decided_again_where_there_is_no_room() -> None:
+    world = World(machines.dual_smt())
+    world.put("big", {**SINGLE, "placed": '{"app":"1"}'}, 28, 1)
+    assert world.put("late", {**SINGLE, "placed": '{"app":"1"}'}, 8, 1)[1] == "0"
+
+
+def test_nothing_wider_is_had_by_it() -> None:
+    """It is a preference among NUMA nodes that suit as well, and no way around a policy."""
+    for held in ("0-1", "7", "1023"):
+        world = World(machines.dual_smt())
+        assert world.put("a", {**SINGLE, "placed": f'{{"app":"{held}"}}'}, 4, 1)[1] in ("0", "1")
+    world = World(machines.dual_smt())
+    assert world.put("plain", {"placed": '{"app":"1"}'}, 4, 1)[1] == ""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "{", "3", '{"app":3}', '{"app":"x"}', "[" * 100_000, '{"other":"1"}'),
+        '{"app":"' + "1," * LONGEST_PLACED + '1"}',
+    ],
+)
+def test_what_cannot_be_read_is_nothing(text: str) -> None:
+    assert World(machines.dual_smt()).put("a", {**SINGLE, "placed": text}, 4, 1)[1] == "0"
+
+
+def test_with_the_kubelets_ties_it_decides_nothing() -> None:
+    world = World(machines.dual_smt(), Settings(kubelet_ties=True))
+    assert world.put("a", {**SINGLE, "placed": '{"app":"1"}'}, 4, 1)[1] == "0"
+
+
+def test_text_and_back() -> None:
+    places = {"b": NUMASet([1]), "a": NUMASet([0, 1]), "none": NO_NUMA_NODES}
+    text = placed_text(places)
+    assert text == '{"a":"0-1","b":"1"}'
+    assert read_placed(text) == {"a": NUMASet([0, 1]), "b": NUMASet([1])}
+    assert placed_for({f"{PREFIX}placed": text}, PREFIX[:-1], "b") == NUMASet([1])
+    assert placed_for({}, PREFIX[:-1], "b") == NO_NUMA_NODES
+
+
+def test_it_is_said() -> None:
+    """In what explains the container, and as a warning where it came otherwise."""
+    world = World(machines.dual_smt())
+    for name, cpus in (("first", 28), ("second", 8)):
+        of = pod(name, {**SINGLE, "placed": '{"app":"1"}'}, qos=QoSClass.GUARANTEED)
+        made = container(of, wants=resources(cpus, 1))
+        found = admit(world.agent.machine, world.agent.state, of, made)
+        assert isinstance(found, Admitted)
+        said = [step for step in found.trace.steps if "the scheduler held" in step]
+        if name == "first":
+            assert said == ["the scheduler held NUMA node 1: taken"]
+            assert found.warnings == ()
+            world.place(of, made)
+        else:
+            (warning,) = found.warnings
+            assert warning == (
+                "the scheduler held NUMA node 1, which no longer suits best: placed on NUMA node 0 "
+                "instead"
+            )
+            assert said == [warning]
+
+
+def test_on_one_numa_node_there_is_nothing_to_choose() -> None:
+    world = World(machines.single_smt())
+    of = pod("a", {**SINGLE, "placed": '{"app":"0"}'}, qos=QoSClass.GUARANTEED)
+    found = admit(
+        world.agent.machine, world.agent.state, of,
+        container(of, wants=resources(2, 1)),
+    )  # fmt: skip
+    assert isinstance(found, Admitted)
+    assert found.warnings == ()

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from nri_numa.agent.view import Moment
-from nri_numa.engine.state import Kind
+from nri_numa.engine.others import pinned_elsewhere
+from nri_numa.engine.state import Kind, violations
+from nri_numa.machine.synthetic import Numbering, synthetic
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import QoSClass, Resources
@@ -83,7 +86,6 @@ def test_all_cpus_are_the_shared_pool_while_somebody_owns_some() -> None:
     assert world.has(one)[0] == "1-3"
     assert not world.cpus(one) & world.cpus(own)
     assert "holds the whole shared pool" in world.allocation(one).reason
-    world.check()
 
 
 def test_the_shared_pool_itself_pins_nobody() -> None:
@@ -111,7 +113,6 @@ def test_a_foreign_container_may_go_where_its_manager_says() -> None:
     world.update(one, Resources(cpus="0-3"))
     assert (kind(world, one), world.has(one)[0]) == (Kind.UNBOUND, "1-3")
     assert overlaps(world) == 0
-    world.check()
 
 
 @pytest.mark.parametrize("asked", [Resources(cpu_shares=512), Resources(cpus="x"), Resources()])
@@ -139,7 +140,6 @@ def test_a_pin_that_was_taken_back_in_a_gap(now: str, restart: bool) -> None:
     world.synchronize()
     assert (kind(world, one), world.has(one)[0]) == (Kind.UNBOUND, "1-3")
     assert overlaps(world) == 0
-    world.check()
 
 
 def test_a_pin_that_was_changed_in_a_gap_is_known_as_it_is() -> None:
@@ -200,4 +200,78 @@ def test_a_cpuset_on_a_container_whose_memory_we_bind_is_answered_with_the_pool(
     world.put("a", {"numamem": "0"})
     assert world.update("a-app", Resources(cpus="0")) is None
     assert world.has("a-app") == (str(world.topology.allowed), "0")
-    world.check()
+
+
+# --- CPUs that somebody else pinned are given away last, and it is said -------------------------
+
+
+SINGLE = {"policy": "single-numa-node"}
+
+
+def _elsewhere(world: World) -> CPUSet:
+    return pinned_elsewhere(world.agent.state, world.topology)
+
+
+@pytest.mark.parametrize("smt", ["any", "spread", "isolate", "full-core", "pair"])
+def test_case_15_cpus_that_somebody_else_pinned_are_the_last(smt: str) -> None:
+    """Four cores with siblings side by side; the first has a foreign container."""
+    world = World(
+        synthetic(sockets=1, numa_per_socket=1, cores_per_numa=4, numbering=Numbering.ADJACENT)
+    )
+    plain(world, "kubelets", "0-1")
+    world.put("a", {**SINGLE, "smt": smt}, 2, 1)
+    assert not world.cpus("a-app") & world.topology.siblings_of(world.cpus("kubelets-app"))
+
+
+def test_case_15_when_there_are_no_others_they_are_given_and_it_is_said() -> None:
+    world = World(machines.single_no_smt())
+    plain(world, "kubelets", "0-1")
+    assert world.put("a", SINGLE, 3, 1)[0] == "0,2-3"
+    assert "CPU 0 is also used by containers that another component pinned there" in world.steps(
+        "a-app"
+    )
+
+
+def test_case_15_another_numa_node_comes_first() -> None:
+    world = World(machines.dual_no_smt())
+    plain(world, "kubelets", "0-3")
+    # More of the memory of NUMA node 1 is in use.
+    world.put("other", {"numamem": "1"}, 0, 4)
+    assert world.put("a", SINGLE, 6, 1)[1] == "1"
+
+
+def test_case_15_the_kubelets_shared_pool_is_no_pin() -> None:
+    """Nearly every container has it: it says nothing about particular CPUs."""
+    world = World(machines.dual_no_smt())
+    plain(world, "pool", "0-13")
+    assert not _elsewhere(world)
+    assert world.put("a", SINGLE, 2, 1)[0] == "0-1"
+
+
+def test_case_15_it_is_known_after_a_restart_and_forgotten_with_the_container() -> None:
+    world = World(machines.single_no_smt())
+    plain(world, "kubelets", "0-1")
+    world.restart()
+    assert str(_elsewhere(world)) == "0-1"
+    world.stop("kubelets-app")
+    assert not _elsewhere(world)
+
+
+def test_case_15_another_cpuset_from_them_counts() -> None:
+    world = World(machines.single_no_smt())
+    plain(world, "kubelets", "0-1")
+    assert world.update("kubelets-app", Resources(cpus="2-3")) is None
+    assert str(_elsewhere(world)) == "2-3"
+    assert world.update("kubelets-app", Resources(cpu_shares=512)) is None
+    assert str(_elsewhere(world)) == "2-3"
+
+
+def test_case_15_books_that_do_not_add_up_are_found() -> None:
+    world = World(machines.single_no_smt())
+    plain(world, "kubelets", "0-1")
+    state, settings = world.agent.state, world.settings
+    assert violations(state, world.topology, settings) == []
+    wrong = replace(state, foreign={})
+    assert violations(wrong, world.topology, settings) == [
+        "foreign: counted as {}, and the allocations add up to {3: 1}"
+    ]

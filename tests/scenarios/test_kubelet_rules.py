@@ -1,28 +1,23 @@
-"""Cases 4 and 7 of the policies: the kubelet's rules for memory and CPUs, where they are set."""
+"""Cases 4, 5, 7 and 8 of the policies: the kubelet's rules and options, where they are set."""
 
 from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
 
+from nri_numa import config
+from nri_numa.config.sections import AgentConfig
 from nri_numa.engine.decision import Reading, Refused
 from nri_numa.engine.state import Kind
+from nri_numa.errors import ConfigError
 from nri_numa.machine.synthetic import synthetic
-from nri_numa.model.cpuset import CPUSet
+from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.settings import CPUOrder, Settings
-from nri_numa.model.workload import QoSClass
-from tests.beds.world import GIB, World, container, pod, resources
+from nri_numa.model.workload import Device, DeviceRequest, QoSClass
+from tests.beds.world import GIB, World, container, pod, resources, two_nodes
+from tests.machines import named as machines
 
 SINGLE = {"policy": "single-numa-node"}
-
-
-def two_nodes(reading: Reading | None = None, **settings: object) -> World:
-    """CPUs 0-3 and 4-7, 8 GiB each."""
-    topology = synthetic(
-        sockets=2, numa_per_socket=1, cores_per_numa=4, threads=1, memory_gib=8,
-        hugepages=settings.pop("pages", None),  # type: ignore[arg-type]
-    )  # fmt: skip
-    return World(topology, Settings(**settings), reading=reading)  # type: ignore[arg-type]
 
 
 # --- case 4 -----------------------------------------------------------------------------------
@@ -153,7 +148,6 @@ def test_kubelet_cpus_lets_fractions_and_burstable_pods_take_nothing_from_owners
     # Nobody is bound to that NUMA node, so no CPU is kept back there either.
     assert len(CPUSet.parse(world.put("d", SINGLE, 3, 1)[0])) == 3
     assert world.has("a-app")[0] == "0"
-    world.check()
 
 
 def test_kubelet_cpus_hears_a_pod_that_asks_to_share_a_numa_node() -> None:
@@ -175,7 +169,6 @@ def test_kubelet_cpus_counts_no_fraction_of_a_pod_as_exclusive(order: tuple[floa
     for n, cpus in enumerate(order):
         world.add(of, f"c{n}", cpus, 1)
     assert {world.has(i)[1] for i in world.live} == {"0"}
-    world.check()
 
 
 def test_kubelet_cpus_places_a_pod_of_whole_cpus_where_all_of_it_fits() -> None:
@@ -203,3 +196,249 @@ def test_kubelet_cpus_refuses_a_pod_whose_cpus_and_memory_need_different_widths(
     world.add(of, "a", 0.5, 5)
     refused = world.refuse(of, container(of, "b", resources(1, 5)))
     assert "more NUMA nodes than its CPUs need" in refused.message
+
+
+# --- Cases 5 and 8 of the policies: options of the kubelet's, and which do not go together ------
+
+
+STATIC = Settings(static_cpus=True)
+
+
+def complaints(text: str) -> list[str]:
+    """What is wrong with a configuration."""
+    with pytest.raises(ConfigError) as caught:
+        config.load(text=text)
+    return [
+        one.removesuffix(" (from the runtime's Configure text)") for one in caught.value.problems
+    ]
+
+
+# --- case 5 -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("where", "text"),
+    [
+        ("defaults.policy", "defaults: {policy: single-numa-node}"),
+        (
+            "rules[1].set.policy",
+            "rules: [{set: {policy: none}}, {set: {policy: single-numa-node}}]",
+        ),
+    ],
+)
+def test_align_by_socket_with_single_numa_node_is_refused_by_the_configuration(
+    where: str, text: str
+) -> None:
+    assert complaints(f"alignBySocket: true\n{text}") == [
+        "alignBySocket: true takes CPUs from all NUMA nodes of a socket, and "
+        f"{where} is single-numa-node; expected only one of them, as the kubelet does"
+    ]
+
+
+def test_align_by_socket_does_not_split_a_pod_that_asks_for_one_numa_node() -> None:
+    """What an annotation asks for cannot be known when the configuration is read."""
+    world = World(machines.snc_smt(), Settings(align_by_socket=True))
+    cpus, mems = world.put("a", {"policy": "single-numa-node"}, 6, 1)
+    assert len(world.topology.numa_of(CPUSet.parse(cpus))) == 1
+    assert world.topology.numa_of(CPUSet.parse(cpus)) == NUMASet.parse(mems)
+
+
+def test_align_by_socket_needs_numa_nodes_in_sockets() -> None:
+    """The kubelet refuses machines with more sockets than NUMA nodes."""
+    one = synthetic(sockets=2, sockets_per_numa=2, numa_per_socket=1, cores_per_numa=4)
+    assert len(one.sockets) > len(one.numa_nodes)
+    (found,) = config.problems(AgentConfig(align_by_socket=True), one)
+    assert found.startswith("alignBySocket: this machine has 2 sockets and 1 NUMA nodes")
+    assert config.problems(AgentConfig(align_by_socket=True), machines.snc_smt()) == []
+
+
+# --- case 8 -----------------------------------------------------------------------------------
+
+
+def test_distribute_cpus_across_cores_takes_one_thread_of_each_core() -> None:
+    settings = Settings(cpu_order=CPUOrder.KUBELET, align_l3=False)
+    assert World(machines.dual_smt(), settings).put("a", {"policy": "best-effort"}, 4, 1)[0] == (
+        "0-1,32-33"
+    )
+    settings = Settings(cpu_order=CPUOrder.KUBELET, align_l3=False, distribute_across_cores=True)
+    world = World(machines.dual_smt(), settings)
+    assert world.put("a", {"policy": "best-effort"}, 4, 1)[0] == "0-3"
+    assert world.put("b", {"policy": "best-effort"}, 3, 1)[0] == "16-18"
+    # A whole socket is still taken as a whole.
+    world = World(machines.dual_smt(), settings)
+    assert world.put("c", {"policy": "best-effort"}, 33, 1)[0] == "0-16,32-47"
+    # Who asks for whole cores gets them.
+    world = World(machines.dual_smt(), settings)
+    assert world.put("d", {"policy": "best-effort", "smt": "full-core"}, 4, 1)[0] == "0-1,32-33"
+
+
+def test_distribute_cpus_across_cores_goes_socket_by_socket_by_number() -> None:
+    """With siblings side by side, and with a socket that is used already, as the kubelet."""
+    settings = Settings(cpu_order=CPUOrder.KUBELET, align_l3=False, distribute_across_cores=True)
+    world = World(machines.dual_adjacent(), settings)
+    assert world.put("a", {"cpus": "exclusive"}, 3, 1)[0] == "0-2"
+    assert world.put("b", {"cpus": "exclusive"}, 6, 1)[0] == "3-8"
+
+
+def test_distribute_cpus_across_cores_does_not_go_with_other_options() -> None:
+    found = complaints(
+        "distributeAcrossCores: true\ndistributeAcrossNUMA: true\nrules: [{set: {smt: full-core}}]"
+    )
+    assert [one.partition(", expected ")[2] for one in found[:3]] == [
+        "cpuOrder: kubelet beside it; with cpuOrder: default, smt: spread takes one thread of "
+        "each core",
+        "distributeAcrossNUMA: false beside it, as the kubelet does",
+        "alignL3: false beside it, as the kubelet does",
+    ]
+    assert "rules[0].set.smt is full-core" in found[3]
+    good = "{cpuOrder: kubelet, alignL3: false, distributeAcrossCores: true}"
+    assert config.settings(config.load(text=good)).distribute_across_cores
+
+
+def test_reserved_huge_pages_are_promised_to_nobody() -> None:
+    topology = synthetic(
+        sockets=2, numa_per_socket=1, cores_per_numa=4, memory_gib=8, hugepages={GIB: 2 * GIB}
+    )
+    text = "reservedMemory: {0: {hugepages-1Gi: 1Gi, memory: 512Mi}, 1: 1Gi}"
+    loaded = config.load(text=text)
+    assert config.problems(loaded, topology) == []
+    settings = config.settings(loaded)
+    assert settings.reserved_memory == {0: GIB // 2, 1: GIB}
+    assert settings.reserved_hugepages == {0: {GIB: GIB}}
+    world = World(topology, settings)
+    for name, node in (("a", "1"), ("b", "0")):
+        of = pod(name, {"policy": "single-numa-node"})
+        size = {GIB: 2 * GIB if name == "a" else GIB}
+        assert world.place(of, wants=resources(1, 1, hugepages=size))[1] == node
+    of = pod("c", {"policy": "best-effort", "on-failure": "reject"})
+    refused = world.refuse(
+        pod("c", {"policy": "single-numa-node"}),
+        container(of, wants=resources(1, 1, hugepages={GIB: GIB})),
+    )
+    assert "0 B in huge pages of 1 GiB" in refused.message
+
+
+def test_reserved_huge_pages_that_make_no_sense_are_mistakes() -> None:
+    found = complaints(
+        "reservedMemory: {0: {hugepages-3Mi: 1Gi}, 1: {memory: lots, pages: 1}, 2: {}}"
+    )
+    assert [one.partition(":")[0] for one in found] == [
+        "reservedMemory.0.hugepages-3Mi",
+        "reservedMemory.1.memory",
+        "reservedMemory.1.pages",
+    ]
+    loaded = config.load(text="reservedMemory: {0: {hugepages-1Gi: 3Gi, hugepages-2Mi: 2Mi}}")
+    topology = synthetic(sockets=1, numa_per_socket=1, hugepages={GIB: 2 * GIB})
+    assert config.problems(loaded, topology) == [
+        "reservedMemory.0.hugepages-1Gi: 3Gi is more than the 2147483648 bytes of NUMA node 0 in "
+        "hugepages-1Gi",
+        "reservedMemory.0.hugepages-2Mi: 2Mi is more than the 0 bytes of NUMA node 0 in "
+        "hugepages-2Mi",
+    ]
+
+
+def test_static_cpus_gives_guaranteed_pods_cpus_without_a_policy() -> None:
+    world = World(machines.dual_no_smt(), STATIC)
+    cpus, mems = world.put("a", {}, 10, 1)
+    assert (len(CPUSet.parse(cpus)), mems) == (10, ""), "not aligned, and memory left alone"
+    assert world.allocation("a-app").kind is Kind.EXCLUSIVE
+    assert world.update("a-app", resources(9, 1)) is None
+    assert len(world.cpus("a-app")) == 9
+    world.stop("a-app")
+    assert world.put("fraction", {}, 1.5, 1) == ("", "")
+    assert world.put("burstable", {}, 2, 1, QoSClass.BURSTABLE) == ("", "")
+    assert world.put("out", {"bind": "none"}, 2, 1) == ("", "")
+    assert world.put("shares", {"cpus": "shared"}, 2, 1) == ("", "")
+    assert world.put("aligned", {"policy": "single-numa-node"}, 2, 1)[1] == "0"
+    assert world.put("memory", {"bind": "cpu+mem"}, 2, 1)[1] == "0"
+    assert world.put("listed", {"numamem": "1"}, 2, 1)[1] == "1"
+
+
+def test_static_cpus_refuses_a_pod_that_there_are_no_cpus_for() -> None:
+    world = World(machines.single_no_smt(), STATIC)
+    assert world.refused("a", {}, 5).reason == "NotEnoughCPUs"
+    assert World(machines.single_no_smt()).put("a", {}, 3, 1) == ("", "")
+
+
+def test_static_cpus_with_the_kubelets_memory_manager_gives_memory_nodes_too() -> None:
+    world = World(machines.dual_no_smt(), Settings(static_cpus=True, kubelet_memory=True))
+    assert world.put("a", {}, 2, 12)[1] == "0"
+    assert world.put("b", {}, 2, 12)[1] == "1"
+    assert world.refused("c", {}, 2, 12).reason == "NotEnoughMemory"
+
+
+def test_static_cpus_says_where_it_comes_from() -> None:
+    world = World(machines.dual_no_smt(), STATIC)
+    world.put("a", {}, 2, 1)
+    known = world.grounds("a-app")
+    assert known.basis.requested is not None
+    assert known.basis.requested["cpus"][1] == "staticCPUs"
+
+
+# --- distribute-cpus-across-numa --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", list(CPUOrder))
+def test_cpus_are_on_every_numa_node_that_the_hint_has_for_devices(order: CPUOrder) -> None:
+    """22 CPUs fit three of four NUMA nodes, and the eight GPUs are on all of them."""
+    world = World(
+        synthetic(sockets=2, numa_per_socket=2, cores_per_numa=4, memory_gib=16),
+        Settings(distribute_across_numa=True, cpu_order=order),
+    )
+    gpus = tuple(Device(id=f"gpu{n}", numa_nodes=frozenset([n // 2])) for n in range(8))
+    of = pod("p", {"policy": "best-effort", "smt": "any"})
+    made = container(of, wants=resources(22, 1))
+    request = DeviceRequest(resource="example.org/gpu", count=8, devices=gpus)
+    world.place(of, replace(made, devices=(request,)))
+    nodes = world.topology.numa_nodes.values()
+    cpus = world.cpus(made.id)
+    assert sorted(len(node.cpus & cpus) for node in nodes) == [5, 5, 6, 6]
+
+
+# --- align-by-socket --------------------------------------------------------------------------
+
+
+def one_socket() -> World:
+    """Two NUMA nodes of one socket, CPUs 0-3 and 4-7, 8 GiB each; as under the kubelet."""
+    topology = synthetic(sockets=1, numa_per_socket=2, cores_per_numa=4, threads=1, memory_gib=8)
+    return World(
+        topology,
+        Settings(
+            align_by_socket=True, kubelet_cpus=True, kubelet_memory=True, kubelet_ties=True,
+            cpu_order=CPUOrder.KUBELET,
+        ),
+    )  # fmt: skip
+
+
+RESTRICTED_POD = {"policy": "restricted", "scope": "pod"}
+
+
+def test_a_pod_as_wide_as_its_socket_is_as_wide_as_it_needs_to_be() -> None:
+    """12 GiB take both NUMA nodes; one socket is what the kubelet's option asks for."""
+    world = one_socket()
+    of = pod("p", RESTRICTED_POD, total=resources(2.5, 12))
+    world.add(of, "a", 0.5, 4)
+    for name in "bc":
+        assert world.add(of, name, 1, 4)[1] == "0-1"
+
+
+def test_cpus_from_elsewhere_in_the_socket_make_a_pod_no_wider() -> None:
+    world = one_socket()
+    world.put("o", {"numacpu": "4-5", "cpus": "exclusive"}, 2)
+    of = pod("p", RESTRICTED_POD, total=resources(2, 2))
+    for name in "ab":
+        world.add(of, name, 1, 1)
+    assert world.agent.state.pods[of.uid].affinity_preferred
+
+
+def test_cpus_that_its_pod_would_not_have_had_are_refused() -> None:
+    """Four and four CPUs of which three are free each, as the pod comes that needs two and two."""
+    world = one_socket()
+    for number, listed in enumerate(("0", "4")):
+        world.put(f"o{number}", {"numacpu": listed, "cpus": "exclusive"}, 1)
+    of = pod("p", RESTRICTED_POD, total=resources(4, 2))
+    world.add(of, "a", 2, 1)
+    refused = world.refuse(of, container(of, "b", resources(2, 1)))
+    assert (
+        "cpu: 2 exclusive CPUs needed, 1 free for exclusive use on NUMA node 0" in refused.message
+    )

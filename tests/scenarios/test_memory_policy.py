@@ -10,9 +10,8 @@ from msgspec.structs import replace
 from nri_numa.engine.decision import Admitted, Refused
 from nri_numa.engine.explain.explanation import of_allocation
 from nri_numa.engine.explain.sentences import sentences
-from nri_numa.machine.synthetic import synthetic
 from nri_numa.model.cpuset import NUMASet
-from nri_numa.model.settings import Rule, Settings
+from nri_numa.model.settings import Rule
 from nri_numa.model.workload import (
     MemoryPolicies,
     MemoryPolicy,
@@ -21,17 +20,15 @@ from nri_numa.model.workload import (
 )
 from nri_numa.nri.conversion import create_response
 from nri_numa.nri.wire.pb import nri_pb2 as pb
-from tests.beds.world import GIB, World, container, pod, resources
+from tests.beds.world import GIB, World, container, pod, resources, says, two_by_four, two_nodes
 
 OLD = MemoryPolicies(dict.fromkeys(MemoryPolicy, "oldd 1.0 hands none on; expected oldd 2"))
 
 
-def two_nodes(policies: MemoryPolicies | None = None, **settings: object) -> World:
-    """CPUs 0-3 and 4-7, 8 GiB each."""
-    topology = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=4, threads=1, memory_gib=8)
-    world = World(topology, Settings(**settings))  # type: ignore[arg-type]
-    if policies is not None:
-        world.agent.machine = world.agent.machine.with_memory_policies(policies)
+def without(policies: MemoryPolicies = OLD, **settings: object) -> World:
+    """Two NUMA nodes, and a runtime that cannot set all memory policies."""
+    world = two_nodes(**settings)
+    world.agent.machine = world.agent.machine.with_memory_policies(policies)
     return world
 
 
@@ -81,7 +78,7 @@ def test_interleaved_memory_is_booked_as_it_is_used() -> None:
 
 
 def test_weighted_interleave_is_booked_by_the_kernels_weights() -> None:
-    world = two_nodes(MemoryPolicies(weights={0: 3}))
+    world = without(MemoryPolicies(weights={0: 3}))
     admitted(world, pod("a", {"numamem": "0-1", "mempolicy": "weighted-interleave"}), memory=8)
     assert booked(world) == {0: 6, 1: 2}
     # What a NUMA node has no room for comes from the other.
@@ -90,11 +87,11 @@ def test_weighted_interleave_is_booked_by_the_kernels_weights() -> None:
 
 
 def test_interleaved_huge_pages_are_booked_page_by_page() -> None:
-    topology = synthetic(
-        sockets=2, numa_per_socket=1, cores_per_numa=4, threads=1, memory_gib=8,
-        hugepages={GIB: 4 * GIB},
-    )  # fmt: skip
-    world = World(topology)
+    world = World(
+        two_by_four(
+            hugepages={GIB: 4 * GIB},
+        )
+    )
     of = pod("a", {"numamem": "0-1", "mempolicy": "interleave"})
     made = container(of, wants=resources(1, 1, hugepages={GIB: 3 * GIB}))
     assert isinstance(world.create(of, made), Admitted)
@@ -103,7 +100,7 @@ def test_interleaved_huge_pages_are_booked_page_by_page() -> None:
 
 
 def test_without_its_policy_memory_is_booked_node_by_node() -> None:
-    world = two_nodes(OLD)
+    world = without()
     asks = {"policy": "best-effort", "mempolicy": "interleave", "on-failure": "widen"}
     admitted(world, pod("a", asks), cpus=6, memory=6)
     assert (booked(world)[0], booked(world).get(1, 0)) == (6, 0)
@@ -173,11 +170,10 @@ def test_it_is_kept_over_a_restart_and_over_a_resize() -> None:
     assert SAID in told(world)
     assert world.update("a-app", resources(2, 1)) is None
     assert SAID in told(world)
-    world.check()
 
 
 def test_who_went_without_is_not_said_to_have_one() -> None:
-    world = two_nodes(OLD)
+    world = without()
     asks = {"policy": "restricted", "mempolicy": "interleave", "on-failure": "widen"}
     admitted(world, pod("a", asks))
     assert "asked to start it" not in told(world)
@@ -188,11 +184,9 @@ def test_who_went_without_is_not_said_to_have_one() -> None:
 )
 def test_a_list_of_memory_nodes_is_no_excuse_to_go_without(more: dict[str, str]) -> None:
     asks = {"numamem": "0-1", "mempolicy": "interleave"}
-    refused = two_nodes(OLD).refused("a", {**asks, **more})
-    assert refused.reason == "MemoryPolicyUnsupported"
-    refused = two_nodes(OLD).refused("a", {**asks, **more, "on-failure": "widen"})
-    assert refused.reason == "InvalidAnnotation"
-    untouched = admitted(two_nodes(OLD), pod("a", {**asks, **more, "on-failure": "unpinned"}))
+    says(without().refused("a", {**asks, **more}), "MemoryPolicyUnsupported")
+    says(without().refused("a", {**asks, **more, "on-failure": "widen"}), "InvalidAnnotation")
+    untouched = admitted(without(), pod("a", {**asks, **more, "on-failure": "unpinned"}))
     assert untouched.adjustment.memory_policy is None
 
 
@@ -253,7 +247,7 @@ def test_what_others_pin_is_left_to_them() -> None:
 
 
 def test_a_runtime_without_it_refuses_with_what_is_needed() -> None:
-    world = two_nodes(OLD)
+    world = without()
     refused = world.refused("a", {"policy": "restricted", "mempolicy": "bind"})
     assert refused.reason == "MemoryPolicyUnsupported"
     assert refused.message == (
@@ -266,7 +260,7 @@ def test_a_runtime_without_it_refuses_with_what_is_needed() -> None:
 
 
 def test_on_failure_widen_goes_without_it_and_says_so() -> None:
-    world = two_nodes(OLD)
+    world = without()
     asks = {"policy": "restricted", "mempolicy": "bind", "on-failure": "widen"}
     answer = admitted(world, pod("a", asks))
     assert answer.allocation.mems
@@ -275,7 +269,7 @@ def test_on_failure_widen_goes_without_it_and_says_so() -> None:
 
 
 def test_best_effort_widens_unless_told_otherwise() -> None:
-    world = two_nodes(OLD)
+    world = without()
     assert admitted(world, pod("a", {"policy": "best-effort", "mempolicy": "bind"})).warnings
     asks = {"policy": "best-effort", "mempolicy": "bind", "on-failure": "reject"}
     assert world.refused("b", asks).reason == "MemoryPolicyUnsupported"
@@ -283,7 +277,7 @@ def test_best_effort_widens_unless_told_otherwise() -> None:
 
 def test_a_single_policy_can_be_missing() -> None:
     weighted = MemoryPolicies({MemoryPolicy.WEIGHTED_INTERLEAVE: "Linux 6.1 does not have it; no"})
-    world = two_nodes(weighted)
+    world = without(weighted)
     assert world.refused("a", {"numamem": "0", "mempolicy": "weighted-interleave"}).reason == (
         "MemoryPolicyUnsupported"
     )
@@ -291,7 +285,7 @@ def test_a_single_policy_can_be_missing() -> None:
 
 
 def test_new_settings_do_not_forget_what_the_runtime_can_set() -> None:
-    world = two_nodes(OLD)
+    world = without()
     machine = replace(world.agent.machine, memory_policies=MemoryPolicies())
     world.apply(world.agent.retopology(machine))
     assert isinstance(
@@ -303,9 +297,8 @@ def test_new_settings_do_not_forget_what_the_runtime_can_set() -> None:
 
 
 def test_a_container_that_runs_already_is_pinned_without_it() -> None:
-    world = two_nodes(OLD)
+    world = without()
     world.meet(pod("a", {"policy": "restricted", "mempolicy": "bind"}), wants=resources(1, 1))
     world.synchronize()
     assert world.has("a-app")[1]
     assert "mempolicy: bind has no effect: the container runs already" in world.steps("a-app")
-    world.check()

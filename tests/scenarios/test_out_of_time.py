@@ -68,7 +68,6 @@ def test_a_stranger_that_is_refused_late_runs_on_unpinned() -> None:
     world.synchronize()
     assert [r.reason for r in world.agent.refusals] == ["TopologyAffinityError"]
     assert world.has("big-app") == ("", "")
-    world.check()
 
 
 def test_what_is_undecided_at_a_crash_is_decided_at_the_next_start() -> None:
@@ -80,7 +79,6 @@ def test_what_is_undecided_at_a_crash_is_decided_at_the_next_start() -> None:
     world.clock = lambda: 0.0
     world.restart()
     assert {world.allocation(i).kind for i in ids} == {Kind.EXCLUSIVE}
-    world.check()
 
 
 def test_who_waits_for_a_decision_with_every_cpu_is_nobodys_pin() -> None:
@@ -105,7 +103,6 @@ def test_one_that_stopped_while_it_waited_is_let_be() -> None:
     while work:
         work.pop()()
     assert len(world.agent.state.owned) == 4
-    world.check()
 
 
 def test_a_later_synchronize_that_has_time_leaves_nothing_to_do() -> None:
@@ -121,4 +118,3 @@ def test_a_later_synchronize_that_has_time_leaves_nothing_to_do() -> None:
     while work:
         work.pop()()
     assert world.agent.state.owned == owned
-    world.check()

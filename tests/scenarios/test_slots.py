@@ -23,14 +23,12 @@ from nri_numa.model.settings import (
     Settings,
 )
 from nri_numa.model.workload import SMT, Container, PodSandbox, QoSClass, Resources
-from tests.beds.world import PREFIX, World, container, pod, resources
+from tests.beds.world import PREFIX, World, container, pod, resources, says, two_by_four
 
 
 def world_of(settings: Settings | None = None, threads: int = 1) -> World:
     """Two NUMA nodes, without hyperthreads 0-3 and 4-7."""
-    return World(
-        synthetic(sockets=2, numa_per_socket=1, cores_per_numa=4, threads=threads), settings
-    )
+    return World(two_by_four(threads=threads), settings)
 
 
 def holding(
@@ -58,7 +56,6 @@ def test_no_annotation_of_the_pod_is_needed(asks: dict[str, str]) -> None:
     assert allocation.kind is Kind.EXCLUSIVE
     assert allocation.slots == "slot-4,slot-9"
     assert world.live["a-app"].resources.cpu_quota == -1
-    world.check()
 
 
 def test_the_device_plugin_is_told_which_annotation() -> None:
@@ -179,13 +176,11 @@ def test_the_numa_node_that_the_kubelet_chose_binds() -> None:
     ):
         assert world.place(*holding(name, slots, 2))[0] == cpus
     # One is left there, and the others would do if they had not been chosen.
-    refused = world.refuse(*holding("c", "numa1-slot-2,numa1-slot-3", 2))
-    assert refused.reason == "NotEnoughCPUs"
+    says(world.refuse(*holding("c", "numa1-slot-2,numa1-slot-3", 2)), "NotEnoughCPUs")
     # What two NUMA nodes were chosen for cannot be on one.
     single = {"policy": "single-numa-node"}
     refused = world.refuse(*holding("d", "numa0-slot-0,numa1-slot-2", 2, single))
     assert refused.reason == "TopologyAffinityError"
-    world.check()
 
 
 def test_ids_of_both_sorts_bind_nothing() -> None:
@@ -238,7 +233,6 @@ def test_a_resize_would_part_cpus_from_slots() -> None:
     assert world.update("a-app", resources(2, 0.2)) is None  # memory alone
     assert world.has("a-app") == before
     assert world.allocation("a-app").slots == "slot-0,slot-1"
-    world.check()
 
 
 def counts(world: World) -> tuple[dict[int, int], dict[int, int]]:

@@ -52,6 +52,7 @@ class Node:
         self.driver = driver
         self.looked: list[str] = []
         self.world = World(machines.single_no_smt(), observe=observe, write=self.kernel.write)
+        self.world.ends_whole = False
         self.world.synchronize()
         self.agent = self.world.agent
         self.agent.reconciler = self

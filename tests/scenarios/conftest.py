@@ -1,0 +1,26 @@
+"""What every scenario ends with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.beds.world import World
+
+
+@pytest.fixture(autouse=True)
+def all_holds_in_the_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every world of a scenario is checked."""
+    made: list[World] = []
+    make = World.__init__
+
+    def remembered(world: World, *args: object, **more: object) -> None:
+        make(world, *args, **more)
+        made.append(world)
+
+    monkeypatch.setattr(World, "__init__", remembered)
+    yield
+    for world in made:
+        if world.ends_whole:
+            world.check()

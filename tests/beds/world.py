@@ -297,6 +297,11 @@ class World:
         self.boot()
         return self.synchronize()
 
+    def becomes(self, topology: Topology) -> None:
+        """CPUs come or go."""
+        self.topology = topology
+        self.apply(self.agent.retopology(replace(self.agent.machine, topology=topology)))
+
     def kubelet(
         self,
         granted: Mapping[tuple[str, str], str] | None = None,

@@ -9,6 +9,13 @@ import pytest
 from tests.beds.world import World
 
 
+@pytest.fixture
+def world(request: pytest.FixtureRequest) -> World:
+    """A node as the module's ``usual`` makes them."""
+    made: World = request.module.usual()
+    return made
+
+
 @pytest.fixture(autouse=True)
 def all_holds_in_the_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every world of a scenario is checked."""

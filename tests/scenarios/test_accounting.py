@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 
 import pytest
 from msgspec.structs import replace
@@ -25,6 +26,9 @@ MANY_IDLE = Settings(limits=Limits(idle=CPUAmount(percent=50), pool=CPUAmount(1)
 
 ISOLATE = {"policy": "single-numa-node", "smt": "isolate"}
 SINGLE = {"policy": "single-numa-node"}
+
+
+usual = partial(World, machines.dual_no_smt())
 
 
 def _view(world: World) -> LiveView:
@@ -53,9 +57,8 @@ def test_case_11_idle_siblings_are_not_free_for_shared_containers() -> None:
     assert [n.available_cpus for n in _view(world).snapshot().numa_nodes] == [0.5, 0.5]
 
 
-def test_case_11_owners_leave_what_shared_containers_were_promised() -> None:
+def test_case_11_owners_leave_what_shared_containers_were_promised(world: World) -> None:
     """An owner of several NUMA nodes takes from each what it can spare."""
-    world = World(machines.dual_no_smt())
     _, mems = world.put("shared", SINGLE, 6, 1)
     world.put("wide", {"policy": "best-effort", "cpus": "exclusive"}, 9, 1)
 
@@ -78,9 +81,8 @@ def test_case_11_the_last_cpu_of_the_pool_is_not_said_to_be_free() -> None:
     says(world.refused("all", {"policy": "restricted"}, 5, 1), "", "free: NUMA node 0: 3 CPUs")
 
 
-def test_case_11_a_shared_container_is_booked_where_there_is_room() -> None:
+def test_case_11_a_shared_container_is_booked_where_there_is_room(world: World) -> None:
     """Half of it on each NUMA node would promise more of the fuller one than it has."""
-    world = World(machines.dual_no_smt())
     world.put("first", SINGLE, 6.5, 1)
     world.put("wide", {"policy": "best-effort"}, 9, 1)
     left = world.agent.machine.cpu_left(world.agent.state)
@@ -103,8 +105,7 @@ def test_case_11_whole_cores_come_from_where_they_can_be_spared() -> None:
     assert len(some.cpus & topology.numa_nodes[0].cpus) == 2
 
 
-def test_a_refusal_says_whose_requests_the_shared_pool_serves() -> None:
-    world = World(machines.dual_no_smt())
+def test_a_refusal_says_whose_requests_the_shared_pool_serves(world: World) -> None:
     for name, cpus in (("big", 7.5), ("other", 8), ("small", 0.25)):
         world.put(name, {"policy": "single-numa-node"}, cpus, qos=QoSClass.BURSTABLE)
     idle = pod("idle", {"policy": "single-numa-node"}, qos=QoSClass.BEST_EFFORT)
@@ -118,8 +119,7 @@ def test_a_refusal_says_whose_requests_the_shared_pool_serves() -> None:
         ), refused.message
 
 
-def test_a_resize_that_is_refused_says_who_has_its_numa_node() -> None:
-    world = World(machines.dual_no_smt())
+def test_a_resize_that_is_refused_says_who_has_its_numa_node(world: World) -> None:
     mine = {"policy": "single-numa-node"}
     world.put("own", mine, 2, 1)
     for name, cpus in (("near", 5), ("far", 5)):
@@ -162,9 +162,8 @@ def test_case_17_pack_fills_one_by_the_same_measure() -> None:
     assert len(set(_six(Strategy.PACK))) == 1
 
 
-def test_case_17_memory_counts_where_it_is_scarcest() -> None:
+def test_case_17_memory_counts_where_it_is_scarcest(world: World) -> None:
     """Node 0 has its memory nearly full and its CPUs free; node 1 the other way round, less so."""
-    world = World(machines.dual_no_smt())
     world.put("memory", {"numamem": "0"}, 0, 13)
     world.put("cpus", {"numacpu": "8-11", "cpus": "exclusive"}, 4)
     assert world.put("a", POLICY, 1, 1, qos=QoSClass.BURSTABLE)[1] == "1"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 from msgspec.structs import replace
@@ -35,44 +36,27 @@ GUARANTEED, BURSTABLE = QoSClass.GUARANTEED, QoSClass.BURSTABLE
 SINGLE = {"policy": "single-numa-node"}
 
 
+usual = partial(World, machines.dual_smt())
+
+
 def test_bind_none_wins_over_a_rule() -> None:
     world = World(machines.snc_smt(), Settings(rules=(Rule(values=SINGLE),)))
     assert world.put("a", {"bind": "none"}, 2, 1) == ("", "")
     assert world.put("b", {}, 2, 1)[1] == "0"
 
 
-def test_guaranteed_whole_cpus_with_a_policy_are_exclusive_one_thread_of_a_core_each() -> None:
-    world = World(machines.dual_smt())
-    cpus, mems = world.put("a", SINGLE, 4, 1)
-    owned = CPUSet.parse(cpus)
-    assert len(owned) == 4
-    assert mems == "0"
-    topology = world.topology
-    assert len({topology.cpus[i].core for i in owned}) == 4, "two threads of one core"
-
-
-def test_a_fraction_shares_and_gets_the_nodes_pool() -> None:
-    world = World(machines.dual_smt())
-    assert world.put("a", SINGLE, 1.5, 1) == ("0-15,32-47", "0")
-
-
-def test_bind_cpu_leaves_memory_alone() -> None:
-    world = World(machines.dual_smt())
-    assert world.put("a", {**SINGLE, "bind": "cpu"}, 1.5, 100) == ("0-15,32-47", "")
-
-
-def test_bind_alone_is_a_mild_computed_pin() -> None:
-    world = World(machines.dual_smt())
-    assert world.put("a", {"bind": "cpu+mem"}, 1.5, 1, BURSTABLE) == ("0-15,32-47", "0")
-
-
-def test_spread_takes_the_node_with_most_cpu_left() -> None:
-    world = World(machines.dual_smt())
-    assert world.put("a", {"policy": "best-effort", "bind": "cpu"}, 3.5)[0] == "0-15,32-47"
-    assert world.put("b", {"policy": "best-effort", "bind": "cpu"}, 1.5)[0] == "16-31,48-63"
-    assert world.put("c", {"policy": "best-effort", "bind": "cpu"}, 1.5)[0] == "16-31,48-63"
-    assert world.put("d", {"policy": "best-effort", "bind": "cpu"}, 1.5)[0] == "16-31,48-63"
-    assert world.put("e", {"policy": "best-effort", "bind": "cpu"}, 1.5)[0] == "0-15,32-47"
+@pytest.mark.parametrize(
+    ("asks", "memory", "qos", "mems"),
+    [
+        (SINGLE, 1, GUARANTEED, "0"),
+        ({**SINGLE, "bind": "cpu"}, 100, GUARANTEED, ""),
+        ({"bind": "cpu+mem"}, 1, BURSTABLE, "0"),
+    ],
+)
+def test_a_fraction_shares_the_pool_of_a_numa_node(
+    world: World, asks: dict[str, str], memory: float, qos: QoSClass, mems: str
+) -> None:
+    assert world.put("a", asks, 1.5, memory, qos) == ("0-15,32-47", mems)
 
 
 def test_most_left_takes_most_memory_among_those_whose_cpu_suffices() -> None:
@@ -90,44 +74,23 @@ def test_most_left_takes_most_memory_among_those_whose_cpu_suffices() -> None:
     assert world.put("big", {"policy": "best-effort"}, 2.5, 1, BURSTABLE)[1] == "1"
 
 
-def test_pack_takes_the_fullest_that_fits() -> None:
-    world = World(machines.dual_smt(), Settings(strategy=Strategy.PACK))
-    assert world.put("a", SINGLE, 2, 8)[1] == "0"
-    assert world.put("b", SINGLE, 2, 8)[1] == "0"
-    assert world.put("c", SINGLE, 29, 8)[1] == "1"
-
-
-def test_single_numa_node_refuses_what_needs_two_and_says_what_there_was() -> None:
-    world = World(machines.dual_smt())
+def test_single_numa_node_refuses_what_needs_two_and_says_what_there_was(world: World) -> None:
     refused = world.refused("big", SINGLE, 33, 1)
     assert refused.reason == "TopologyAffinityError"
     for words in ("default/big", "app", "33 exclusive CPUs", "NUMA node 0: 32", "NUMA node 1: 32"):
         assert words in refused.message
 
 
-def test_restricted_admits_what_an_empty_machine_would_split_and_no_more() -> None:
-    world = World(machines.dual_smt())
+def test_restricted_admits_what_an_empty_machine_would_split_and_no_more(world: World) -> None:
     cpus, mems = world.put("two", {"policy": "restricted"}, 40, 100)
     assert len(CPUSet.parse(cpus)) == 40
     assert mems == "0-1"
     says(world.refused("small", {"policy": "restricted"}, 25, 1), "TopologyAffinityError")
 
 
-def test_best_effort_admits_wider_and_says_so() -> None:
-    world = World(machines.dual_smt())
-    world.put("a", SINGLE, 20, 1)
-    world.put("b", SINGLE, 20, 1)
-    cpus, _ = world.put("c", {"policy": "best-effort"}, 16, 1)
-    assert len(CPUSet.parse(cpus)) == 16
-    allocation = world.allocation("c-app")
-    assert not allocation.preferred
-    assert "wider than ideal" in allocation.reason
-
-
 @pytest.mark.parametrize("policy", ["restricted", "best-effort"])
-def test_restricted_goes_by_the_neediest_resource(policy: str) -> None:
+def test_restricted_goes_by_the_neediest_resource(world: World, policy: str) -> None:
     """CPUs need two NUMA nodes, memory and a device one each: two are no wider than needed."""
-    world = World(machines.dual_smt())  # 2 x 32 CPUs
     device = DeviceRequest(
         resource="gpu", count=1, devices=(Device(id="g0", numa_nodes=frozenset([1])),)
     )
@@ -138,8 +101,7 @@ def test_restricted_goes_by_the_neediest_resource(policy: str) -> None:
     assert allocation.preferred
 
 
-def test_restricted_admits_no_wider_set_than_the_neediest_resource_needs() -> None:
-    world = World(machines.dual_smt())
+def test_restricted_admits_no_wider_set_than_the_neediest_resource_needs(world: World) -> None:
     world.put("half", {"policy": "single-numa-node"}, 20, 1)
     world.put("other", {"policy": "single-numa-node"}, 20, 1)
     message = world.refused("one", {"policy": "restricted"}, 20, 1).message
@@ -157,8 +119,7 @@ def test_the_kubelets_verdict_stays_behind_its_setting() -> None:
 
 
 @pytest.mark.parametrize("policy", ["restricted", "single-numa-node"])
-def test_widen_takes_the_narrowest_that_works(policy: str) -> None:
-    world = World(machines.dual_smt())
+def test_widen_takes_the_narrowest_that_works(world: World, policy: str) -> None:
     world.put("a", SINGLE, 20, 1)
     world.put("b", SINGLE, 20, 1)
     cpus, _ = world.put("c", {"policy": policy, "on-failure": "widen"}, 16, 1)
@@ -168,19 +129,12 @@ def test_widen_takes_the_narrowest_that_works(policy: str) -> None:
     assert allocation.policy == policy
 
 
-def test_widen_still_refuses_what_the_machine_does_not_have() -> None:
-    world = World(machines.dual_smt())
-    assert world.refused("a", {"policy": "restricted", "on-failure": "widen"}, 65, 1)
-
-
-def test_unpinned_starts_untouched() -> None:
-    world = World(machines.dual_smt())
+def test_unpinned_starts_untouched(world: World) -> None:
     assert world.put("a", {**SINGLE, "on-failure": "unpinned"}, 65, 1) == ("", "")
     assert "TopologyAffinityError" in world.allocation("a-app").reason
 
 
-def test_a_fraction_of_own_cpus_is_refused_with_that_reason() -> None:
-    world = World(machines.dual_smt())
+def test_a_fraction_of_own_cpus_is_refused_with_that_reason(world: World) -> None:
     says(world.refused("a", {"cpus": "exclusive"}, 1.5), "", "1500m", "whole")
 
 
@@ -211,13 +165,6 @@ def test_a_refusal_for_whole_cores_names_what_would_fit(
         world.stop(f"b{number}-app")
 
 
-def test_full_core_with_a_policy_looks_for_whole_cores() -> None:
-    world = World(machines.dual_smt())
-    world.put("half", {"cpus": "exclusive", "smt": "spread"}, 16)  # a thread of each core of one
-    cpus = CPUSet.parse(world.put("full", {**SINGLE, "smt": "full-core"}, 8, 1)[0])
-    assert world.topology.siblings_of(cpus) == cpus
-
-
 def test_isolate_keeps_siblings_idle_and_out_of_every_pool() -> None:
     world = World(machines.single_smt())
     world.put("plain", {}, qos=BURSTABLE)
@@ -228,24 +175,6 @@ def test_isolate_keeps_siblings_idle_and_out_of_every_pool() -> None:
     assert world.refused("b", {"numacpu": str(siblings - cpus)}).reason == "CPUOwned"
     world.stop("a-app")
     assert world.cpus("plain-app") == world.topology.online
-
-
-def test_pair_puts_low_beside_high() -> None:
-    world = World(machines.single_smt())
-    pair = {"cpus": "exclusive", "smt": "pair"}
-    high = CPUSet.parse(world.put("high", {**pair, "load": "high"}, 1)[0])
-    low = CPUSet.parse(world.put("low", {**pair, "load": "low"}, 1)[0])
-    assert low | high == world.topology.siblings_of(high)
-    other = CPUSet.parse(world.put("other", {**pair, "load": "high"}, 1)[0])
-    assert other.isdisjoint(world.topology.siblings_of(high))
-
-
-def test_oversale_admits_more_shared_cpus_than_there_are() -> None:
-    tight, wide = World(machines.dual_smt()), World(machines.dual_smt(), Settings(oversale=2.0))
-    of = pod("a", SINGLE, qos=BURSTABLE)
-    made = container(of, wants=resources(40.5, 1))
-    assert tight.refuse(of, made).reason == "TopologyAffinityError"
-    assert wide.place(of, made)[1] == "0"
 
 
 def test_hugepages_decide_the_node() -> None:
@@ -260,17 +189,6 @@ def test_hugepages_decide_the_node() -> None:
     says(world.refused("b", SINGLE, 1.5, 1, pages={2 << 20: 300 << 20}), "", "huge pages")
 
 
-def test_pod_scope_puts_all_containers_on_one_choice() -> None:
-    world = World(machines.dual_smt(), Settings(strategy=Strategy.PACK))
-    world.put("filler", SINGLE, 20, 1)  # 12 CPUs stay on NUMA node 0
-    of = pod("a", {**SINGLE, "scope": "pod"}, total=resources(16, 2))
-    first = world.add(of, "one", 8, 1)
-    second = world.add(of, "two", 8, 1)
-    assert first[1] == second[1] == "1"
-    container_scope = pod("b", SINGLE, total=resources(16, 2))
-    assert world.add(container_scope, "one", 8, 1)
-
-
 def test_pod_totals_without_quota_count_by_shares() -> None:
     from nri_numa.model.workload import Resources
 
@@ -278,12 +196,6 @@ def test_pod_totals_without_quota_count_by_shares() -> None:
     total = Resources(cpu_shares=40 * 1024, hugepages={2 << 20: 1 << 30})
     of = pod("a", {**SINGLE, "scope": "pod"}, qos=BURSTABLE, total=total)
     says(world.refuse(of, container(of, "one", resources(0.5))), "", "40 CPUs")
-
-
-def test_align_by_socket_prefers_nodes_of_one_socket() -> None:
-    world = World(machines.snc_smt(), Settings(align_by_socket=True))
-    _, mems = world.put("a", {"policy": "restricted"}, 10, 20)
-    assert mems in ("0-1", "2-3")
 
 
 def test_the_assigned_annotation_and_environment_tell_the_container() -> None:
@@ -300,8 +212,7 @@ def test_the_assigned_annotation_and_environment_tell_the_container() -> None:
     assert document["reason"]
 
 
-def test_the_quota_is_lifted_for_owners_only() -> None:
-    world = World(machines.dual_smt())
+def test_the_quota_is_lifted_for_owners_only(world: World) -> None:
     world.put("own", SINGLE, 2, 1)
     world.put("shared", SINGLE, 1.5, 1)
     assert world.live["own-app"].resources.cpu_quota == -1
@@ -624,8 +535,7 @@ def test_what_was_held_is_taken() -> None:
     assert World(machines.dual_smt()).put("a", {**SINGLE, "placed": '{"app":"1"}'}, 4, 1)[1] == "1"
 
 
-def test_it_is_decided_again_where_there_is_no_room() -> None:
-    world = World(machines.dual_smt())
+def test_it_is_decided_again_where_there_is_no_room(world: World) -> None:
     world.put("big", {**SINGLE, "placed": '{"app":"1"}'}, 28, 1)
     assert world.put("late", {**SINGLE, "placed": '{"app":"1"}'}, 8, 1)[1] == "0"
 
@@ -664,9 +574,8 @@ def test_text_and_back() -> None:
     assert placed_for({}, PREFIX[:-1], "b") == NO_NUMA_NODES
 
 
-def test_it_is_said() -> None:
+def test_it_is_said(world: World) -> None:
     """In what explains the container, and as a warning where it came otherwise."""
-    world = World(machines.dual_smt())
     for name, cpus in (("first", 28), ("second", 8)):
         of = pod(name, {**SINGLE, "placed": '{"app":"1"}'}, qos=QoSClass.GUARANTEED)
         made = container(of, wants=resources(cpus, 1))

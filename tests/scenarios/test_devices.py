@@ -32,6 +32,9 @@ GPU = "0000:3b:00.0"
 ON_0, ON_1 = CPUSet.parse("0-3"), CPUSet.parse("4-7")
 
 
+usual = two_nodes
+
+
 def request(kind: str, devices: Mapping[str, tuple[int, ...]]) -> DeviceRequest:
     made = tuple(Device(id=id, numa_nodes=frozenset(nodes)) for id, nodes in devices.items())
     return DeviceRequest(resource=kind, count=len(made), devices=made)
@@ -47,8 +50,7 @@ def with_gpus(
 
 @pytest.mark.parametrize("policy", ["single-numa-node", "restricted", "best-effort"])
 @pytest.mark.parametrize("cpus", ["shared", "exclusive"])
-def test_a_container_is_placed_where_its_gpu_is(policy: str, cpus: str) -> None:
-    world = two_nodes()
+def test_a_container_is_placed_where_its_gpu_is(world: World, policy: str, cpus: str) -> None:
     of = pod("a", {"policy": policy, "cpus": cpus})
     where, mems = world.place(of, with_gpus(of))
     assert CPUSet.parse(where) <= ON_1
@@ -56,8 +58,7 @@ def test_a_container_is_placed_where_its_gpu_is(policy: str, cpus: str) -> None:
     assert f"on NUMA node 1 because its GPU {GPU} is there" in world.steps("a-app")
 
 
-def test_the_explanation_says_so_in_a_sentence() -> None:
-    world = two_nodes()
+def test_the_explanation_says_so_in_a_sentence(world: World) -> None:
     of = pod("a", {"policy": "single-numa-node"})
     world.place(of, with_gpus(of, notes=("variable PCIDEVICE_X names nothing: no hint",)))
     allocation = world.allocation("a-app")
@@ -69,15 +70,13 @@ def test_the_explanation_says_so_in_a_sentence() -> None:
     assert gpu["needed"] == 1
 
 
-def test_without_a_policy_devices_do_not_bind() -> None:
-    world = two_nodes()
+def test_without_a_policy_devices_do_not_bind(world: World) -> None:
     of = pod("a", {"cpus": "exclusive"})
     world.place(of, with_gpus(of))
     assert not any("GPU" in step for step in world.steps("a-app"))
 
 
-def test_devices_ignore_places_as_if_there_were_none_and_says_so() -> None:
-    world = two_nodes()
+def test_devices_ignore_places_as_if_there_were_none_and_says_so(world: World) -> None:
     of = pod("a", {"policy": "single-numa-node", "devices": "ignore"})
     made = with_gpus(of)
     kinds = (*made.devices, request("NIC", {"nic0": (1,)}), request("disk", {"sda": (1,)}))
@@ -101,8 +100,7 @@ def test_devices_is_a_key_of_rules_and_defaults_and_its_values_are_checked() -> 
     assert DeviceUse("align") is DeviceUse.ALIGN
 
 
-def test_a_single_container_may_ignore_what_the_pod_aligns() -> None:
-    world = two_nodes()
+def test_a_single_container_may_ignore_what_the_pod_aligns(world: World) -> None:
     of = pod("a", {"policy": "single-numa-node", "devices.app": "ignore"})
     where, _ = world.place(of, with_gpus(of))
     assert CPUSet.parse(where) <= ON_0
@@ -111,23 +109,20 @@ def test_a_single_container_may_ignore_what_the_pod_aligns() -> None:
     assert CPUSet.parse(where) <= ON_1
 
 
-def test_where_the_gpus_numa_node_is_full_it_is_refused_with_both_reasons() -> None:
-    world = two_nodes()
+def test_where_the_gpus_numa_node_is_full_it_is_refused_with_both_reasons(world: World) -> None:
     world.put("full", {"numacpu": "4-7", "cpus": "exclusive"}, 4, 1)
     of = pod("a", {"policy": "single-numa-node", "cpus": "exclusive"})
     says(world.refuse(of, with_gpus(of)), "TopologyAffinityError", "GPU")
 
 
-def test_a_device_of_several_numa_nodes_suits_each_of_them() -> None:
-    world = two_nodes()
+def test_a_device_of_several_numa_nodes_suits_each_of_them(world: World) -> None:
     world.put("full", {"numacpu": "0-3", "cpus": "exclusive"}, 4, 1)
     of = pod("a", {"policy": "single-numa-node", "cpus": "exclusive"})
     where, _ = world.place(of, with_gpus(of, gpu=(0, 1)))
     assert CPUSet.parse(where) <= ON_1
 
 
-def test_devices_on_two_numa_nodes_have_no_single_one() -> None:
-    world = two_nodes()
+def test_devices_on_two_numa_nodes_have_no_single_one(world: World) -> None:
     of = pod("a", {"policy": "single-numa-node"})
     says(world.refuse(of, with_gpus(of, a=(0,), b=(1,))), "", "GPU")
     of = pod("b", {"policy": "best-effort"})
@@ -137,9 +132,8 @@ def test_devices_on_two_numa_nodes_have_no_single_one() -> None:
     assert said
 
 
-def test_a_pod_as_a_whole_goes_where_the_devices_of_all_its_containers_are() -> None:
+def test_a_pod_as_a_whole_goes_where_the_devices_of_all_its_containers_are(world: World) -> None:
     """The first container has none; it goes where the second one's is."""
-    world = two_nodes()
     of = pod("a", {"policy": "single-numa-node", "scope": "pod"}, total=resources(2, 2))
     first = replace(
         container(of, "first", resources(1, 1)), pod_devices=(request("GPU", {GPU: (1,)}),)
@@ -150,8 +144,7 @@ def test_a_pod_as_a_whole_goes_where_the_devices_of_all_its_containers_are() -> 
     assert mems == "1"
 
 
-def test_a_container_by_itself_is_not_moved_by_the_devices_of_others() -> None:
-    world = two_nodes()
+def test_a_container_by_itself_is_not_moved_by_the_devices_of_others(world: World) -> None:
     of = pod("a", {"policy": "single-numa-node"})
     first = replace(
         container(of, "first", resources(1, 1)), pod_devices=(request("GPU", {GPU: (1,)}),)
@@ -160,24 +153,21 @@ def test_a_container_by_itself_is_not_moved_by_the_devices_of_others() -> None:
     assert mems == "0"
 
 
-def test_many_devices_are_named_in_part() -> None:
-    world = two_nodes()
+def test_many_devices_are_named_in_part(world: World) -> None:
     of = pod("a", {"policy": "single-numa-node"})
     world.place(of, with_gpus(of, **{f"gpu{i}": (1,) for i in range(9)}))
     expected = "on NUMA node 1 because its GPU gpu0, gpu1, gpu2, gpu3 and 5 more are there"
     assert expected in world.steps("a-app")
 
 
-def test_what_gives_no_hint_is_said_of_a_container_without_any_other_device() -> None:
-    world = two_nodes()
+def test_what_gives_no_hint_is_said_of_a_container_without_any_other_device(world: World) -> None:
     of = pod("a", {"policy": "single-numa-node"})
     note = "variable PCIDEVICE_X names nothing: no hint"
     world.place(of, replace(container(of, wants=resources(1, 1)), device_notes=(note,)))
     assert note in world.steps("a-app")
 
 
-def test_devices_of_no_numa_node_are_no_wish() -> None:
-    world = two_nodes()
+def test_devices_of_no_numa_node_are_no_wish(world: World) -> None:
     of = pod("a", {"policy": "single-numa-node"})
     _, mems = world.place(of, with_gpus(of, gpu=()))
     assert mems == "0"
@@ -236,10 +226,9 @@ def test_a_device_of_two_numa_nodes_counts_on_the_one_that_was_chosen() -> None:
 
 
 def test_containers_of_a_synchronize_are_beside_the_devices_that_their_messages_mention(
-    tmp_path: Path,
+    world: World, tmp_path: Path
 ) -> None:
     """Found running after a restart: a device file in the message of the one, none in the other."""
-    world = two_nodes()
     world.ends_whole = False
     tree = DeviceTree(tmp_path)
     tree.number("char", "226:0", tree.pci(GPU, 1, GPU_CLASS))

@@ -31,7 +31,7 @@ def four(settings: Settings = KEEP, *, cgroups: CgroupReader | None = None) -> W
     return World(machines.single_no_smt(), settings, cgroups=cgroups)
 
 
-def sixteen() -> World:
+def usual() -> World:
     """Two NUMA nodes of 8 CPUs, every CPU a core."""
     return World(machines.dual_no_smt(), KEEP)
 
@@ -62,6 +62,9 @@ def test_a_container_that_was_killed_comes_back_to_its_cpus() -> None:
     first = start(world, of, "main", 3)
     had = owned(world, first)
     assert world.stop(first) == (), "nobody gets its CPUs"
+    (left,) = world.agent.state.kept_for(of.uid)
+    assert left.reason == "kept for its pod: the container ended"
+    assert shown_kind(world.agent.state, left) == "kept"
     says(refused(world, pod("other", OWN), 1), "", "default/db/main has exclusive")
     world.check()
     again = start(world, of, "main", 3)
@@ -95,15 +98,6 @@ def test_a_container_that_shares_leaves_what_its_pod_keeps() -> None:
     world.place(replace(of, annotations={}), shared)
     assert world.cpus(shared.id) == CPUSet(range(4)) - had
     assert [a.container for a in world.agent.state.kept_for(of.uid)] == ["main"]
-
-
-def test_kept_cpus_go_back_when_the_sandbox_stops() -> None:
-    world = four()
-    of = pod("db", OWN)
-    world.stop(start(world, of, "main", 3))
-    world.agent.stop_pod(of.uid, of.id)
-    assert not world.agent.state.owned
-    start(world, pod("other", OWN), "main", 3)
 
 
 def test_kept_cpus_go_back_after_a_while(tmp_path: Path) -> None:
@@ -230,22 +224,12 @@ def test_what_is_kept_survives_a_restart_of_the_agent(seen: bool) -> None:
     assert owned(world, start(world, of, "main", 3)) == had
 
 
-def test_it_is_shown_for_whom_they_are_kept() -> None:
-    world = four()
-    of = pod("db", OWN)
-    world.stop(start(world, of, "main", 3))
-    (left,) = world.agent.state.kept_for(of.uid)
-    assert left.reason == "kept for its pod: the container ended"
-    assert shown_kind(world.agent.state, left) == "kept"
-
-
 def whole(name: str, cpus: float) -> PodSandbox:
     """A pod that is placed as a whole, with the sum that the kubelet names."""
     return replace(pod(name, WHOLE, qos=QoSClass.GUARANTEED), resources=resources(cpus, 1))
 
 
-def test_the_pods_sum_is_kept_for_its_second_container() -> None:
-    world = sixteen()
+def test_the_pods_sum_is_kept_for_its_second_container(world: World) -> None:
     of = whole("pair", 6)
     first = start(world, of, "a", 3, 0.5)
     for n in (1, 2):  # each needs more than is left there
@@ -257,8 +241,7 @@ def test_the_pods_sum_is_kept_for_its_second_container() -> None:
     assert not world.agent.state.kept_for(of.uid)
 
 
-def test_the_pods_sum_is_kept_from_its_sandbox_on() -> None:
-    world = sixteen()
+def test_the_pods_sum_is_kept_from_its_sandbox_on(world: World) -> None:
     of = whole("pair", 7)
     world.pods[of.id] = of
     world.agent.run_pod(of)
@@ -275,8 +258,7 @@ def test_the_pods_sum_is_kept_from_its_sandbox_on() -> None:
     assert not world.agent.state.kept_for(of.uid)
 
 
-def test_a_sandbox_of_a_known_pod_keeps_nothing_more() -> None:
-    world = sixteen()
+def test_a_sandbox_of_a_known_pod_keeps_nothing_more(world: World) -> None:
     of = whole("pair", 7)
     start(world, of, "a", 3, 0.5)
     before = world.agent.state
@@ -285,7 +267,7 @@ def test_a_sandbox_of_a_known_pod_keeps_nothing_more() -> None:
 
 
 def test_a_pod_whose_sum_the_machine_does_not_have_is_refused_with_its_first_container() -> None:
-    world = sixteen()
+    world = usual()
     of = replace(
         pod("wide", {"policy": "best-effort", "scope": "pod"}, qos=QoSClass.GUARANTEED),
         resources=resources(20, 1),
@@ -298,8 +280,7 @@ def test_a_pod_whose_sum_the_machine_does_not_have_is_refused_with_its_first_con
     assert not world.agent.state.allocations
 
 
-def test_a_pod_that_begins_with_a_fraction_shares_and_keeps_nothing() -> None:
-    world = sixteen()
+def test_a_pod_that_begins_with_a_fraction_shares_and_keeps_nothing(world: World) -> None:
     of = whole("halves", 2)
     world.pods[of.id] = of
     world.agent.run_pod(of)
@@ -316,15 +297,13 @@ def test_a_pod_that_begins_with_a_fraction_shares_and_keeps_nothing() -> None:
         pod("small", WHOLE, qos=QoSClass.BURSTABLE),
     ],
 )
-def test_a_sandbox_of_other_pods_keeps_nothing(of: PodSandbox) -> None:
-    world = sixteen()
+def test_a_sandbox_of_other_pods_keeps_nothing(world: World, of: PodSandbox) -> None:
     of = replace(of, resources=resources(4, 1))
     world.agent.run_pod(of)
     assert not world.agent.state.pods
 
 
-def test_what_is_kept_counts_on_the_numa_nodes_where_it_lies() -> None:
-    world = sixteen()
+def test_what_is_kept_counts_on_the_numa_nodes_where_it_lies(world: World) -> None:
     of = pod("job", OWN)
     world.stop(start(world, of, "init", 10))
     start(world, of, "app", 9)
@@ -367,9 +346,8 @@ def named(name: str, total: float, containers: str, asks: Mapping[str, str] = ST
     return pod(name, annotations, qos=QoSClass.GUARANTEED, total=resources(total, 4))
 
 
-def test_memory_of_an_init_container_is_kept_for_the_app() -> None:
+def test_memory_of_an_init_container_is_kept_for_the_app(world: World) -> None:
     """Strict policies refuse; what they promised the pod once, no other pod gets in between."""
-    world = sixteen()
     of, other = pod("job", STRICT), pod("other", STRICT)
     gib = world.topology.numa_nodes[0].memory_bytes / GIB
     for numa_node in (0, 1):
@@ -393,7 +371,7 @@ def test_memory_of_an_init_container_is_kept_for_the_app() -> None:
 
 
 def test_containers_that_the_scheduler_named_have_their_place_from_the_first_on() -> None:
-    world = sixteen()
+    world = usual()
     sizes = {"log": (500, 0), "a": (4000, 0), "b": (5000, GIB)}
     expected = {
         name: ExpectedContainer(milli=milli, memory=memory)
@@ -415,7 +393,7 @@ def test_containers_that_the_scheduler_named_have_their_place_from_the_first_on(
 
 
 def test_a_pod_is_refused_with_its_first_container_where_a_later_one_has_no_place() -> None:
-    world = sixteen()
+    world = usual()
     of = named("pair", 14, '{"init":{"cpu":"2","ends":true},"a":{"cpu":"5"},"b":{"cpu":"9"}}')
     answer = world.refuse(of, container(of, "init", resources(2, 1)))
     assert answer.message.startswith(
@@ -425,8 +403,7 @@ def test_a_pod_is_refused_with_its_first_container_where_a_later_one_has_no_plac
     assert not world.agent.state.allocations
 
 
-def test_app_containers_have_what_the_init_container_leaves_them() -> None:
-    world = sixteen()
+def test_app_containers_have_what_the_init_container_leaves_them(world: World) -> None:
     of = named("job", 8, '{"init":{"cpu":"6","ends":true},"a":{"cpu":"4"},"b":{"cpu":"3"}}')
     init = start(world, of, "init", 6)
     assert len(world.agent.state.owned) == 7, "the peak of the pod, and no more"
@@ -439,8 +416,7 @@ def test_app_containers_have_what_the_init_container_leaves_them() -> None:
     assert not [a for a in world.agent.state.kept_for(of.uid) if a.container != "init"]
 
 
-def test_an_init_container_beside_a_sidecar_has_what_comes_after_it() -> None:
-    world = sixteen()
+def test_an_init_container_beside_a_sidecar_has_what_comes_after_it(world: World) -> None:
     of = named("job", 8, '{"proxy":{"cpu":"2"},"init":{"cpu":"6","ends":true},"a":{"cpu":"5"}}')
     start(world, of, "proxy", 2)
     assert len(world.agent.state.owned) == 8, "the peak of the pod, and no more"
@@ -450,8 +426,7 @@ def test_an_init_container_beside_a_sidecar_has_what_comes_after_it() -> None:
     start(world, of, "a", 5)
 
 
-def test_the_pods_sum_is_kept_where_each_container_has_its_own_place() -> None:
-    world = sixteen()
+def test_the_pods_sum_is_kept_where_each_container_has_its_own_place(world: World) -> None:
     of = pod("pair", STRICT, total=resources(9, 2))
     start(world, of, "a", 5, 1)
     (held,) = world.agent.state.kept_for(of.uid)
@@ -473,9 +448,8 @@ def test_the_pods_sum_is_kept_where_each_container_has_its_own_place() -> None:
     ],
 )
 def test_nothing_is_kept_for_others_that_may_want_none(
-    asks: Mapping[str, str], first: float, total: float
+    world: World, asks: Mapping[str, str], first: float, total: float
 ) -> None:
-    world = sixteen()
     of = pod("pair", asks, total=resources(total, 2))
     start(world, of, "a", first, 1)
     assert not world.agent.state.kept_for(of.uid)
@@ -507,9 +481,8 @@ def test_fractions_may_share_what_could_not_be_owned() -> None:
     ],
 )
 def test_an_annotation_that_cannot_be_is_said_and_the_sum_counts(
-    containers: str, said: str
+    world: World, containers: str, said: str
 ) -> None:
-    world = sixteen()
     of = named("pair", 8, containers)
     answer = world.admit(of, container(of, "a", resources(4, 1)))
     assert said in answer.warnings[0]

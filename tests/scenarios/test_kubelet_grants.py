@@ -6,9 +6,11 @@ one comes with the kubelet's shared set.
 
 from __future__ import annotations
 
-import pytest
+from functools import partial
 
-from nri_numa.engine.decision import Admitted
+import pytest
+from msgspec.structs import replace
+
 from nri_numa.engine.explain import sentences
 from nri_numa.engine.explain.explanation import of_allocation
 from nri_numa.engine.others import shown_kind
@@ -30,6 +32,9 @@ ANNOTATED = Settings(kubelet_override=KubeletOverride.ANNOTATED)
 APP = "app"
 
 
+usual = partial(World, machines.single_no_smt())
+
+
 def kubelets(
     world: World, name: str, cpus: str, annotations: dict[str, str] | None = None
 ) -> PodSandbox:
@@ -44,14 +49,7 @@ def kubelets(
 
 def sent(cpus: str, wants: Resources | None = None) -> Resources:
     """Resources with the cpuset that the kubelet sends."""
-    wants = wants or resources(2, 1)
-    return Resources(
-        cpu_shares=wants.cpu_shares,
-        cpu_quota=wants.cpu_quota,
-        cpu_period=wants.cpu_period,
-        memory_limit=wants.memory_limit,
-        cpus=cpus,
-    )
+    return replace(wants or resources(2, 1), cpus=cpus)
 
 
 def shared(world: World, name: str = "plain", annotations: dict[str, str] | None = None) -> str:
@@ -62,19 +60,12 @@ def shared(world: World, name: str = "plain", annotations: dict[str, str] | None
     return f"{name}-{APP}"
 
 
-def admitted(world: World, of: PodSandbox, wants: Resources) -> Admitted:
-    """Create, expect success, and say how it was decided."""
-    answer = world.admit(of, wants=wants)
-    return answer
-
-
 def shown(world: World, container_id: str) -> str:
     state = world.agent.state
     return shown_kind(state, state.allocations[container_id])
 
 
-def test_a_grant_stays_the_kubelets_and_leaves_the_shared_pool() -> None:
-    world = World(machines.single_no_smt())
+def test_a_grant_stays_the_kubelets_and_leaves_the_shared_pool(world: World) -> None:
     world.kubelet()
     plain = shared(world)
     of = kubelets(world, "g", "2-3")
@@ -85,9 +76,8 @@ def test_a_grant_stays_the_kubelets_and_leaves_the_shared_pool() -> None:
     assert world.has(shared(world, "later"))[0] == "0-1"
 
 
-def test_granted_cpus_come_back_when_the_kubelet_says_so() -> None:
+def test_granted_cpus_come_back_when_the_kubelet_says_so(world: World) -> None:
     """Not when the container ends: the kubelet may start it again on the same CPUs."""
-    world = World(machines.single_no_smt())
     world.kubelet()
     plain = shared(world)
     of = kubelets(world, "g", "2-3")
@@ -98,16 +88,7 @@ def test_granted_cpus_come_back_when_the_kubelet_says_so() -> None:
     assert world.has(plain)[0] == "0-3"
 
 
-def test_exclusive_pods_of_ours_never_get_granted_cpus() -> None:
-    world = World(machines.single_no_smt())
-    world.kubelet({("g", APP): "0-1"})
-    assert world.put("own", OWN, 1, 1)[0] == "2"
-    refused = world.refused("own2", OWN, 2, 1)
-    assert refused.reason in {"NotEnoughCPUs", "SharedPoolEmpty"}
-
-
-def test_granted_cpus_cannot_be_listed_and_the_refusal_says_whose_they_are() -> None:
-    world = World(machines.single_no_smt())
+def test_granted_cpus_cannot_be_listed_and_the_refusal_says_whose_they_are(world: World) -> None:
     of = kubelets(world, "g", "2-3")
     world.place(of, wants=sent("2-3"))
     asks = pod("asks", {"numacpu": "1-2"})
@@ -122,12 +103,11 @@ def test_granted_cpus_cannot_be_listed_and_the_refusal_says_whose_they_are() -> 
 def test_who_asks_for_nothing_is_left_to_the_kubelet(annotations: dict[str, str] | None) -> None:
     world = World(machines.single_no_smt(), ANNOTATED)
     of = kubelets(world, "g", "2-3", annotations)
-    assert admitted(world, of, sent("2-3")).warnings == ()
+    assert world.admit(of, wants=sent("2-3")).warnings == ()
     assert world.has("g-app")[0] == "2-3"
 
 
-def test_a_list_of_the_pod_is_refused_unless_overriding_is_allowed() -> None:
-    world = World(machines.single_no_smt())
+def test_a_list_of_the_pod_is_refused_unless_overriding_is_allowed(world: World) -> None:
     of = kubelets(world, "g", "2-3", {"numacpu": "1"})
     says(
         world.refuse(of, wants=sent("2-3")),
@@ -147,23 +127,15 @@ def test_a_list_of_the_pod_is_refused_unless_overriding_is_allowed() -> None:
     assert world.has(shared(world))[0] == "0-1"
 
 
-def test_a_list_may_name_what_the_kubelet_granted_the_same_container() -> None:
-    world = World(machines.single_no_smt(), ANNOTATED)
-    of = kubelets(world, "g", "2-3", {"numacpu": "1-2"})
-    assert world.place(of, wants=sent("2-3"))[0] == "1-2"
-
-
-def test_a_list_that_says_the_same_as_the_kubelet_is_no_conflict() -> None:
-    world = World(machines.single_no_smt())
+def test_a_list_that_says_the_same_as_the_kubelet_is_no_conflict(world: World) -> None:
     of = kubelets(world, "g", "2-3", {"numacpu": "2,3"})
     assert world.place(of, wants=sent("2-3"))[0] == "2-3"
     assert shown(world, "g-app") == "kubelet"
 
 
-def test_on_failure_leaves_it_to_the_kubelet_with_a_warning() -> None:
-    world = World(machines.single_no_smt())
+def test_on_failure_leaves_it_to_the_kubelet_with_a_warning(world: World) -> None:
     of = kubelets(world, "g", "2-3", {"numacpu": "1", "on-failure": "unpinned"})
-    answer = admitted(world, of, sent("2-3"))
+    answer = world.admit(of, wants=sent("2-3"))
     (warning,) = answer.warnings
     assert "kubelet.override is never" in warning
     assert world.has("g-app")[0] == "2-3"
@@ -174,7 +146,7 @@ def test_a_list_of_a_rule_never_takes_a_container_away() -> None:
     settings = Settings(kubelet_override=KubeletOverride.ANNOTATED, rules=(rule,))
     world = World(machines.single_no_smt(), settings)
     of = kubelets(world, "g", "2-3")
-    answer = admitted(world, of, sent("2-3"))
+    answer = world.admit(of, wants=sent("2-3"))
     assert "annotation numacpu of the pod itself" in answer.warnings[0]
     assert world.has("g-app")[0] == "2-3"
 
@@ -183,14 +155,13 @@ def test_a_list_of_a_rule_never_takes_a_container_away() -> None:
 def test_a_policy_is_not_followed_where_the_kubelet_granted_cpus(asks: dict[str, str]) -> None:
     world = World(machines.single_no_smt(), ANNOTATED)
     of = kubelets(world, "g", "2-3", asks)
-    answer = admitted(world, of, sent("2-3"))
+    answer = world.admit(of, wants=sent("2-3"))
     assert "not followed" in answer.warnings[0]
     assert world.has("g-app")[0] == "2-3"
 
 
-def test_who_has_no_grant_is_ours_when_annotated() -> None:
+def test_who_has_no_grant_is_ours_when_annotated(world: World) -> None:
     """The kubelet keeps its static policy, and nri-numa manages what is annotated."""
-    world = World(machines.single_no_smt())
     world.kubelet({("g", APP): "3"})
     assert world.has(shared(world, "listed", {"numacpu": "1"}))[0] == "1"
     own = world.place(pod("own", OWN), wants=sent("0-2", resources(1, 1)))[0]
@@ -248,8 +219,7 @@ def test_granted_memory_is_not_promised_again() -> None:
     assert machine.hugepages_left(2 << 20, world.agent.state, None)[0] == 0
 
 
-def test_the_kubelets_shared_set_of_a_moment_ago_pins_nobody() -> None:
-    world = World(machines.single_no_smt())
+def test_the_kubelets_shared_set_of_a_moment_ago_pins_nobody(world: World) -> None:
     world.kubelet({("g", APP): "3"})
     of = pod("plain", qos=QoSClass.BURSTABLE)
     made = container(of, wants=sent("0-2"))
@@ -279,8 +249,7 @@ def test_a_kubelet_that_becomes_static_takes_its_containers_back() -> None:
     assert world.allocation("own-app").pinned == CPUSet.parse("2")
 
 
-def test_an_unbound_container_becomes_the_kubelets_even_on_cpus_of_an_owner() -> None:
-    world = World(machines.single_no_smt())
+def test_an_unbound_container_becomes_the_kubelets_even_on_cpus_of_an_owner(world: World) -> None:
     world.put("plain", {}, 1, 1)
     owned = world.put("own", OWN, 1, 1)[0]
     world.kubelet({("plain", APP): owned})
@@ -310,8 +279,7 @@ def test_an_annotation_that_cannot_be_read_any_more_leaves_it_to_the_kubelet() -
 
 
 @pytest.mark.parametrize("restart", [False, True])
-def test_after_a_gap_the_kubelets_are_still_the_kubelets(restart: bool) -> None:
-    world = World(machines.single_no_smt())
+def test_after_a_gap_the_kubelets_are_still_the_kubelets(world: World, restart: bool) -> None:
     world.kubelet()
     plain = shared(world)
     of = kubelets(world, "g", "2-3")
@@ -325,9 +293,8 @@ def test_after_a_gap_the_kubelets_are_still_the_kubelets(restart: bool) -> None:
     assert (world.has("g-app")[0], world.has(plain)[0]) == ("2-3", "0-1")
 
 
-def test_strangers_with_a_grant_are_the_kubelets() -> None:
+def test_strangers_with_a_grant_are_the_kubelets(world: World) -> None:
     """They started while we were away; one of them has not got its cpuset yet."""
-    world = World(machines.single_no_smt())
     world.kubelet({("g", APP): "2", ("h", APP): "3"})
     for name, cpus in (("g", "2"), ("h", ""), ("plain", "0-1")):
         of = pod(name)
@@ -338,9 +305,8 @@ def test_strangers_with_a_grant_are_the_kubelets() -> None:
     assert world.allocation("h-app").pinned == CPUSet.parse("3")
 
 
-def test_a_pod_with_a_grant_of_its_own_shares_it_among_its_containers() -> None:
+def test_a_pod_with_a_grant_of_its_own_shares_it_among_its_containers(world: World) -> None:
     """Pod-level resources: ``podEntries`` of the state file."""
-    world = World(machines.single_no_smt())
     of = pod("p")
     world.agent.granted(
         KubeletGrants(
@@ -357,17 +323,15 @@ def test_a_pod_with_a_grant_of_its_own_shares_it_among_its_containers() -> None:
     assert "default/p/first (by the kubelet)" in world.refused("asks", {"numacpu": "2"}).message
 
 
-def test_a_kubelet_before_1_18_names_containers_by_id() -> None:
-    world = World(machines.single_no_smt())
+def test_a_kubelet_before_1_18_names_containers_by_id(world: World) -> None:
     world.agent.granted(KubeletGrants(cpu_policy="static", cpus={("", "g-app"): CPUSet.parse("3")}))
     world.place(pod("g"), wants=sent("3"))
     assert shown(world, "g-app") == "kubelet"
     assert "container g-app (by the kubelet)" in world.refused("asks", {"numacpu": "3"}).message
 
 
-def test_owners_get_first_what_the_kubelet_never_grants() -> None:
+def test_owners_get_first_what_the_kubelet_never_grants(world: World) -> None:
     """Its reserved CPUs, where they are not reserved for us as well."""
-    world = World(machines.single_no_smt())
     world.kubelet(reserved="2-3")
     of = pod("own", OWN)
     assert world.place(of, wants=resources(1, 1))[0] in {"2", "3"}
@@ -375,9 +339,8 @@ def test_owners_get_first_what_the_kubelet_never_grants() -> None:
     assert other.place(of, wants=resources(1, 1))[0] == "0"
 
 
-def test_the_shared_pool_is_never_empty_whatever_the_kubelet_grants() -> None:
+def test_the_shared_pool_is_never_empty_whatever_the_kubelet_grants(world: World) -> None:
     """It knows nothing of owners. Those who share then run beside the kubelet's, not ours."""
-    world = World(machines.single_no_smt())
     world.ends_whole = False
     world.kubelet()
     plain = shared(world)

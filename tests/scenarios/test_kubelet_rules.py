@@ -171,15 +171,6 @@ def test_kubelet_cpus_counts_no_fraction_of_a_pod_as_exclusive(order: tuple[floa
     assert {world.has(i)[1] for i in world.live} == {"0"}
 
 
-def test_kubelet_cpus_places_a_pod_of_whole_cpus_where_all_of_it_fits() -> None:
-    world = two_nodes(kubelet_cpus=True, kubelet_ties=True, cpu_order=CPUOrder.KUBELET)
-    world.put("a", SINGLE, 1, 1)
-    of = pod("p", {**SINGLE, "scope": "pod"}, total=resources(4, 2))
-    world.add(of, "a", 2, 1)
-    world.add(of, "b", 2, 1)
-    assert (world.has("p-a"), world.has("p-b")) == (("4-5", "1"), ("6-7", "1"))
-
-
 def test_kubelet_cpus_refuses_a_pod_when_no_part_of_it_fits() -> None:
     world = two_nodes(kubelet_cpus=True)
     for name in "ab":
@@ -270,14 +261,6 @@ def test_distribute_cpus_across_cores_takes_one_thread_of_each_core() -> None:
     # Who asks for whole cores gets them.
     world = World(machines.dual_smt(), settings)
     assert world.put("d", {"policy": "best-effort", "smt": "full-core"}, 4, 1)[0] == "0-1,32-33"
-
-
-def test_distribute_cpus_across_cores_goes_socket_by_socket_by_number() -> None:
-    """With siblings side by side, and with a socket that is used already, as the kubelet."""
-    settings = Settings(cpu_order=CPUOrder.KUBELET, align_l3=False, distribute_across_cores=True)
-    world = World(machines.dual_adjacent(), settings)
-    assert world.put("a", {"cpus": "exclusive"}, 3, 1)[0] == "0-2"
-    assert world.put("b", {"cpus": "exclusive"}, 6, 1)[0] == "3-8"
 
 
 def test_distribute_cpus_across_cores_does_not_go_with_other_options() -> None:

@@ -7,6 +7,7 @@ import itertools
 import json
 import random
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,9 @@ from tests.machines import named as machines
 OWN = {"cpus": "exclusive"}
 ISOLATED = {"cpus": "exclusive", "smt": "isolate"}
 MARK = PREFIX + "assigned"
+
+
+usual = partial(World, machines.single_no_smt())
 
 
 def met_in_a_gap(
@@ -236,9 +240,8 @@ def test_what_was_decided_is_kept_where_the_pod_s_annotations_cannot_be_read_any
     assert world.count("claims_disbelieved_total") == 0
 
 
-def test_every_container_that_is_created_is_marked() -> None:
+def test_every_container_that_is_created_is_marked(world: World) -> None:
     """Unbound ones too: nothing else tells them from somebody else's pins later on."""
-    world = World(machines.single_no_smt())
     world.synchronize()
     answer = world.admit(pod("plain", qos=QoSClass.BEST_EFFORT))
     assert json.loads(answer.adjustment.annotations[MARK])["kind"] == "unbound"
@@ -246,9 +249,8 @@ def test_every_container_that_is_created_is_marked() -> None:
     assert answer.adjustment.env == {}
 
 
-def test_a_container_that_somebody_else_pinned_stays_foreign() -> None:
+def test_a_container_that_somebody_else_pinned_stays_foreign(world: World) -> None:
     """It came with its cpuset, and its mark says so."""
-    world = World(machines.single_no_smt())
     world.place(pod("kubelet"), wants=replace(resources(1), cpus="2"))
     world.restart(lost=True)
     assert world.allocation("kubelet-app").kind is Kind.FOREIGN
@@ -256,9 +258,8 @@ def test_a_container_that_somebody_else_pinned_stays_foreign() -> None:
     assert world.count("unexplained_pins_total") == 0
 
 
-def test_a_pin_that_is_not_the_pool_is_somebody_elses() -> None:
+def test_a_pin_that_is_not_the_pool_is_somebody_elses(world: World) -> None:
     """Nothing tells who set it: it is left alone, said and counted."""
-    world = World(machines.single_no_smt())
     world.put("first", OWN, 1, 1)
     made = met_in_a_gap(world, "kubelet", cpus="2", wants=resources(1))
     world.restart(lost=True)
@@ -271,8 +272,7 @@ def test_a_pin_that_is_not_the_pool_is_somebody_elses() -> None:
     assert world.count("unexplained_pins_total") == 0
 
 
-def test_an_owner_on_a_foreign_containers_cpus_is_said_and_counted() -> None:
-    world = World(machines.single_no_smt())
+def test_an_owner_on_a_foreign_containers_cpus_is_said_and_counted(world: World) -> None:
     world.synchronize()
     for name in ("a", "b"):
         world.place(pod(name), wants=replace(resources(1), cpus="0-2"))  # wide: not kept for last
@@ -336,6 +336,12 @@ FORGED = {
     "ownership of a list": (
         claim(kind="explicit", owned=True), {"numacpu": "1"}, 1.0, "1"
     ),
+    "a list it does not pay for": (
+        claim(kind="explicit", cpus="3-5", owned=True), {"numacpu": "3-5", **OWN}, 1.0, "3-5"
+    ),
+    "NUMA nodes that are not there": (
+        claim(kind="shared", cpus="", mems="9", numa="9"), {"policy": "best-effort"}, 0.5, ""
+    ),
     "a list it has not": (claim(kind="explicit", cpus="1-9"), {"numacpu": "1"}, 1.0, "1-9"),
     "a list where its pod has none": (claim(kind="explicit"), {}, 1.0, "1"),
     "a size that cannot be owned": (claim(), OWN, 0.5, "1"),
@@ -374,6 +380,12 @@ def test_a_forged_annotation_is_never_adopted(name: str, signed: bool) -> None:
     assert not world.agent.state.owned & CPUSet.parse("0")
 
 
+def test_nobody_is_adopted_as_the_owner_of_the_last_cpus(world: World) -> None:
+    met_in_a_gap(world, "a", claim(cpus="0-3"), "0-3", OWN, resources(4), QoSClass.GUARANTEED)
+    world.synchronize()
+    assert world.allocation("a-app").kind is Kind.UNBOUND
+
+
 def test_the_signature_of_one_container_is_worth_nothing_on_another() -> None:
     """A copy names CPUs that belong to somebody; its bearer is decided anew."""
     world = World(machines.dual_smt())
@@ -400,53 +412,40 @@ def test_what_was_signed_is_believed_whatever_the_rules_say_by_now() -> None:
     assert world.count("claims_disbelieved_total") == 0
 
 
+STATIC = {"static_cpus": True, "kubelet_cpus": True}
+
+
 @pytest.mark.parametrize(
-    ("wishes", "cpus"),
+    ("settings", "wishes", "cpus"),
     [
-        (OWN, 4),
-        (ISOLATED, 4),
-        ({"policy": "single-numa-node"}, 2),
-        ({"policy": "restricted"}, 0.5),
-        ({"numacpu": "3-5", "numamem": "0"}, 1),
-        ({"numacpu": "3-5", "cpus": "exclusive"}, 3),
-        ({"numamem": "1"}, 1),
-        ({"numamem": "1", "policy": "best-effort", "cpus": "exclusive"}, 2),
-        ({"numamem": "1", "policy": "single-numa-node"}, 0.5),
-        ({}, 1),
+        ({}, OWN, 4),
+        ({}, ISOLATED, 4),
+        ({}, {"policy": "single-numa-node"}, 2),
+        ({}, {"policy": "restricted"}, 0.5),
+        ({}, {"numacpu": "3-5", "numamem": "0"}, 1),
+        ({}, {"numacpu": "3-5", "cpus": "exclusive"}, 3),
+        ({}, {"numamem": "1"}, 1),
+        ({}, {"numamem": "1", "policy": "best-effort", "cpus": "exclusive"}, 2),
+        ({}, {"numamem": "1", "policy": "single-numa-node"}, 0.5),
+        ({}, {}, 1),
+        (STATIC, {}, 2),  # CPUs of its own without a policy
+        (STATIC, {}, 0.5),
+        (STATIC, {"policy": "single-numa-node"}, 2),
+        (STATIC, {"policy": "single-numa-node"}, 0.5),  # all shared ones beside memory of a node
     ],
 )
 def test_without_the_key_too_honest_containers_are_adopted(
-    wishes: dict[str, str], cpus: float
+    settings: dict[str, bool], wishes: dict[str, str], cpus: float
 ) -> None:
     """The state directory is lost whole, or an older version wrote the annotations."""
-    world = World(machines.dual_smt())
-    world.put("honest", wishes, cpus, 1)
+    world = World(machines.dual_smt(), Settings(**settings))  # type: ignore[arg-type]
+    has = world.put("honest", wishes, cpus, 1)
     before = world.allocation("honest-app")
-    has = world.has("honest-app")
     world.restart(lost=True, key=b"made anew")
     assert world.has("honest-app") == has
     after = world.allocation("honest-app")
-    assert after.kind is before.kind
+    assert (after.kind, after.mems) == (before.kind, before.mems)
     assert (after.cpus, after.idle, after.owned) == (before.cpus, before.idle, before.owned)
-    assert after.mems == before.mems
-    assert world.count("claims_disbelieved_total") == 0
-
-
-@pytest.mark.parametrize("wishes", [{}, {"policy": "single-numa-node"}])
-@pytest.mark.parametrize("cpus", [2, 0.5])
-def test_without_the_key_what_the_kubelets_settings_gave_is_adopted(
-    wishes: dict[str, str], cpus: float
-) -> None:
-    """CPUs of its own without a policy, or all shared CPUs beside memory of one NUMA node."""
-    world = World(machines.dual_smt(), Settings(static_cpus=True, kubelet_cpus=True))
-    world.put("honest", wishes, cpus, 1)
-    before = world.allocation("honest-app")
-    assert before.kind is (Kind.EXCLUSIVE if cpus == 2 else Kind.UNBOUND)
-    has = world.has("honest-app")
-    world.restart(lost=True, key=b"made anew")
-    assert world.has("honest-app") == has
-    after = world.allocation("honest-app")
-    assert (after.kind, after.cpus, after.mems) == (before.kind, before.cpus, before.mems)
     assert world.count("claims_disbelieved_total") == 0
 
 
@@ -465,18 +464,6 @@ def test_many_doubts_are_said_in_a_few_lines() -> None:
     assert any("default/m0/app" in line and "and 25 more" in line for line in said)
 
 
-def test_a_list_that_nobody_pays_for_is_not_adopted_as_owned_without_the_key() -> None:
-    world = World(machines.dual_smt())
-    wishes = {"numacpu": "3-5", "cpus": "exclusive"}
-    note = {"cpus": "3-5", "mems": "", "policy": "none", "kind": "explicit", "numa": "0",
-            "preferred": True, "reason": "listed", "owned": True}  # fmt: skip
-    made = met_in_a_gap(world, "greedy", note, "3-5", wishes, resources(1), QoSClass.BURSTABLE)
-    world.synchronize()
-    assert not world.agent.state.owned
-    assert not world.allocation(made.id).owned
-    assert world.count("claims_disbelieved_total") == 1
-
-
 def test_an_owner_whose_shares_say_little_keeps_its_cpus_at_every_later_start() -> None:
     """Its limit was lifted and is lost with the checkpoint; the shares are no measure of it."""
     world = World(machines.single_smt(), Settings(static_cpus=True))
@@ -490,9 +477,8 @@ def test_an_owner_whose_shares_say_little_keeps_its_cpus_at_every_later_start() 
     assert world.allocation("db-app").kind is Kind.EXCLUSIVE
 
 
-def test_what_we_signed_comes_before_what_anybody_may_have_written() -> None:
+def test_what_we_signed_comes_before_what_anybody_may_have_written(world: World) -> None:
     """A claim without a signature takes the last CPU of the pool, and the true owner's is next."""
-    world = World(machines.single_no_smt())
     world.put("db", OWN, 3, 1)
     note = {"cpus": "", "mems": "", "policy": "none", "kind": "exclusive", "numa": "0",
             "preferred": True, "reason": "forged"}  # fmt: skip

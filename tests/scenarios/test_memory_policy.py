@@ -25,6 +25,9 @@ from tests.beds.world import GIB, World, container, pod, resources, says, two_by
 OLD = MemoryPolicies(dict.fromkeys(MemoryPolicy, "oldd 1.0 hands none on; expected oldd 2"))
 
 
+usual = two_nodes
+
+
 def without(policies: MemoryPolicies = OLD, **settings: object) -> World:
     """Two NUMA nodes, and a runtime that cannot set all memory policies."""
     world = two_nodes(**settings)
@@ -65,9 +68,8 @@ def booked(world: World, name: str = "a-app") -> dict[int, float]:
     return {i: charge.memory / GIB for i, charge in charges.items()}
 
 
-def test_interleaved_memory_is_booked_as_it_is_used() -> None:
+def test_interleaved_memory_is_booked_as_it_is_used(world: World) -> None:
     """8 of 2 x 8 GiB were booked on NUMA node 0, and the next pod was put onto node 1."""
-    world = two_nodes()
     asks = {"numamem": "0-1", "mempolicy": "interleave"}
     of = pod("a", asks)
     admitted(world, of, memory=10)
@@ -109,8 +111,7 @@ def test_without_its_policy_memory_is_booked_node_by_node() -> None:
     assert booked(kubelets) == {0: 6}
 
 
-def test_computed_memory_nodes_count_as_listed_ones_do() -> None:
-    world = two_nodes()
+def test_computed_memory_nodes_count_as_listed_ones_do(world: World) -> None:
     answer = admitted(world, pod("a", {"policy": "single-numa-node", "mempolicy": "bind"}))
     where = answer.allocation.mems
     assert answer.adjustment.memory_policy == MemoryPolicySetting(MemoryPolicy.BIND, where)
@@ -141,8 +142,7 @@ def test_the_runtime_is_told_the_kernels_mode(mode: MemoryPolicy) -> None:
     assert not told.flags
 
 
-def test_the_explanation_says_it() -> None:
-    world = two_nodes()
+def test_the_explanation_says_it(world: World) -> None:
     admitted(world, pod("a", {"numamem": "0-1", "mempolicy": "interleave"}))
     allocation = world.allocation("a-app")
     text = "\n".join(sentences(of_allocation(allocation, world.agent.grounds_of("a-app"), "")))
@@ -160,9 +160,8 @@ def told(world: World) -> str:
 SAID = "asked to start it with the memory policy interleave: its memory in turn from each of its"
 
 
-def test_it_is_kept_over_a_restart_and_over_a_resize() -> None:
+def test_it_is_kept_over_a_restart_and_over_a_resize(world: World) -> None:
     """Nobody changes it while the container runs, so whoever looks later is told the same."""
-    world = two_nodes()
     world.put("a", {"policy": "best-effort", "mempolicy": "interleave"}, 1, 1)
     assert SAID in told(world)
     world.restart()
@@ -234,8 +233,7 @@ def test_it_contradicts_memory_that_is_left_alone(bind: str) -> None:
     assert given(two_nodes(), asks) is None
 
 
-def test_what_others_pin_is_left_to_them() -> None:
-    world = two_nodes()
+def test_what_others_pin_is_left_to_them(world: World) -> None:
     answer = world.admit(pod("a", {"mempolicy": "bind"}), wants=replace(resources(1), cpus="3"))
     assert answer.adjustment.memory_policy is None
     assert (

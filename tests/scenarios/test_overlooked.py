@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import pytest
 from msgspec.structs import replace
@@ -22,6 +23,9 @@ OWN = {"cpus": "exclusive"}
 ISOLATED = {**OWN, "smt": "isolate"}
 SINGLE = {"policy": "single-numa-node"}
 BEST_EFFORT, BURSTABLE = QoSClass.BEST_EFFORT, QoSClass.BURSTABLE
+
+
+usual = partial(World, machines.single_smt())
 
 
 def four() -> World:
@@ -58,8 +62,7 @@ def test_isolation_leaves_room_for_what_was_promised_to_those_who_share() -> Non
     assert len(world.cpus("shared-app")) == 4
 
 
-def test_somebody_elses_cpuset_does_not_lead_onto_an_idle_sibling() -> None:
-    world = World(machines.single_smt())
+def test_somebody_elses_cpuset_does_not_lead_onto_an_idle_sibling(world: World) -> None:
     world.put("plain", qos=BEST_EFFORT)
     world.put("own", ISOLATED, 1)
     idle = world.agent.state.idle
@@ -69,8 +72,7 @@ def test_somebody_elses_cpuset_does_not_lead_onto_an_idle_sibling() -> None:
     assert not world.cpus("plain-app") & idle
 
 
-def test_a_foreign_container_on_an_idle_sibling_is_counted() -> None:
-    world = World(machines.single_smt())
+def test_a_foreign_container_on_an_idle_sibling_is_counted(world: World) -> None:
     world.put("plain", qos=BEST_EFFORT)
     world.update("plain-app", Resources(cpus="3"))
     world.put("own", ISOLATED, 1)
@@ -163,8 +165,7 @@ def test_an_owner_keeps_its_cpus_where_a_list_was_widened_onto_them() -> None:
     assert world.cpus("a-app") == CPUSet.parse("3")
 
 
-def test_a_list_that_was_widened_onto_an_idle_sibling_is_decided_anew() -> None:
-    world = World(machines.single_smt())
+def test_a_list_that_was_widened_onto_an_idle_sibling_is_decided_anew(world: World) -> None:
     world.put("own", ISOLATED, 1)
     idle = world.agent.state.idle
     world.put("lists", {"numacpu": "3"}, qos=BEST_EFFORT)
@@ -209,8 +210,7 @@ def test_a_lifted_quota_is_no_resize_after_a_restart(lost: bool) -> None:
 # --- Rare ways through decisions, each of which somebody will meet one day ----------------------
 
 
-def test_a_stranger_with_more_cpus_than_it_asks_for_is_decided_anew() -> None:
-    world = World(machines.single_smt())
+def test_a_stranger_with_more_cpus_than_it_asks_for_is_decided_anew(world: World) -> None:
     of = pod("a", {"cpus": "exclusive"})
     made = container(of, wants=resources(1))
     world.meet(of, replace(made, resources=replace(made.resources, cpus="0-3")))
@@ -218,8 +218,7 @@ def test_a_stranger_with_more_cpus_than_it_asks_for_is_decided_anew() -> None:
     assert len(world.cpus("a-app")) == 1
 
 
-def test_widen_cannot_help_where_no_width_would() -> None:
-    world = World(machines.single_smt())
+def test_widen_cannot_help_where_no_width_would(world: World) -> None:
     assert (
         world.refused(
             "a", {"cpus": "exclusive", "smt": "full-core", "on-failure": "widen"}, 3
@@ -228,34 +227,13 @@ def test_widen_cannot_help_where_no_width_would() -> None:
     )
 
 
-def test_an_annotation_that_a_resize_made_stale_is_not_believed() -> None:
+def test_an_annotation_that_a_resize_made_stale_is_not_believed(world: World) -> None:
     """It says *owner of CPU 0*; by now it shares the pool, and must not be taken for its owner."""
-    world = World(machines.single_smt())
     world.put("a", {"policy": "best-effort"}, 1, 1)
     assert json.loads(world.live["a-app"].annotations[PREFIX + "assigned"])["kind"] == "exclusive"
     assert world.update("a-app", resources(1.5, 1)) is None
     world.restart(lost=True)
     assert not world.agent.state.owned
-
-
-def test_nobody_is_adopted_as_the_owner_of_the_last_cpus() -> None:
-    world = World(machines.single_no_smt())
-    of = pod("a", {"cpus": "exclusive"})
-    made = container(of, wants=resources(4))
-    text = (
-        '{"cpus":"0-3","mems":"","policy":"none","kind":"exclusive","numa":"0","preferred":true,'
-        '"reason":"r"}'
-    )
-    world.meet(
-        of,
-        replace(
-            made,
-            annotations={PREFIX + "assigned": text},
-            resources=replace(made.resources, cpus="0-3"),
-        ),
-    )
-    world.synchronize()
-    assert world.allocation("a-app").kind is Kind.UNBOUND
 
 
 def test_memory_nodes_that_were_widened_since_are_kept_from_the_runtime() -> None:
@@ -335,19 +313,6 @@ def test_what_cannot_be_true_of_an_allocation_is_said() -> None:
     assert "siblings" in contradiction(replace(base, idle=other))
     assert "can be soft" in contradiction(replace(base, soft=True))
     assert "foreign" in contradiction(replace(base, kind=Kind.FOREIGN, mems=NUMASet([0])))
-
-
-def test_an_annotation_that_names_foreign_numa_nodes_is_not_believed() -> None:
-    world = World(machines.single_no_smt())
-    of = pod("a", {"policy": "best-effort"}, qos=BURSTABLE)
-    made = container(of, wants=resources(0.5))
-    text = (
-        '{"cpus":"","mems":"7","policy":"best-effort","kind":"shared","numa":"7",'
-        '"preferred":true,"reason":"r"}'
-    )
-    world.meet(of, replace(made, annotations={PREFIX + "assigned": text}))
-    world.synchronize()
-    assert world.has("a-app")[1] == "0"
 
 
 def test_a_quota_comes_back_when_an_owner_becomes_shared_without_a_new_one() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.engine.decision import Machine, Reading, Refused, Resized
+from nri_numa.engine.decision import Reading, Refused, Resized
 from nri_numa.engine.state import Kind
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.model.cpuset import CPUSet, NUMASet
@@ -19,13 +19,15 @@ SINGLE = {"policy": "single-numa-node"}
 OWN = {"cpus": "exclusive"}
 
 
+usual = two_nodes
+
+
 def numa_of(world: World, name: str) -> NUMASet:
     return world.allocation(f"{name}-app").numa_nodes
 
 
-def test_resize_from_shared_to_exclusive_stays_on_its_numa_node_and_memory() -> None:
+def test_resize_from_shared_to_exclusive_stays_on_its_numa_node_and_memory(world: World) -> None:
     """1500m to 2000m went from NUMA node 0 to 1, with new mems, while 1 had more left."""
-    world = two_nodes()
     assert world.put("a", SINGLE, 1.5, 1) == ("0-3", "0")
     world.put("big", {**SINGLE, "numamem": "0"}, 0.5, 6)
     assert world.update("a-app", resources(2, 1)) is None
@@ -35,8 +37,7 @@ def test_resize_from_shared_to_exclusive_stays_on_its_numa_node_and_memory() -> 
     assert mems == "0"
 
 
-def test_resize_from_shared_to_exclusive_that_does_not_fit_there_is_refused() -> None:
-    world = two_nodes()
+def test_resize_from_shared_to_exclusive_that_does_not_fit_there_is_refused(world: World) -> None:
     assert world.put("a", SINGLE, 0.5, 1) == ("0-3", "0")
     world.put("own", {**SINGLE, "numamem": "0"}, 3, 1)
     before = world.has("a-app")
@@ -60,19 +61,18 @@ def test_resize_from_shared_to_exclusive_shares_on_where_widening_would_move_it(
     assert world.allocation("a-app").kind is Kind.SHARED
 
 
-def test_resize_from_exclusive_to_shared_stays_on_its_numa_node() -> None:
-    world = two_nodes()
+def test_resize_from_exclusive_to_shared_stays_on_its_numa_node(world: World) -> None:
     assert world.put("first", SINGLE, 1, 4)[1] == "0"
     cpus, mems = world.put("a", SINGLE, 2, 1)
     assert mems == "1"
     world.put("more", {**SINGLE, "numamem": "1"}, 0.5, 6)
     assert world.update("a-app", resources(1.5, 1)) is None
     assert world.has("a-app") == ("4-7", "1")
+    assert world.live["a-app"].resources.cpu_quota == 150_000
     assert not world.agent.state.owned & CPUSet.parse(cpus)
 
 
-def test_resize_that_grows_keeps_its_cpus_and_refuses_more_than_its_node_has() -> None:
-    world = two_nodes()
+def test_resize_that_grows_keeps_its_cpus_and_refuses_more_than_its_node_has(world: World) -> None:
     world.put("a", SINGLE, 2, 1)
     had = world.cpus("a-app")
     assert world.update("a-app", resources(3, 1)) is None
@@ -80,8 +80,7 @@ def test_resize_that_grows_keeps_its_cpus_and_refuses_more_than_its_node_has() -
     says(world.update_refused("a-app", resources(5, 1)), "", "cpu: 5 exclusive CPUs needed, ")
 
 
-def test_resize_without_a_policy_stays_on_its_numa_node_too() -> None:
-    world = two_nodes()
+def test_resize_without_a_policy_stays_on_its_numa_node_too(world: World) -> None:
     world.put("a", OWN, 3, 1)
     assert isinstance(world.update("a-app", resources(5, 1)), Refused)
     assert world.has("a-app")[1] == "0"
@@ -102,9 +101,8 @@ def test_resize_under_widen_adds_cpus_elsewhere_and_keeps_cpus_and_memory_nodes(
     assert world.cpus("a-app") == had
 
 
-def test_resize_whose_cpus_cannot_grow_books_its_new_memory() -> None:
+def test_resize_whose_cpus_cannot_grow_books_its_new_memory(world: World) -> None:
     """What it may use is promised to nobody else, and a Synchronize finds nothing to change."""
-    world = two_nodes()
     wishes = {"policy": "best-effort", "bind": "cpu+mem"}
     world.put("a", wishes, 2, 2)
     world.put("b", wishes, 5, 1)
@@ -137,9 +135,8 @@ def test_simulate_says_that_a_resize_got_less() -> None:
     assert "less than asked for" in outcome.reason
 
 
-def test_resize_never_takes_the_last_cpu_of_those_who_share_a_numa_node() -> None:
+def test_resize_never_takes_the_last_cpu_of_those_who_share_a_numa_node(world: World) -> None:
     """Without a CPU there, they would be moved to the rest of the machine."""
-    world = two_nodes()
     world.put("a", SINGLE, 2, 1)
     world.put("share", {**SINGLE, "numamem": "0"}, 0.5, 1)
     assert world.has("share-app")[0] == "2-3"
@@ -153,14 +150,7 @@ def test_resize_never_takes_the_last_cpu_of_those_who_share_a_numa_node() -> Non
     assert len(world.cpus("b-app")) == 2, "the others need what is left on both NUMA nodes"
 
 
-def test_resize_that_would_empty_the_shared_pool_is_refused() -> None:
-    world = World(synthetic(sockets=1, numa_per_socket=1, cores_per_numa=4, threads=1))
-    world.put("a", OWN, 3)
-    says(world.update_refused("a-app", resources(4)), "SharedPoolEmpty")
-
-
-def test_resize_of_memory_keeps_the_memory_nodes_or_is_refused() -> None:
-    world = two_nodes()
+def test_resize_of_memory_keeps_the_memory_nodes_or_is_refused(world: World) -> None:
     world.put("a", SINGLE, 1, 4)
     refused = world.update_refused("a-app", resources(1, 10))
     assert refused.reason == "NotEnoughMemory"
@@ -223,16 +213,14 @@ def test_resize_in_a_pod_that_was_placed_together_may_use_all_of_the_pods_numa_n
     assert world.allocation("p-a").preferred
 
 
-def test_resize_of_a_burstable_container_by_its_request_stays() -> None:
-    world = two_nodes()
+def test_resize_of_a_burstable_container_by_its_request_stays(world: World) -> None:
     had = world.put("a", SINGLE, 1.5, 1, QoSClass.BURSTABLE)
     refused = world.update_refused("a-app", resources(4.5, 1))
     assert "cpu: 4.5 CPUs needed, 4 CPUs free on NUMA node 0" in refused.message
     assert world.has("a-app") == had
 
 
-def test_resize_of_a_container_with_listed_memory_books_its_new_size_there() -> None:
-    world = two_nodes()
+def test_resize_of_a_container_with_listed_memory_books_its_new_size_there(world: World) -> None:
     assert world.put("a", {"numamem": "1"}, 0.5, 1) == ("", "1")
     assert world.update("a-app", resources(2, 3)) is None
     assert world.has("a-app") == ("", "1")
@@ -249,8 +237,7 @@ def test_resize_that_whole_cores_cannot_make_is_refused() -> None:
     assert len(world.cpus("a-app")) == 4
 
 
-def test_resize_of_memory_alone_does_not_mind_a_cpu_that_is_offline() -> None:
-    world = two_nodes()
+def test_resize_of_memory_alone_does_not_mind_a_cpu_that_is_offline(world: World) -> None:
     world.put("a", SINGLE, 2, 1)
     had = world.allocation("a-app").cpus
     world.topology = two_by_four(offline=CPUSet([max(had)]),
@@ -261,15 +248,11 @@ def test_resize_of_memory_alone_does_not_mind_a_cpu_that_is_offline() -> None:
     assert world.agent.state.charge(0).memory == 2 * GIB
 
 
-def test_resize_while_a_numa_node_is_offline_keeps_it_for_later() -> None:
-    world = two_nodes()
+def test_resize_while_a_numa_node_is_offline_keeps_it_for_later(world: World) -> None:
     before = world.put("a", {"policy": "best-effort"}, 5.5, 10)
     assert before == ("0-7", "0-1")
-    offline = CPUSet.parse("4-7")
-    small = two_by_four(offline=offline)
-    for topology in (small, world.topology):
-        world.topology = topology
-        world.apply(world.agent.retopology(Machine(topology=topology, settings=world.settings)))
+    for topology in (two_by_four(offline=CPUSet.parse("4-7")), world.topology):
+        world.becomes(topology)
         assert world.update("a-app", resources(3.5, 10)) is None
         world.check()
     assert world.has("a-app") == before
@@ -304,10 +287,9 @@ def test_resize_of_a_busy_container_takes_the_sibling_of_a_quiet_one() -> None:
     ],
 )
 def test_a_resize_that_moves_nothing_overrides_nothing(
-    wishes: dict[str, str], before: Resources, after: Resources
+    world: World, wishes: dict[str, str], before: Resources, after: Resources
 ) -> None:
     """Any override makes containerd lose the swap limit of the request."""
-    world = two_nodes()
     world.place(pod("a", wishes), wants=before)
     made = world.live["a-app"]
     outcome = world.agent.update_container(world.pods[made.pod_id], made, after)

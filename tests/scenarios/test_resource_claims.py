@@ -26,6 +26,9 @@ from tests.unit.dra.test_claims import UID, config, result
 OTHER = "0a1b2c3d-0000-4000-8000-00000000000b"
 
 
+usual = two_nodes
+
+
 def claiming(
     name: str,
     *results: str,
@@ -48,8 +51,7 @@ def test_its_cpus_are_on_the_numa_node_that_the_scheduler_chose(numa_node: int) 
     assert mems == str(numa_node)
 
 
-def test_results_on_two_numa_nodes_are_taken_as_they_are() -> None:
-    world = two_nodes()
+def test_results_on_two_numa_nodes_are_taken_as_they_are(world: World) -> None:
     both = (result_text(0, UID, 0, 1), result_text(1, UID, 1, 2))
     cpus, mems = world.place(*claiming("a", *both, cpus=3))
     per_node = [len(CPUSet.parse(cpus) & node.cpus) for node in world.topology.numa_nodes.values()]
@@ -57,8 +59,7 @@ def test_results_on_two_numa_nodes_are_taken_as_they_are() -> None:
     assert mems == "0-1"
 
 
-def test_one_result_is_for_one_container_at_a_time() -> None:
-    world = two_nodes()
+def test_one_result_is_for_one_container_at_a_time(world: World) -> None:
     text = result_text(1, UID, 0, 2)
     first = claiming("a", text)
     world.place(*first)
@@ -71,8 +72,7 @@ def test_one_result_is_for_one_container_at_a_time() -> None:
     world.place(*claiming("a", text, part="third"))
 
 
-def test_a_container_that_starts_again_has_its_claim_again() -> None:
-    world = two_nodes()
+def test_a_container_that_starts_again_has_its_claim_again(world: World) -> None:
     world.ends_whole = False
     text = result_text(1, UID, 0, 2)
     before = world.place(*claiming("a", text))
@@ -80,8 +80,7 @@ def test_a_container_that_starts_again_has_its_claim_again() -> None:
     assert world.place(of, replace(made, id="a-app-again")) == before
 
 
-def test_a_new_process_finds_it_and_says_who_has_it() -> None:
-    world = two_nodes()
+def test_a_new_process_finds_it_and_says_who_has_it(world: World) -> None:
     text = result_text(1, UID, 0, 2)
     world.place(*claiming("a", text))
     world.boot()
@@ -89,8 +88,7 @@ def test_a_new_process_finds_it_and_says_who_has_it() -> None:
     assert world.refuse(*claiming("b", text)).reason == "ClaimInUse"
 
 
-def test_what_is_said_of_a_claim_that_does_not_count() -> None:
-    world = two_nodes()
+def test_what_is_said_of_a_claim_that_does_not_count(world: World) -> None:
     refused = world.refuse(*claiming("a", f"{NOT_PREPARED}its claim is gone"))
     assert (refused.reason, refused.message) == (
         "ClaimNotPrepared",
@@ -111,8 +109,7 @@ def test_lists_of_cpus_contradict_a_claim() -> None:
     assert "1 CPU of a ResourceClaim" in refused.message
 
 
-def test_more_than_the_numa_node_has_is_refused() -> None:
-    world = two_nodes()
+def test_more_than_the_numa_node_has_is_refused(world: World) -> None:
     world.refuse(*claiming("a", result_text(0, UID, 0, 5), cpus=5))
 
 
@@ -132,8 +129,7 @@ def test_texts_that_name_no_results(text: str) -> None:
     assert two_nodes().refuse(*claiming("a", text)).reason == "InvalidSlots"
 
 
-def test_slots_of_the_device_plugin_stay_what_they_are() -> None:
-    world = two_nodes()
+def test_slots_of_the_device_plugin_stay_what_they_are(world: World) -> None:
     world.place(*claiming("plugin", "slot-0,slot-1"))
     world.place(*claiming("claim", result_text(0, UID, 0, 1), cpus=1))
 
@@ -144,9 +140,8 @@ def granted(world: World, of: PodSandbox, made: Container, cpus: str) -> Contain
     return replace(made, resources=replace(made.resources, cpus=cpus))
 
 
-def test_a_grant_of_the_kubelet_that_fits_the_claim_is_what_it_gets() -> None:
+def test_a_grant_of_the_kubelet_that_fits_the_claim_is_what_it_gets(world: World) -> None:
     """With the static policy each Guaranteed pod with whole CPUs has a grant, claims or not."""
-    world = two_nodes()
     of, made = claiming("a", result_text(1, UID, 0, 2))
     assert world.place(of, granted(world, of, made, "5,7")) == ("5,7", "1")
     assert world.allocation("a-app").slots
@@ -162,9 +157,8 @@ def test_a_grant_of_the_kubelet_that_fits_the_claim_is_what_it_gets() -> None:
     assert world.allocation("a-app").slots
 
 
-def test_a_grant_elsewhere_is_refused_with_what_to_do() -> None:
+def test_a_grant_elsewhere_is_refused_with_what_to_do(world: World) -> None:
     """Run there it would have CPUs of a NUMA node that the scheduler counts for others."""
-    world = two_nodes()
     of, made = claiming("a", result_text(1, UID, 0, 2))
     refused = world.refuse(of, granted(world, of, made, "2-3"))
     assert refused.reason == "KubeletPinned"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from msgspec.structs import replace
 
@@ -27,6 +29,9 @@ from tests.machines import named as machines
 BEST_EFFORT, BURSTABLE, GUARANTEED = QoSClass.BEST_EFFORT, QoSClass.BURSTABLE, QoSClass.GUARANTEED
 OWN = {"cpus": "exclusive"}
 SINGLE = {"policy": "single-numa-node"}
+
+
+usual = partial(World, machines.snc_smt())
 
 
 def burst(request: float, limit: float) -> Resources:
@@ -55,8 +60,7 @@ def rule_of(world: World) -> str:
 # --- exclusive CPUs are paid for ------------------------------------------------------------------
 
 
-def test_a_best_effort_list_owns_nothing() -> None:
-    world = World(machines.snc_smt())
+def test_a_best_effort_list_owns_nothing(world: World) -> None:
     refused = world.refuse(*want("greedy", {"numacpu": "2-31", **OWN}, qos=BEST_EFFORT))
     assert refused.reason == "UnpaidCPUs"
     assert "numacpu is '2-31'" in refused.message
@@ -65,8 +69,7 @@ def test_a_best_effort_list_owns_nothing() -> None:
     assert rule_of(world) == "exclusive CPUs must be paid for by the CPU request"
 
 
-def test_a_burstable_limit_owns_nothing_and_keeps_its_quota() -> None:
-    world = World(machines.snc_smt())
+def test_a_burstable_limit_owns_nothing_and_keeps_its_quota(world: World) -> None:
     refused = world.refuse(*want("greedy", OWN, burst(0.001, 28), qos=BURSTABLE))
     assert refused.reason == "UnpaidCPUs"
     assert "cpu request is not set, expected 28000m" in refused.message
@@ -74,8 +77,7 @@ def test_a_burstable_limit_owns_nothing_and_keeps_its_quota() -> None:
     assert len(world.cpus("paid-app")) == 2
 
 
-def test_a_list_must_be_paid_for_as_a_whole_in_a_guaranteed_pod_too() -> None:
-    world = World(machines.snc_smt())
+def test_a_list_must_be_paid_for_as_a_whole_in_a_guaranteed_pod_too(world: World) -> None:
     annotations = {"numacpu": "2-31", **OWN}
     assert world.refuse(*want("greedy", annotations, resources(2))).reason == "UnpaidCPUs"
     assert world.place(*want("paid", annotations, resources(30)))[0] == "2-31"
@@ -176,7 +178,9 @@ def test_nothing_at_all_may_be_permitted() -> None:
     assert world.place(*want("b", {}, resources(2))) == ("", "")
 
 
-def test_what_is_ignored_is_said_and_the_rest_counts() -> None:
+def test_what_is_ignored_is_said_and_logged_and_the_rest_counts(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     lenient = replace(STRICT, otherwise=Otherwise.IGNORE)
     rules = (Rule(values={"smt": "any"}),)
     world = World(machines.dual_smt(), Settings(permissions=(lenient,), rules=rules))
@@ -190,14 +194,8 @@ def test_what_is_ignored_is_said_and_the_rest_counts() -> None:
     assert known.basis.steps[1].startswith("smt 'isolate'")
     assert known.basis.requested is not None
     assert known.basis.requested["smt"][1] == "rule 1", "the next weaker source gets its chance"
-
-
-def test_what_is_ignored_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    lenient = replace(STRICT, otherwise=Otherwise.IGNORE)
-    world = World(machines.dual_smt(), Settings(permissions=(lenient,)))
-    world.place(*want("web", {"smt": "isolate"}, resources(2)))
     lines = [r for r in caplog.records if r.getMessage() == "annotation ignored"]
-    assert [r.levelname for r in lines] == ["WARNING"]
+    assert {r.levelname for r in lines} == {"WARNING"}
 
 
 def test_rules_of_the_operator_need_no_permission() -> None:
@@ -248,9 +246,8 @@ def test_lists_do_not_land_on_reserved_cpus_unless_permitted() -> None:
     ],
 )
 def test_an_unpaid_list_keeps_no_cpu_from_owners(
-    listed: str, asked: dict[str, str], cpus: int
+    world: World, listed: str, asked: dict[str, str], cpus: int
 ) -> None:
-    world = World(machines.snc_smt())
     assert world.place(*want("free", {"numacpu": listed}, qos=BEST_EFFORT))[0] == listed
     own = CPUSet.parse(world.place(*want("db", asked, resources(cpus)))[0])
     state = world.agent.state
@@ -262,8 +259,7 @@ def test_an_unpaid_list_keeps_no_cpu_from_owners(
     assert world.has("free-app")[0] == listed
 
 
-def test_a_list_of_which_others_own_everything_shares_what_all_share() -> None:
-    world = World(machines.snc_smt())
+def test_a_list_of_which_others_own_everything_shares_what_all_share(world: World) -> None:
     world.place(*want("free", {"numacpu": "4-5"}, qos=BEST_EFFORT))
     world.place(*want("same", {"numacpu": "4-5"}, qos=BURSTABLE))
     world.place(*want("db", {"numacpu": "4-5", **OWN}, resources(2)))
@@ -274,8 +270,7 @@ def test_a_list_of_which_others_own_everything_shares_what_all_share() -> None:
     assert world.has("free-app")[0] == world.has("same-app")[0] == "4-5"
 
 
-def test_owners_get_cpus_that_no_list_names_while_there_are_some() -> None:
-    world = World(machines.snc_smt())
+def test_owners_get_cpus_that_no_list_names_while_there_are_some(world: World) -> None:
     world.place(*want("free", {"numacpu": "0-3,16-19"}, qos=BEST_EFFORT))
     world.place(*want("db", SINGLE, resources(8)))
     assert world.has("db-app")[0] == "4-7,20-23"  # NUMA node 0 would have been first
@@ -318,8 +313,7 @@ def test_a_new_list_of_owned_cpus_is_refused_and_one_that_gave_way_starts_again(
     assert world.has("free-again")[0] == "0-3"
 
 
-def test_a_list_that_gave_way_is_known_after_every_restart() -> None:
-    world = World(machines.snc_smt())
+def test_a_list_that_gave_way_is_known_after_every_restart(world: World) -> None:
     world.place(*want("free", {"numacpu": "0-3"}, qos=BEST_EFFORT))
     world.place(*want("gone", {"numacpu": "2"}, qos=BEST_EFFORT))
     world.place(*want("db", {"numacpu": "2-3", **OWN}, resources(2)))
@@ -338,8 +332,7 @@ def test_a_list_that_gave_way_is_known_after_every_restart() -> None:
     assert world.has("gone-app")[0] == "2"
 
 
-def test_lists_that_started_while_we_were_away_and_are_paid_for_stay() -> None:
-    world = World(machines.snc_smt())
+def test_lists_that_started_while_we_were_away_and_are_paid_for_stay(world: World) -> None:
     for name, cpus in (("one", "0-1"), ("two", "2-3")):
         of, made = want(name, {"numacpu": cpus}, resources(2))
         world.pods[of.id], world.live[made.id] = of, made
@@ -348,8 +341,7 @@ def test_lists_that_started_while_we_were_away_and_are_paid_for_stay() -> None:
     says(world.refuse(*want("db", {"numacpu": "3", **OWN}, resources(1))), "", "default/two/app")
 
 
-def test_a_list_that_started_while_we_were_away_gives_way_too() -> None:
-    world = World(machines.snc_smt())
+def test_a_list_that_started_while_we_were_away_gives_way_too(world: World) -> None:
     world.place(*want("db", {"numacpu": "2-3", **OWN}, resources(2)))
     of, made = want("free", {"numacpu": "0-3"}, qos=BEST_EFFORT)
     world.boot()
@@ -358,8 +350,7 @@ def test_a_list_that_started_while_we_were_away_gives_way_too() -> None:
     assert world.has("free-app")[0] == "0-1"
 
 
-def test_a_forged_list_that_keeps_its_cpus_is_not_believed() -> None:
-    world = World(machines.snc_smt())
+def test_a_forged_list_that_keeps_its_cpus_is_not_believed(world: World) -> None:
     of, made = want("free", {"numacpu": "0-3"}, qos=BEST_EFFORT)
     text = (
         '{"cpus":"0-3","mems":"","policy":"none","kind":"explicit","numa":"0","preferred":true,'
@@ -373,8 +364,7 @@ def test_a_forged_list_that_keeps_its_cpus_is_not_believed() -> None:
     assert not world.agent.state.listed_cpus
 
 
-def test_a_resize_makes_a_list_hard_and_soft_again() -> None:
-    world = World(machines.snc_smt())
+def test_a_resize_makes_a_list_hard_and_soft_again(world: World) -> None:
     of = want("list", {"numacpu": "0-3"}, resources(1))
     world.place(*of)
 
@@ -719,8 +709,7 @@ def test_what_one_pod_may_is_not_remembered_for_another() -> None:
     assert world.refuse(*want("b", {"smt": "any"}, resources(1.5))).reason == "NotPermitted"
 
 
-def test_an_annotation_too_long_to_be_of_our_writing_is_not_read_back() -> None:
-    world = World(machines.snc_smt())
+def test_an_annotation_too_long_to_be_of_our_writing_is_not_read_back(world: World) -> None:
     world.place(*want("a", SINGLE, resources(2)))
     key = "numa.kubernetes.io/assigned"
     made = world.live["a-app"]
@@ -730,8 +719,7 @@ def test_an_annotation_too_long_to_be_of_our_writing_is_not_read_back() -> None:
     assert "xx" not in world.allocation("a-app").reason, "decided anew"
 
 
-def test_a_list_that_a_resize_does_not_pay_for_any_more_is_not_resized() -> None:
-    world = World(machines.snc_smt())
+def test_a_list_that_a_resize_does_not_pay_for_any_more_is_not_resized(world: World) -> None:
     world.place(*want("owner", {"numacpu": "2-5", **OWN, "on-failure": "unpinned"}, resources(4)))
     says(world.update_refused("owner-app", resources(1)), "UnpaidCPUs")
     assert world.has("owner-app")[0] == "2-5"

@@ -15,7 +15,7 @@ ROOMS: Final = {
             f"tests/properties/test_{name}.py"
             for name in (
                 *("merge", "allocator", "holds", "accounting", "resize", "requested", "strict"),
-                *("tenants", "served_memory", "offer", "refusals", "strangers"),
+                *("tenants", "served_memory", "refusals", "strangers"),
                 *("kubelet_node", "agent_machine"),
             )
         ),

@@ -111,6 +111,7 @@ async def test_a_life_looks_the_same_on_every_runtime(
     "faults",
     [
         Faults(configure_first=True),
+        Faults(unknown_fields=True),
         Faults(metadata={}),
         Faults(delays={"CreateContainer": 0.02, "Synchronize": 0.02}),
     ],
@@ -254,6 +255,16 @@ async def test_an_answer_too_large_for_the_wire_becomes_an_empty_one(tmp_path: P
         pod = await runtime.run_pod(web())
         await runtime.create_container(pod.id, pb.Container(name="app"))
         assert runtime.plugins == ("10-numapin",)
+
+
+@pytest.mark.parametrize("size", [4000, 4100, 100_000, 3_900_000])
+async def test_answers_of_every_size_arrive(tmp_path: Path, size: int) -> None:
+    """Below and above the 4096 bytes of the first frame, up to the limit of one message."""
+    plugin = RecordingPlugin(create_container=lambda *_: adjusted("1", note="x" * size))
+    async with embedded(tmp_path, plugin) as (runtime, _):
+        pod = await runtime.run_pod(web())
+        app = await runtime.create_container(pod.id, pb.Container(name="app"))
+        assert len(app.message.annotations["k"]) == size
 
 
 async def test_events_for_ids_nobody_knows_are_passed_on(tmp_path: Path) -> None:

@@ -66,11 +66,13 @@ class Faults:
     Attributes:
         delays: seconds to wait before a request of this method is sent, by method.
         drop_in: the method whose next request is cut in the middle, with the connection.
+        unknown_fields: requests have a field 1000, as a peer of a later release may add one.
     """
 
     configure_first: bool = False
     delays: dict[str, float] = field(default_factory=dict)
     drop_in: str = ""
+    unknown_fields: bool = False
     metadata: dict[str, str] = field(default_factory=lambda: dict(CONTAINERD_NAMESPACE))
 
 
@@ -193,6 +195,9 @@ class PluginPeer:
             await asyncio.sleep(delay)
         if not self.is_open():
             raise PluginLost("the connection is closed")
+        if faults.unknown_fields:
+            later = request.SerializeToString() + b"\xc2\x3e\x05later"
+            request = PLUGIN_METHODS[method].FromString(later)
         stream = self.session.request(
             method, request, timeout_nano=int(limit * 1e9), metadata=faults.metadata
         )

@@ -488,18 +488,31 @@ def test_the_pods_sum_is_kept_where_each_container_has_its_own_place() -> None:
     world.check()
 
 
+def test_of_the_pods_sum_what_an_ended_container_left_is_not_to_come() -> None:
+    world = sixteen()
+    of = pod("pair", STRICT, total=resources(5, 2))
+    world.stop(start(world, of, "init", 3, 1))
+    start(world, of, "log", 0.5)
+    start(world, of, "a", 1, 1)
+    assert len(world.agent.state.owned) == 4
+    start(world, of, "b", 3)
+    assert not world.agent.state.kept_for(of.uid)
+    world.check()
+
+
 @pytest.mark.parametrize(
-    ("asks", "first", "total"),
+    ("asks", "first", "total", "kubelet"),
     [
-        ({"policy.a": "single-numa-node"}, 5, 9),  # nobody knows what the others want
-        (STRICT, 5, 5.5),  # a fraction is left
-        ({"numacpu": "0-3", "cpus": "exclusive"}, 4, 8),  # its pod has one list
+        ({"policy.a": "single-numa-node"}, 5, 9, False),  # nobody knows what the others want
+        (STRICT, 5, 5.5, False),  # a fraction is left
+        ({"numacpu": "0-3", "cpus": "exclusive"}, 4, 8, False),  # its pod has one list
+        (STRICT, 5, 9, True),  # nobody knows how much of it is fractions, which share
     ],
 )
 def test_nothing_is_kept_for_others_that_may_want_none(
-    asks: Mapping[str, str], first: float, total: float
+    asks: Mapping[str, str], first: float, total: float, kubelet: bool
 ) -> None:
-    world = sixteen()
+    world = World(machines.dual_no_smt(), replace(KEEP, kubelet_cpus=kubelet))
     of = pod("pair", asks, total=resources(total, 2))
     start(world, of, "a", first, 1)
     assert not world.agent.state.kept_for(of.uid)

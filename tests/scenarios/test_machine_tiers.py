@@ -74,6 +74,14 @@ def test_case_9_a_tier_that_is_let_in_serves_the_numa_node_it_is_near_to(policy:
     assert memory.hint_count == 3  # 0, 1 and 0-1, each with what serves it
 
 
+def test_case_9_a_tier_that_is_full_serves_nobody() -> None:
+    world = World(issue_machine(), Settings(memory_only_nodes=NUMASet([2, 3])))
+    _, full = world.place(pod("all", SINGLE), wants=resources(2, 72))
+    assert world.place(pod("large", SINGLE), wants=resources(2, 20))[1] == {
+        "0,2": "1,3", "1,3": "0,2",
+    }[full]  # fmt: skip
+
+
 def test_case_9_small_needs_stay_off_the_tier() -> None:
     world = World(issue_machine(), Settings(memory_only_nodes=NUMASet([2, 3])))
     assert world.place(pod("small", SINGLE), wants=resources(2, 4))[1] in ("0", "1")

@@ -124,16 +124,6 @@ class Unread:
     memory: Reading | None = None
 
 
-class _NoCgroups(CgroupReader):
-    """None are there."""
-
-    def __init__(self) -> None:
-        super().__init__("/nowhere")
-
-    def mark(self, place: CgroupPlace, name: str) -> str:
-        return ""
-
-
 def agent_of(
     machine: Machine,
     *,
@@ -148,7 +138,7 @@ def agent_of(
         store=Forgetful() if store is None else store,
         clock=clock or StillClock(),
         readings=Unread(),
-        cgroups=CgroupWriter(_NoCgroups()),
+        cgroups=CgroupWriter(CgroupReader("/nowhere")),
     )
 
 

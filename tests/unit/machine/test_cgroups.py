@@ -71,19 +71,6 @@ def test_what_is_no_path_below_the_root_is_not_guessed(told: str) -> None:
     assert relative_path(told) == ""
 
 
-def test_version_2_tells_what_was_written_and_what_it_comes_to(tmp_path: Path) -> None:
-    tree = CgroupTree(tmp_path / "cgroup", 2, CPUS, MEMS)
-    tree.write(POD, "", "")
-    tree.write(POD + "2", "1-3", "", above="3-5")
-    reader = CgroupReader(str(tree.root))
-    empty = reader.observe(CgroupPlace(POD))
-    assert empty is not None
-    assert (str(empty.cpus), empty.effective_cpus) == ("", CPUS)
-    narrowed = reader.observe(CgroupPlace(POD + "2"))
-    assert narrowed is not None
-    assert (str(narrowed.cpus), str(narrowed.effective_cpus)) == ("1-3", "3")
-
-
 def test_a_container_without_a_cgroup_is_left_out(tree: CgroupTree) -> None:
     tree.write(POD, "1")
     reader = CgroupReader(str(tree.root))

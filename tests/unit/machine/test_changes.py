@@ -11,7 +11,6 @@ from nri_numa.machine.hotplug import differences, reread
 from nri_numa.machine.synthetic import synthetic, sysfs_files
 from nri_numa.machine.sysfs import discover
 from nri_numa.model.cpuset import CPUSet
-from nri_numa.model.machine import Topology
 from tests.machines import named as machines
 from tests.machines.named import GIB, HUGE_2M, write_sysfs, write_tree
 
@@ -22,11 +21,6 @@ NODE = "sys/devices/system/node"
 def root(tmp_path: Path) -> Path:
     """Two NUMA nodes of 8 GiB."""
     return write_sysfs(tmp_path, synthetic(sockets=2, numa_per_socket=1, memory_gib=8))
-
-
-def _again(root: Path, before: Topology, **files: str) -> Topology:
-    write_tree(root, {name.replace("__", "/"): text for name, text in files.items()})
-    return reread(root, before)
 
 
 def test_nothing_changed_is_the_same_object(root: Path) -> None:

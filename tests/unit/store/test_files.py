@@ -125,31 +125,33 @@ def test_a_directory_that_others_may_write_is_not_used(
     assert (state / "checkpoint.corrupt-1").exists()
 
 
-@ROOT
-def test_a_directory_of_somebody_else_is_not_used(state: Path, start: Start) -> None:
-    os.chown(state, 1234, 0)
-    _, loaded = start()
-    assert f"{state}: belongs to user 1234, expected root" in loaded.problems[0]
-
-
-@ROOT
-def test_a_checkpoint_of_somebody_else_is_not_used(state: Path, start: Start) -> None:
-    """Another user's file in a directory of ours, as after a careless copy."""
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        pytest.param(
+            lambda state: os.chown(state, 1234, 0), "user 1234, expected root", marks=ROOT
+        ),
+        # Another user's file in a directory of ours, as after a careless copy.
+        pytest.param(
+            lambda state: os.chown(state / "checkpoint", 1234, 0),
+            "user 1234, expected root",
+            marks=ROOT,
+        ),
+        (
+            lambda state: (state / "checkpoint").chmod(0o666),
+            "has mode 0666, expected one that only its owner may write",
+        ),
+    ],
+)
+def test_what_others_may_have_written_is_not_used(
+    state: Path, start: Start, change: Callable[[Path], None], said: str
+) -> None:
     store, _ = start()
     store.record({"a": {"n": 1}})
-    os.chown(state / "checkpoint", 1234, 0)
+    change(state)
     assert read(str(state / "checkpoint")).entries  # a command only shows it
     _, loaded = start()
-    assert "belongs to user 1234, expected root" in loaded.problems[0]
-    assert loaded.entries == {}
-
-
-def test_a_checkpoint_that_others_may_write_is_not_used(state: Path, start: Start) -> None:
-    store, _ = start()
-    store.record({"a": {"n": 1}})
-    (state / "checkpoint").chmod(0o666)
-    _, loaded = start()
-    assert "has mode 0666, expected one that only its owner may write" in loaded.problems[0]
+    assert said in loaded.problems[0]
     assert loaded.entries == {}
 
 

@@ -6,9 +6,10 @@ import asyncio
 import errno
 import io
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import NoReturn
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -182,30 +183,34 @@ class FakeKernel:
         self.ours.send(data)
 
 
-async def watched(
-    kernel: FakeKernel, play: Callable[[asyncio.Queue[None]], Awaitable[None]]
-) -> None:
-    """Run a watch around a play; each look puts an item into the queue."""
+@asynccontextmanager
+async def watched(open_: Callable[[], Any]) -> AsyncIterator[asyncio.Queue[None]]:
+    """While a watch goes on; each look puts an item into the queue."""
     looks: asyncio.Queue[None] = asyncio.Queue()
 
     async def changed() -> None:
         looks.put_nowait(None)
 
-    task = asyncio.create_task(hotplug.watch(changed, no_kernel_events, lambda: kernel))
+    task = asyncio.create_task(hotplug.watch(changed, no_kernel_events, open_))
+    await asyncio.sleep(0)
     try:
-        await play(looks)
+        yield looks
+        assert not task.done()
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        kernel.ours.close()
-    assert kernel.closed
 
 
-def test_a_burst_of_events_is_one_look() -> None:
-    kernel = FakeKernel()
+@pytest.fixture
+def kernel() -> Iterator[FakeKernel]:
+    made = FakeKernel()
+    yield made
+    made.ours.close()
+    assert made.closed
 
-    async def play(looks: asyncio.Queue[None]) -> None:
-        await asyncio.sleep(0)
+
+async def test_a_burst_of_events_is_one_look(kernel: FakeKernel) -> None:
+    async with watched(lambda: kernel) as looks:
         kernel.say(uevent("add", "block"))
         for _ in range(20):
             kernel.say(uevent())
@@ -214,14 +219,9 @@ def test_a_burst_of_events_is_one_look() -> None:
         kernel.say(uevent("online"))
         await asyncio.wait_for(looks.get(), 180)
 
-    asyncio.run(watched(kernel, play))
 
-
-def test_lost_events_are_a_reason_to_look_and_forged_ones_are_not() -> None:
-    kernel = FakeKernel()
-
-    async def play(looks: asyncio.Queue[None]) -> None:
-        await asyncio.sleep(0)
+async def test_lost_events_are_a_reason_to_look_and_forged_ones_are_not(kernel: FakeKernel) -> None:
+    async with watched(lambda: kernel) as looks:
         kernel.sender = (4711, 1)
         kernel.say(uevent())
         await asyncio.sleep(0.05)
@@ -231,43 +231,26 @@ def test_lost_events_are_a_reason_to_look_and_forged_ones_are_not() -> None:
         await asyncio.wait_for(looks.get(), 180)
         assert looks.empty()
 
-    asyncio.run(watched(kernel, play))
 
-
-def test_a_socket_that_breaks_is_said_and_polling_goes_on() -> None:
-    kernel, stream = FakeKernel(), io.StringIO()
-    logs.setup("info", stream=stream)
-    kernel.error = OSError(errno.EIO, "broken")
-
-    async def play(looks: asyncio.Queue[None]) -> None:
-        await asyncio.sleep(0)
-        kernel.say(uevent())
-        while "polling only" not in stream.getvalue():
-            await asyncio.sleep(0.01)
-        assert looks.empty()
-
-    asyncio.run(watched(kernel, play))
-
-
-def test_without_events_the_watch_waits_and_ends_nothing() -> None:
+@pytest.mark.parametrize("breaks", [True, False])
+async def test_without_a_socket_that_is_said_and_polling_goes_on(
+    kernel: FakeKernel, breaks: bool
+) -> None:
     stream = io.StringIO()
     logs.setup("info", stream=stream)
 
-    def none() -> NoReturn:
-        raise PermissionError(errno.EPERM, "not here")
+    def opened() -> FakeKernel:
+        if not breaks:
+            kernel.close()
+            raise PermissionError(errno.EPERM, "not here")
+        kernel.error = OSError(errno.EIO, "broken")
+        kernel.say(uevent())
+        return kernel
 
-    async def main() -> bool:
-        async def changed() -> None:
-            raise AssertionError("nothing was heard")
-
-        task = asyncio.create_task(hotplug.watch(changed, no_kernel_events, none))
-        await asyncio.sleep(0.05)
-        done = task.done()
-        task.cancel()
-        return done
-
-    assert asyncio.run(main()) is False
-    assert "polling only" in stream.getvalue()
+    async with watched(opened) as looks, asyncio.timeout(180):
+        while "polling only" not in stream.getvalue():
+            await asyncio.sleep(0.01)
+        assert looks.empty()
 
 
 def test_the_kernel_lets_us_listen_or_says_why_not() -> None:

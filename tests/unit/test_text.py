@@ -118,12 +118,6 @@ def test_a_page_is_a_power_of_two(name: str) -> None:
         page_size(name)
 
 
-@given(st.integers(0, 10**9))
-def test_numbers_and_their_texts_are_equal(number: int) -> None:
-    assert quantity(number) == quantity(str(number)) == number
-    assert quantity(f"{number}m") * 1000 == number
-
-
 @given(st.text(max_size=12))
 def test_any_text_is_a_quantity_or_refused(text: str) -> None:
     try:

@@ -8,17 +8,19 @@ import pytest
 
 from nri_numa.machine import cgroups
 from nri_numa.machine.cgroups import (
+    CRUN_CHILD,
     NO_CGROUP,
     CgroupPlace,
     CgroupReader,
     CgroupWriter,
     Wanted,
     Written,
+    in_the_way,
     observe_all,
     relative_path,
 )
 from nri_numa.model.cpuset import CPUSet, NUMASet
-from tests.beds.cgroup_bed import blocked
+from tests.beds.cgroup_bed import blocked, real
 from tests.beds.cgroup_tree import CgroupTree
 
 CPUS, MEMS = CPUSet.parse("0-7"), NUMASet.parse("0-1")
@@ -69,19 +71,6 @@ def test_both_forms_of_the_path_are_understood(told: str, path: str) -> None:
 )
 def test_what_is_no_path_below_the_root_is_not_guessed(told: str) -> None:
     assert relative_path(told) == ""
-
-
-def test_version_2_tells_what_was_written_and_what_it_comes_to(tmp_path: Path) -> None:
-    tree = CgroupTree(tmp_path / "cgroup", 2, CPUS, MEMS)
-    tree.write(POD, "", "")
-    tree.write(POD + "2", "1-3", "", above="3-5")
-    reader = CgroupReader(str(tree.root))
-    empty = reader.observe(CgroupPlace(POD))
-    assert empty is not None
-    assert (str(empty.cpus), empty.effective_cpus) == ("", CPUS)
-    narrowed = reader.observe(CgroupPlace(POD + "2"))
-    assert narrowed is not None
-    assert (str(narrowed.cpus), str(narrowed.effective_cpus)) == ("1-3", "3")
 
 
 def test_a_container_without_a_cgroup_is_left_out(tree: CgroupTree) -> None:
@@ -237,3 +226,278 @@ def test_scheduling_domains_are_not_built_anew_where_the_root_has_one(
     Path(writer.reader.hierarchy, flag.name).write_text(of_root)
     assert writer.put(Wanted(CgroupPlace(POD), "1-2")).changed
     assert flag.read_text() == left
+
+
+__all__ = ["real"]  # a fixture
+
+SLICE = "kubepods-burstable-pod12.slice"
+SCOPE = f"kubepods.slice/kubepods-burstable.slice/{SLICE}/crio-abc.scope"
+SYSTEMD = CgroupPlace(f"{SLICE}:crio:abc")
+CGROUPFS = CgroupPlace("/kubepods/burstable/pod12/abc")
+
+
+def made(directory: Path, **files: str) -> Path:
+    """A cgroup; ``cpus_effective`` is the file ``cpuset.cpus.effective``."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (directory / f"cpuset.{name.replace('_', '.')}").write_text(f"{text}\n")
+    return directory
+
+
+def v2(directory: Path, cpus: str, effective: str, state: str = "", **more: str) -> Path:
+    """``state`` is the one of a partition, which the root has not."""
+    mems = {"mems": "", "mems_effective": "0-1"} | ({"cpus_partition": state} if state else {})
+    return made(directory, cpus=cpus, cpus_effective=effective, **{**mems, **more})
+
+
+# --- hierarchies ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("files", "path", "unified"),
+    [
+        (["cgroup.controllers:cpuset cpu"], ".", True),
+        (["cpuset/cpuset.cpus:0", "unified/cgroup.controllers:"], "cpuset", False),
+        (["cpuset/cpuset.cpus:0", "unified/cgroup.controllers:cpuset"], "cpuset", False),
+        (["cpu/tasks:", "unified/cgroup.controllers:cpu cpuset"], "unified", True),
+        (["cpu,cpuset/cpuset.cpus:0"], "cpu,cpuset", False),
+        (["memory/tasks:", "unified/cgroup.controllers:memory"], "cpuset", False),
+        ([], "cpuset", False),
+    ],
+    ids=["v2", "hybrid", "both", "hybrid with v2 cpusets", "mounted together", "none", "empty"],
+)
+def test_the_hierarchy_with_the_cpusets_is_found(
+    tmp_path: Path, files: list[str], path: str, unified: bool
+) -> None:
+    for one in files:
+        name, _, text = one.partition(":")
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text + "\n")
+    found = CgroupReader(str(tmp_path))
+    assert (Path(found.hierarchy), found.unified) == ((tmp_path / path), unified)
+
+
+def test_version_1_with_an_effective_set_of_its_own(tmp_path: Path) -> None:
+    """Mounted with cpuset_v2_mode, as Android and some containers' hosts do."""
+    cgroup = made(tmp_path / "cpuset/kubepods/burstable/pod12/abc", cpus="0-3", mems="0-1")
+    (cgroup / "cpuset.effective_cpus").write_text("0-1\n")
+    (cgroup / "cpuset.effective_mems").write_text("0\n")
+    mounts = tmp_path / "proc/self/mounts"
+    mounts.parent.mkdir(parents=True)
+    line = f"cgroup {tmp_path}/cpuset cgroup rw,cpuset,cpuset_v2_mode 0 0\n"
+    for text, effective in ((line, "0-1"), (line.replace(",cpuset_v2_mode", ""), "0-3")):
+        mounts.write_text(f"short\nproc /proc proc rw 0 0\n{text}")
+        reader = CgroupReader(str(tmp_path), proc=str(tmp_path / "proc"))
+        found = reader.observe(CGROUPFS)
+        assert found is not None
+        assert (str(found.cpus), str(found.effective_cpus)) == ("0-3", effective)
+
+
+# --- OCI runtimes ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def unified(tmp_path: Path) -> Path:
+    (tmp_path / "cgroup.controllers").write_text("cpuset cpu\n")
+    v2(tmp_path, "0-7", "0-7")
+    return tmp_path
+
+
+def test_of_crun_the_cgroup_with_the_programs_counts(unified: Path) -> None:
+    scope = v2(unified / SCOPE, "2-3", "2-3", mems="1")
+    reader = CgroupReader(str(unified))
+    assert reader.observe(SYSTEMD) is not None
+    child = v2(scope / "container", "", "2-3")
+    found = reader.observe(SYSTEMD)
+    assert found is not None
+    assert (str(found.cpus), str(found.mems)) == ("2-3", "1"), "it has the scope's"
+    v2(child, "3", "3", mems="0", mems_effective="0")  # somebody rewrote it
+    found = reader.observe(SYSTEMD)
+    assert found is not None
+    assert (str(found.cpus), str(found.effective_cpus), str(found.mems)) == ("3", "3", "0")
+    assert CgroupWriter(reader).write({"a": Wanted(SYSTEMD, "2-3", "1")})["a"] == Written(
+        changed=True
+    )
+    assert (child / "cpuset.cpus").read_text() == "2-3"
+    assert (child / "cpuset.mems").read_text() == "1"
+    assert (scope / "cpuset.cpus").read_text().strip() == "2-3"
+
+
+def test_of_runc_the_scope_counts_whatever_its_programs_make_below(unified: Path) -> None:
+    scope = v2(unified / SCOPE, "2-3", "2-3")
+    v2(scope / "init.scope", "3", "3")
+    (scope / "container").mkdir()  # without the controller: no cgroup of crun's
+    found = CgroupReader(str(unified)).observe(SYSTEMD)
+    assert found is not None
+    assert str(found.cpus) == "2-3"
+
+
+# --- all of them together -------------------------------------------------------------------------
+
+
+def kernel_tree(root: Path, layout: str, driver: str, runtime: str) -> tuple[Path, list[Path]]:
+    """What the kernel, the driver and the runtime make of one container.
+
+    Returns:
+        The cgroup that its programs are in, and all that must have the list for them to have it.
+    """
+    below = SCOPE if driver == "systemd" else CGROUPFS.cgroups_path.strip("/")
+    top = root
+    if layout == "v2":
+        (root / "cgroup.controllers").write_text("cpuset cpu memory\n")
+    else:
+        # Version 1 has a tree for each controller, and each has the container's cgroup.
+        tops = {"hybrid with v2 cpusets": "unified", "together": "cpuset,cpu"}
+        top = root / tops.get(layout, "cpuset")
+        for controller in ("cpu,cpuacct", "memory", "systemd"):
+            (root / controller / below).mkdir(parents=True)
+            (root / controller / below / "tasks").touch()
+        if layout.startswith("hybrid"):
+            (root / "unified" / below).mkdir(parents=True)
+            controllers = "cpuset\n" if top.name == "unified" else "\n"
+            (root / "unified/cgroup.controllers").write_text(controllers)
+    places = [top / below]
+    unified = layout in ("v2", "hybrid with v2 cpusets")
+    if unified and driver == "systemd" and runtime == "crun":
+        places.append(places[0] / CRUN_CHILD)
+    above = [top / one for one in reversed(Path(below).parents)]
+    for directory in (*above, *places):
+        if unified:
+            v2(directory, "0-3" if directory in places else "", "0-3", mems="")
+        else:
+            made(directory, cpus="0-3", mems="0-1")
+            for name in ("effective_cpus", "effective_mems"):
+                (directory / f"cpuset.{name}").write_text("0-3\n" if "cpus" in name else "0-1\n")
+    return places[-1], places
+
+
+@pytest.mark.parametrize("runtime", ["runc", "crun"])
+@pytest.mark.parametrize("driver", ["systemd", "cgroupfs"])
+@pytest.mark.parametrize("layout", ["v1", "together", "v2", "hybrid", "hybrid with v2 cpusets"])
+def test_what_somebody_wrote_is_read_and_repaired_where_the_programs_are(
+    tmp_path: Path, layout: str, driver: str, runtime: str
+) -> None:
+    place = SYSTEMD if driver == "systemd" else CGROUPFS
+    programs, must_have = kernel_tree(tmp_path, layout, driver, runtime)
+    (programs / "cpuset.cpus").write_text("3\n")
+    effective = programs / "cpuset.cpus.effective"  # of version 2, which the kernel follows up
+    if effective.exists():
+        effective.write_text("3\n")
+    before = {file: file.read_text() for file in tmp_path.rglob("*") if file.is_file()}
+    reader = CgroupReader(str(tmp_path))
+    found = reader.observe(place)
+    assert found is not None
+    assert (str(found.cpus), str(found.effective_cpus)) == ("3", "3")
+    assert str(found.effective_mems) == "0-1"
+    writer = CgroupWriter(reader)
+    assert writer.write({"a": Wanted(place, "0-1", "0")})["a"] == Written(changed=True)
+    assert writer.write({"a": Wanted(place, "0-1", "0")})["a"] == Written(changed=False)
+    written = {file for file, text in before.items() if file.read_text() != text}
+    assert written == {one / f"cpuset.{name}" for one in must_have for name in ("cpus", "mems")}
+    for one in must_have:
+        assert (one / "cpuset.cpus").read_text().strip() == "0-1"
+        assert (one / "cpuset.mems").read_text().strip() == "0"
+
+
+# --- effective against configured -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("root", "top", "between", "state", "gone", "said"),
+    [
+        ("0-7", ("0-3", "0-3"), "0-3", "member", "", "kubepods.slice has 0-3"),
+        (
+            "0-7",
+            ("0-5", "0-3", "root"),
+            "0-3",
+            "member",
+            "",
+            "kubepods.slice has 0-3 of its 0-5; the rest belongs to a partition, "
+            "kubepods.slice is a partition: root",
+        ),
+        ("0-7", ("", "0-7"), "0-7", "root invalid", "", "it is a partition: root invalid"),
+        # Offline CPUs are nobody's fault.
+        ("0-3", ("", "0-3"), "0-3", "member", "", ""),
+        # Of what cannot be read the rest is told.
+        ("0-7", (), "", "member", "", ""),
+        ("0-7", ("", "0-3"), "0-3", "", "kubepods.slice/cpuset.cpus", "kubepods.slice has 0-3"),
+        ("0-7", ("", "0-3"), "0-3", "", "cpuset.cpus.effective", "kubepods.slice has 0-3"),
+    ],
+)
+def test_why_a_container_has_less_than_was_written_is_said(
+    unified: Path, root: str, top: tuple[str, ...], between: str, state: str, gone: str, said: str
+) -> None:
+    """Its scope was given 2-5 and has 2-3."""
+    v2(unified, "", root)
+    for parent in reversed(Path(SCOPE).parents[:-1] if top else ()):
+        v2(unified / parent, "", between)
+    if top:
+        v2(unified / "kubepods.slice", *top)
+    v2(unified / SCOPE, "2-5", "2-3", state)
+    if gone:
+        (unified / gone).unlink()
+    found = CgroupReader(str(unified)).observe(SYSTEMD)
+    assert found is not None
+    assert found.above == said
+
+
+def test_what_keeps_a_list_out_on_version_1_is_named(tmp_path: Path) -> None:
+    for path, cpus in (("", "0-7"), ("pods", "0-3"), ("pods/a", "0-1"), ("pods/a/app", "0")):
+        made(tmp_path / path, cpus=cpus, mems="0")
+    made(tmp_path / "pods/a/app/new", cpus="", mems="")
+    made(tmp_path / "pods/a/app/nested", cpus="0", mems="0")
+
+    def way(wanted: str, name: str = "cpuset.cpus") -> str:
+        return in_the_way(str(tmp_path), str(tmp_path / "pods/a/app"), name, wanted)
+
+    assert way("0-1") == ""
+    assert way("0,2") == "the cgroup above, pods/a, has cpuset.cpus 0-1"
+    assert way("0,5") == "the cgroup above, pods, has cpuset.cpus 0-3"
+    assert way("1") == "the cgroup below, pods/a/app/nested, has cpuset.cpus 0"
+    assert way("1", "cpuset.mems") == "the cgroup above, pods, has cpuset.mems 0"
+    (tmp_path / "pods/cpuset.cpus").write_text("\n")
+    (tmp_path / "pods/a/cpuset.cpus").write_text("\n")
+    assert way("0") == "the cgroup above, pods, has cpuset.cpus empty"
+    (tmp_path / "pods/a/cpuset.cpus").unlink()
+    assert way("0") == "", "what cannot be read gives no reason"
+
+
+# --- the kernel itself ----------------------------------------------------------------------------
+
+
+def test_the_kernel_s_own_cpusets_are_read_and_repaired(real: Path) -> None:
+    cpus = CPUSet.parse((real / "cpuset.cpus").read_text().strip())
+    if len(cpus) < 2:
+        pytest.skip("one CPU cannot be narrowed")
+    place = CgroupPlace(f"/{real.relative_to('/sys/fs/cgroup/cpuset')}")
+    reader = CgroupReader()
+    last = str(max(cpus))
+    (real / "cpuset.cpus").write_text(last)
+    found = reader.observe(place)
+    assert found is not None
+    assert (str(found.cpus), str(found.effective_cpus)) == (last, last)
+    assert CgroupWriter(reader).write({"a": Wanted(place, str(cpus))})["a"] == Written(changed=True)
+    assert (real / "cpuset.cpus").read_text().strip() == str(cpus)
+
+
+def test_the_kernel_s_refusals_are_told_with_their_reason(real: Path) -> None:
+    cpus = CPUSet.parse((real / "cpuset.cpus").read_text().strip())
+    if len(cpus) < 2:
+        pytest.skip("one CPU cannot be narrowed")
+    first, last = str(min(cpus)), str(max(cpus))
+    reader = CgroupReader()
+    writer = CgroupWriter(reader)
+    outer = CgroupPlace(f"/{real.parent.relative_to('/sys/fs/cgroup/cpuset')}")
+    inner = CgroupPlace(f"{outer.cgroups_path}/container")
+    refused = writer.write({"a": Wanted(outer, first)})["a"]
+    assert refused.problem == (
+        f"{real.parent}/cpuset.cpus: Device or resource busy (the cgroup below, "
+        f"{real.parent.name}/container, has cpuset.cpus {cpus})"
+    )
+    assert not writer.write({"a": Wanted(inner, first)})["a"].problem
+    assert not writer.write({"a": Wanted(outer, first)})["a"].problem
+    refused = writer.write({"a": Wanted(inner, last)})["a"]
+    assert refused.problem == (
+        f"{real}/cpuset.cpus: Permission denied (the cgroup above, "
+        f"{real.parent.name}, has cpuset.cpus {first})"
+    )

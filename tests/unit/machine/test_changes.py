@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import io
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.machine.hotplug import differences, reread
+from nri_numa.agent.reload import no_kernel_events
+from nri_numa.machine import hotplug
+from nri_numa.machine.hotplug import concerns_cpus, differences, reread
 from nri_numa.machine.synthetic import synthetic, sysfs_files
 from nri_numa.machine.sysfs import discover
 from nri_numa.model.cpuset import CPUSet
-from nri_numa.model.machine import Topology
+from nri_numa.observe import logs
 from tests.machines import named as machines
 from tests.machines.named import GIB, HUGE_2M, write_sysfs, write_tree
 
@@ -22,11 +31,6 @@ NODE = "sys/devices/system/node"
 def root(tmp_path: Path) -> Path:
     """Two NUMA nodes of 8 GiB."""
     return write_sysfs(tmp_path, synthetic(sockets=2, numa_per_socket=1, memory_gib=8))
-
-
-def _again(root: Path, before: Topology, **files: str) -> Topology:
-    write_tree(root, {name.replace("__", "/"): text for name, text in files.items()})
-    return reread(root, before)
 
 
 def test_nothing_changed_is_the_same_object(root: Path) -> None:
@@ -122,3 +126,138 @@ def test_what_discovery_would_read_the_same_way_is_no_change(root: Path) -> None
     machine = replace(discover(root), isolated=CPUSet())
     write_tree(root, {f"{NODE}/online": "0-1,7\n"})
     assert reread(root, machine) is machine
+
+
+def uevent(action: str = "offline", subsystem: str = "cpu", path: str = "/devices/cpu3") -> bytes:
+    return (
+        f"{action}@{path}\0ACTION={action}\0DEVPATH={path}\0SUBSYSTEM={subsystem}\0SEQNUM=1\0"
+    ).encode()
+
+
+@pytest.mark.parametrize("action", ["add", "remove", "online", "offline"])
+def test_events_of_cpus_are_recognised(action: str) -> None:
+    assert concerns_cpus(uevent(action))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\0",
+        b"offline@",
+        b"libudev\0\xfe\xed\xca\xfe\0\0",
+        uevent(subsystem="block"),
+        uevent("change"),
+        uevent().replace(b"offline@", b"offline "),
+        b"x@y\0\xff=\xff\0SUBSYSTEM\0",
+    ],
+)
+def test_other_events_and_rubbish_are_passed_over(data: bytes) -> None:
+    assert not concerns_cpus(data)
+
+
+class FakeKernel:
+    """The two ends of a socket pair; what is written to one comes out as events of the kernel."""
+
+    def __init__(self) -> None:
+        self.ours, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.theirs.setblocking(False)
+        self.error: OSError | None = None
+        self.sender: object = (0, 1)
+        self.closed = False
+
+    def fileno(self) -> int:
+        return self.theirs.fileno()
+
+    def recvfrom(self, size: int, /) -> tuple[bytes, object]:
+        data, _ = self.theirs.recvfrom(size)
+        if self.error is not None:
+            raise self.error
+        return data, self.sender
+
+    def close(self) -> None:
+        self.closed = True
+        self.theirs.close()
+
+    def say(self, data: bytes) -> None:
+        self.ours.send(data)
+
+
+@asynccontextmanager
+async def watched(open_: Callable[[], Any]) -> AsyncIterator[asyncio.Queue[None]]:
+    """While a watch goes on; each look puts an item into the queue."""
+    looks: asyncio.Queue[None] = asyncio.Queue()
+
+    async def changed() -> None:
+        looks.put_nowait(None)
+
+    task = asyncio.create_task(hotplug.watch(changed, no_kernel_events, open_))
+    await asyncio.sleep(0)
+    try:
+        yield looks
+        assert not task.done()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.fixture
+def kernel() -> Iterator[FakeKernel]:
+    made = FakeKernel()
+    yield made
+    made.ours.close()
+    assert made.closed
+
+
+async def test_a_burst_of_events_is_one_look(kernel: FakeKernel) -> None:
+    async with watched(lambda: kernel) as looks:
+        kernel.say(uevent("add", "block"))
+        for _ in range(20):
+            kernel.say(uevent())
+        await asyncio.wait_for(looks.get(), 180)
+        assert looks.empty()
+        kernel.say(uevent("online"))
+        await asyncio.wait_for(looks.get(), 180)
+
+
+async def test_lost_events_are_a_reason_to_look_and_forged_ones_are_not(kernel: FakeKernel) -> None:
+    async with watched(lambda: kernel) as looks:
+        kernel.sender = (4711, 1)
+        kernel.say(uevent())
+        await asyncio.sleep(0.05)
+        kernel.sender = (0, 1)
+        kernel.error = OSError(errno.ENOBUFS, "lost")
+        kernel.say(b"x")
+        await asyncio.wait_for(looks.get(), 180)
+        assert looks.empty()
+
+
+@pytest.mark.parametrize("breaks", [True, False])
+async def test_without_a_socket_that_is_said_and_polling_goes_on(
+    kernel: FakeKernel, breaks: bool
+) -> None:
+    stream = io.StringIO()
+    logs.setup("info", stream=stream)
+
+    def opened() -> FakeKernel:
+        if not breaks:
+            kernel.close()
+            raise PermissionError(errno.EPERM, "not here")
+        kernel.error = OSError(errno.EIO, "broken")
+        kernel.say(uevent())
+        return kernel
+
+    async with watched(opened) as looks, asyncio.timeout(180):
+        while "polling only" not in stream.getvalue():
+            await asyncio.sleep(0.01)
+        assert looks.empty()
+
+
+def test_the_kernel_lets_us_listen_or_says_why_not() -> None:
+    try:
+        source = hotplug.kernel_source()
+    except OSError as error:
+        pytest.skip(f"no uevents here: {error}")
+    with pytest.raises(BlockingIOError):
+        source.recvfrom(1)
+    source.close()

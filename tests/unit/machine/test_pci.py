@@ -8,9 +8,10 @@ import pytest
 
 from nri_numa.cli.machine import pack as capture
 from nri_numa.machine.pci import PCIDevice, kind_of_class, pci_devices, pcie_roots
-from nri_numa.machine.synthetic import synthetic, sysfs_files
+from nri_numa.machine.synthetic import synthetic
 from nri_numa.machine.tree import DirectoryTree, open_tree
 from tests.beds.device_tree import GPU_CLASS, DeviceTree
+from tests.machines.named import write_sysfs
 
 GPU, NIC = "0000:3b:00.0", "0000:af:00.1"
 EXPECTED = (
@@ -20,10 +21,7 @@ EXPECTED = (
 
 
 def machine(root: Path) -> DeviceTree:
-    for path, text in sysfs_files(synthetic()).items():
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
-        (root / path).write_text(text)
-    tree = DeviceTree(root)
+    tree = DeviceTree(write_sysfs(root, synthetic()))
     gpu = tree.pci(GPU, 1, GPU_CLASS)
     (gpu / "vendor").write_text("0x10de\n")
     (gpu / "device").write_text("0x2331\n")

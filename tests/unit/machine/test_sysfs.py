@@ -393,10 +393,7 @@ def test_slower_cores_with_one_thread_are_efficient(speed: str, tmp_path: Path) 
 
 
 def _allowed(tmp_path: Path, files: Files, machine: Topology | None = None) -> Topology:
-    def change(all_files: Files) -> None:
-        all_files.update(files)
-
-    return _discover(tmp_path, machine or machines.dual_adjacent(), change)
+    return _discover(tmp_path, machine or machines.dual_adjacent(), lambda all: all.update(files))
 
 
 STATUS = "Name:\tx\nCpus_allowed:\tff\nCpus_allowed_list:\t0-3\nMems_allowed_list:\t1\n"

@@ -10,7 +10,7 @@ import pytest
 
 from nri_numa.errors import TopologyError
 from nri_numa.machine.cgroups import CgroupPlace, CgroupReader
-from nri_numa.machine.synthetic import synthetic, sysfs_files
+from nri_numa.machine.synthetic import synthetic
 from nri_numa.machine.usage import (
     NUMA_MAPS,
     NUMA_STAT,
@@ -25,6 +25,7 @@ from nri_numa.machine.usage import (
     read_usage,
 )
 from tests.beds.cgroup_tree import ContainerTree
+from tests.machines.named import write_sysfs, write_tree
 
 STAT = """cpu  300 0 100 1600 0 0 0 0 0 0
 cpu0 100 0 50 800 50 0 0 0 20 0
@@ -45,14 +46,9 @@ def test_what_is_no_stat_tells_nothing(text: str) -> None:
 
 def test_a_machine(tmp_path: Path) -> None:
     topology = synthetic(sockets=1, numa_per_socket=2, cores_per_numa=1)
-    for name, text in sysfs_files(topology).items():
-        file = tmp_path / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
-    (tmp_path / "proc").mkdir(exist_ok=True)
-    (tmp_path / "proc/stat").write_text(STAT)
-    stat = tmp_path / "sys/devices/system/node/node1/numastat"
-    stat.write_text("numa_hit 10\nlocal_node 7\nother_node 3\n")
+    numastat = "numa_hit 10\nlocal_node 7\nother_node 3\n"
+    files = {"proc/stat": STAT, "sys/devices/system/node/node1/numastat": numastat}
+    write_tree(write_sysfs(tmp_path, topology), files)
     usage = read_usage(tmp_path, topology)
     assert usage.cpus[1] == (250, 1000)
     assert usage.pages == {1: (7, 3)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable
 
 from nri_numa.nri.transport import SessionTransport
 from nri_numa.nri.wire import events as ev
@@ -11,13 +12,22 @@ from nri_numa.nri.wire.session import RuntimeSession
 from tests.beds.wire import golden
 
 
+async def connected(
+    handle: Callable[[ev.RuntimeEvent], None] = lambda _event: None,
+    session: RuntimeSession | None = None,
+) -> tuple[SessionTransport[ev.RuntimeEvent], socket.socket]:
+    """A connection, and the peer's end of it."""
+    ours, theirs = socket.socketpair()
+    connection = SessionTransport[ev.RuntimeEvent](session or RuntimeSession(), handle)
+    await asyncio.get_running_loop().create_unix_connection(lambda: connection, sock=ours)
+    return connection, theirs
+
+
 async def test_a_bug_while_handling_an_event_ends_this_connection_and_not_the_loop() -> None:
     def bug(_event: ev.RuntimeEvent) -> None:
         raise ZeroDivisionError("a bug")
 
-    ours, theirs = socket.socketpair()
-    connection: SessionTransport[ev.RuntimeEvent] = SessionTransport(RuntimeSession(), bug)
-    await asyncio.get_running_loop().create_unix_connection(lambda: connection, sock=ours)
+    connection, theirs = await connected(bug)
     with theirs:
         theirs.sendall(golden("register-plugin"))
         ending = await asyncio.wait_for(connection.wait_closed(), 180)
@@ -27,9 +37,7 @@ async def test_a_bug_while_handling_an_event_ends_this_connection_and_not_the_lo
 
 async def test_the_first_reason_for_closing_is_kept_and_later_data_ignored() -> None:
     seen: list[ev.RuntimeEvent] = []
-    ours, theirs = socket.socketpair()
-    connection: SessionTransport[ev.RuntimeEvent] = SessionTransport(RuntimeSession(), seen.append)
-    await asyncio.get_running_loop().create_unix_connection(lambda: connection, sock=ours)
+    connection, theirs = await connected(seen.append)
     with theirs:
         connection.close("because")
         connection.close("something else")
@@ -50,9 +58,7 @@ async def test_a_connection_that_never_was_is_closed_at_once() -> None:
 
 
 async def test_a_peer_that_closes_one_half_has_closed() -> None:
-    ours, theirs = socket.socketpair()
-    connection = SessionTransport(RuntimeSession(), lambda _event: None)
-    await asyncio.get_running_loop().create_unix_connection(lambda: connection, sock=ours)
+    connection, theirs = await connected()
     with theirs:
         theirs.shutdown(socket.SHUT_WR)
         ending = await asyncio.wait_for(connection.wait_closed(), 180)
@@ -61,17 +67,11 @@ async def test_a_peer_that_closes_one_half_has_closed() -> None:
 
 async def test_what_a_peer_never_read_is_given_up_on_closing() -> None:
     """Otherwise a stuck runtime would keep the plugin from ever reconnecting."""
-    ours, theirs = socket.socketpair()
     session = RuntimeSession()
-    connection: SessionTransport[ev.RuntimeEvent] = SessionTransport(session, lambda _event: None)
-    await asyncio.get_running_loop().create_unix_connection(lambda: connection, sock=ours)
+    connection, theirs = await connected(session=session)
     with theirs:
         session._trunk.write(2, b"x" * (3 << 20))
         connection.flush()
-        ending = await asyncio.wait_for(_close(connection), 180)
-    assert ending == "enough"
-
-
-async def _close(connection: SessionTransport[ev.RuntimeEvent]) -> str:
-    await connection.aclose("enough")
-    return (await connection.wait_closed()).detail
+        await asyncio.wait_for(connection.aclose("enough"), 180)
+        ending = await asyncio.wait_for(connection.wait_closed(), 180)
+    assert ending.detail == "enough"

@@ -8,7 +8,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -204,25 +204,25 @@ def journal(node: Node) -> bytes:
     return node.file.read_bytes()
 
 
-def test_damage_in_the_middle_costs_one_line_and_is_kept_aside(node: Node) -> None:
-    data = journal(node)
-    spoilt = data.replace(b'"n":2', b'"n":7')
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda data: data.replace(b'"n":2', b'"n":7'), "line 3 is damaged"),
+        (lambda data: re.sub(rb'.*"n":2.*\n', b"", data), "line 3 has number 4 instead of 3"),
+    ],
+)
+def test_damage_in_the_middle_costs_one_line_and_is_kept_aside(
+    node: Node, spoil: Callable[[bytes], bytes], said: str
+) -> None:
+    spoilt = spoil(journal(node))
     node.file.write_bytes(spoilt)
     _, loaded = node.start()
     assert loaded.entries == {"c": {"n": 3}}
-    assert "line 3 is damaged" in loaded.problems[0]
+    assert said in loaded.problems[0]
     assert "checkpoint.corrupt-1" in loaded.problems[1]
     assert node.kept() == {"checkpoint.corrupt-1": spoilt}
     # The second start finds a clean file.
     assert node.start()[1].problems == []
-
-
-def test_a_missing_line_is_noticed(node: Node) -> None:
-    lines = journal(node).splitlines(keepends=True)
-    node.file.write_bytes(b"".join(lines[:2] + lines[3:]))
-    _, loaded = node.start()
-    assert loaded.entries == {"c": {"n": 3}}
-    assert "line 3 has number 4 instead of 3" in loaded.problems[0]
 
 
 def framed(number: int, payload: bytes, version: int = 1) -> bytes:
@@ -287,27 +287,27 @@ def test_what_is_no_checkpoint_of_ours_is_said_and_kept_aside(
     assert node.start()[1].entries == {"a": {"n": 1}}
 
 
-@pytest.mark.parametrize("key", ["machine", "boot"])
-def test_a_checkpoint_of_another_machine_or_boot_is_not_used(node: Node, key: str) -> None:
-    data = journal(node)
-    _, loaded = node.start(**{key: "another " + "x" * 1000})
+@pytest.mark.parametrize(
+    ("before", "now", "said"),
+    [
+        ({}, {"boot": "b2"}, "its boot is 'b1', expected 'b2'"),
+        ({}, {"machine": "x" * 1000}, "its machine is 'two sockets', expected 'xxx"),
+        ({"machine": "a" * 99}, {}, f"its machine is '{'a' * 60}'…, expected 'two sockets'"),
+        ({}, {"cluster": "c1"}, "its cluster is missing, expected 'c1'"),
+    ],
+)
+def test_a_checkpoint_of_another_machine_or_boot_is_not_used(
+    node: Node, before: dict[str, str], now: dict[str, str], said: str
+) -> None:
+    store, _ = node.start(**before)
+    store.record({"a": {"n": 1}})
+    data = node.file.read_bytes()
+    _, loaded = node.start(**now)
     assert loaded.entries == {}
     assert "another machine or boot" in loaded.problems[0]
-    assert f"its {key} is {IDENTITY[key]!r}, expected 'another" in loaded.problems[0]
+    assert said in loaded.problems[0]
     assert len(loaded.problems[0]) < 500
     assert node.kept() == {"checkpoint.corrupt-1": data}
-
-
-def test_of_a_long_identity_the_beginning_is_told(node: Node) -> None:
-    node.start(machine="a" * 60 + "b" * 60)
-    _, loaded = node.start()
-    assert f"its machine is '{'a' * 60}'…, expected 'two sockets'" in loaded.problems[0]
-
-
-def test_an_identity_that_was_never_told_is_another_one(node: Node) -> None:
-    node.start()
-    _, loaded = node.start(cluster="c1")
-    assert "its cluster is missing, expected 'c1'" in loaded.problems[0]
 
 
 def test_kept_files_are_never_overwritten(node: Node) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,8 +13,12 @@ import pytest
 
 from nri_numa.agent import preflight
 from nri_numa.errors import CheckpointError
+from nri_numa.observe.notices import Notices
+from nri_numa.store import notices as notices_module
 from nri_numa.store.checkpoint import CheckpointStore, Loaded, read
 from nri_numa.store.files import KEY, directory_problem, file_problem, known_key, signing_key
+from nri_numa.store.notices import NoticeFile
+from tests.unit.observe.test_notices import Clock, add
 from tests.unit.store.test_checkpoint import Node, _stores
 
 __all__ = ["_stores"]  # a fixture
@@ -125,31 +130,33 @@ def test_a_directory_that_others_may_write_is_not_used(
     assert (state / "checkpoint.corrupt-1").exists()
 
 
-@ROOT
-def test_a_directory_of_somebody_else_is_not_used(state: Path, start: Start) -> None:
-    os.chown(state, 1234, 0)
-    _, loaded = start()
-    assert f"{state}: belongs to user 1234, expected root" in loaded.problems[0]
-
-
-@ROOT
-def test_a_checkpoint_of_somebody_else_is_not_used(state: Path, start: Start) -> None:
-    """Another user's file in a directory of ours, as after a careless copy."""
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        pytest.param(
+            lambda state: os.chown(state, 1234, 0), "user 1234, expected root", marks=ROOT
+        ),
+        # Another user's file in a directory of ours, as after a careless copy.
+        pytest.param(
+            lambda state: os.chown(state / "checkpoint", 1234, 0),
+            "user 1234, expected root",
+            marks=ROOT,
+        ),
+        (
+            lambda state: (state / "checkpoint").chmod(0o666),
+            "has mode 0666, expected one that only its owner may write",
+        ),
+    ],
+)
+def test_what_others_may_have_written_is_not_used(
+    state: Path, start: Start, change: Callable[[Path], None], said: str
+) -> None:
     store, _ = start()
     store.record({"a": {"n": 1}})
-    os.chown(state / "checkpoint", 1234, 0)
+    change(state)
     assert read(str(state / "checkpoint")).entries  # a command only shows it
     _, loaded = start()
-    assert "belongs to user 1234, expected root" in loaded.problems[0]
-    assert loaded.entries == {}
-
-
-def test_a_checkpoint_that_others_may_write_is_not_used(state: Path, start: Start) -> None:
-    store, _ = start()
-    store.record({"a": {"n": 1}})
-    (state / "checkpoint").chmod(0o666)
-    _, loaded = start()
-    assert "has mode 0666, expected one that only its owner may write" in loaded.problems[0]
+    assert said in loaded.problems[0]
     assert loaded.entries == {}
 
 
@@ -301,3 +308,80 @@ def test_what_root_left_is_read_by_an_agent_without_root(tmp_path: Path) -> None
         os.seteuid(0)
     assert problems.pop("others") == "belongs to user 65533, expected user 65534 or root"
     assert problems == {"roots": "", "mine": ""}
+
+
+IDENTITY = {"version": "1", "boot": "b", "machine": "/"}
+
+
+def opened(directory: Path) -> list[str]:
+    """The files below a directory that this process has open, deleted ones too."""
+    found = []
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            name = os.readlink(f"/proc/self/fd/{number}")
+        except FileNotFoundError:  # of the listing itself
+            continue
+        if name.startswith(f"{directory}/"):
+            found.append(name.removeprefix(f"{directory}/"))
+    return sorted(found)
+
+
+def test_a_file_of_notices_that_is_written_anew_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And it is written anew after as many lines as said, not at each of them."""
+    monkeypatch.setattr(notices_module, "_GROWN", 4)
+    notices = Notices(Clock(), 256)
+    file = NoticeFile(str(tmp_path), identity=IDENTITY, notices=notices, trouble=print)
+    file.open()
+    files = []
+    for n in range(8):
+        add(notices, n)
+        assert opened(tmp_path) == ["notices"]
+        files.append((tmp_path / "notices").stat().st_ino)
+    assert len(set(files[:4])) == 1
+    assert files[4] != files[3]
+    file.close()
+    file.close()
+    assert opened(tmp_path) == []
+
+
+def test_a_checkpoint_leaves_files_that_are_gone(tmp_path: Path) -> None:
+    directory = tmp_path / "state"
+    store = CheckpointStore(str(directory), identity=IDENTITY, clock=lambda: 0.0)
+    store.load()
+    for n in range(3):
+        store.record({f"c/{n}": {"n": n}})
+        assert opened(directory) == ["checkpoint", "lock"]
+        (directory / "checkpoint").unlink()
+        store.compact_if_needed()
+        assert opened(directory) == ["checkpoint", "lock"]
+    shutil.rmtree(directory)
+    store.record({"c/9": {"n": 9}})
+    assert opened(directory) == ["checkpoint", "lock"]
+    store.close()
+    store.close()
+    assert opened(directory) == []
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_nothing_open(tmp_path: Path) -> None:
+    """A directory is where the new journal would be written."""
+    (tmp_path / "checkpoint.tmp").mkdir()
+    (tmp_path / "checkpoint.tmp" / "full").touch()
+    store = CheckpointStore(str(tmp_path), identity=IDENTITY, clock=lambda: 0.0)
+    store.load()
+    for n in range(3):
+        with pytest.raises(CheckpointError):
+            store.record({f"c/{n}": {"n": n}})
+    assert opened(tmp_path) == ["lock"]
+    store.close()
+    assert opened(tmp_path) == []
+
+
+def test_a_key_is_made_and_read_without_a_descriptor_left(tmp_path: Path) -> None:
+    made, problems = signing_key(str(tmp_path), trusted=True, writable=True)
+    assert problems == []
+    assert signing_key(str(tmp_path), trusted=True, writable=True) == (made, [])
+    (tmp_path / KEY).write_text("no key")
+    assert signing_key(str(tmp_path), trusted=True, writable=False)[0] != made
+    assert opened(tmp_path) == []

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from random import Random
+
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.engine.align.hints import DeviceDemand, HintDemand, ResourceDemand
+from nri_numa.engine.align.hints import (
+    STEP_LIMIT,
+    DeviceDemand,
+    HintDemand,
+    ResourceDemand,
+    Steps,
+)
+from nri_numa.engine.align.hints import hints_of as engine_hints
 from nri_numa.engine.align.policies import Alignment, Problem, align, sets_text
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.workload import Device, DeviceRequest, Policy
+from tests.checks.oracles import hints_of, walk
 
 NONE, BEST_EFFORT = Policy.NONE, Policy.BEST_EFFORT
 RESTRICTED, SINGLE = Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE
 GIB = 1 << 30
-
-
-def near(i: int, j: int) -> int:
-    return 10 + abs(i - j)
-
-
-def place(policy: Policy, n: int, *demands: HintDemand) -> Alignment:
-    return align(Problem(demands, NUMASet(range(n)), policy, near))
 
 
 def cpu(need: int, *free_of: tuple[int, int], unit: str | None = "cpus") -> ResourceDemand:
@@ -80,7 +83,7 @@ class TestReasons:
         ],
     )
     def test_the_sentence(self, policy: Policy, demands: list[HintDemand], expected: str) -> None:
-        assert place(policy, 2, *demands).reason == expected
+        assert place(2, *demands, policy=policy).reason == expected
 
 
 def test_memory_types_that_need_several_numa_nodes_and_never_meet() -> None:
@@ -93,7 +96,7 @@ def test_memory_types_that_need_several_numa_nodes_and_never_meet() -> None:
         )
         for name, free in (("memory", low), ("hugepages-1Gi", high))
     ]
-    assert str(place(RESTRICTED, 4, *kinds).shortage) == (
+    assert str(place(4, *kinds, policy=RESTRICTED).shortage) == (
         "memory and hugepages-1Gi: each fits, but not on the same NUMA nodes: 8 GiB on 2 NUMA "
         "nodes, 8 GiB on 2 NUMA nodes"
     )
@@ -106,17 +109,170 @@ class TestCandidates:
         return [(str(c.affinity), c.preferred, c.text) for c in found.candidates]
 
     def test_nothing_to_tell(self) -> None:
-        assert place(NONE, 2, TIGHT).candidates == ()
-        assert place(SINGLE, 2, TIGHT).candidates == ()
-        assert place(RESTRICTED, 2).candidates == ()
-        assert place(BEST_EFFORT, 2, gpu(2, 0)).candidates == ()
-        assert place(BEST_EFFORT, 12, cpu(2, *[(1, 2)] * 12)).candidates == ()
+        assert place(2, TIGHT, policy=NONE).candidates == ()
+        assert place(2, TIGHT, policy=SINGLE).candidates == ()
+        assert place(2, policy=RESTRICTED).candidates == ()
+        assert place(2, gpu(2, 0), policy=BEST_EFFORT).candidates == ()
+        assert place(12, cpu(2, *[(1, 2)] * 12), policy=BEST_EFFORT).candidates == ()
 
     def test_single_tells_no_wider_masks(self) -> None:
         """Both NUMA nodes of a socket are a preferred set as well, and no result of this policy."""
-        found = place(SINGLE, 2, replace(cpu(1, (1, 1), (1, 1)), sockets={0: 0, 1: 0}))
+        found = place(2, replace(cpu(1, (1, 1), (1, 1)), sockets={0: 0, 1: 0}), policy=SINGLE)
         assert [told[0] for told in self.told(found)] == ["1"]
 
 
 def test_sets_that_nothing_names_are_others() -> None:
     assert sets_text([], False, None) == "other NUMA nodes"
+
+
+def far(i: int, j: int) -> int:
+    return 10 if i == j else 12 if i // 4 == j // 4 else 32
+
+
+def quantity(
+    name: str,
+    need: int,
+    capacity: list[int],
+    available: list[int] | None = None,
+) -> ResourceDemand:
+    return ResourceDemand(
+        resource=name,
+        need=need,
+        capacity=dict(enumerate(capacity)),
+        available=dict(enumerate(capacity if available is None else available)),
+    )
+
+
+def place(
+    n: int,
+    *demands: HintDemand,
+    policy: Policy = BEST_EFFORT,
+    rank: dict[int, int] | None = None,
+) -> Alignment:
+    return align(Problem(demands, NUMASet(range(n)), policy, far, True, rank))
+
+
+def result(alignment: Alignment) -> tuple[str, bool]:
+    return ("any" if alignment.affinity is None else str(alignment.affinity), alignment.preferred)
+
+
+class TestOddNumbers:
+    """More free than an empty machine has, NUMA nodes that do not exist: the definition decides."""
+
+    def both(self, *demands: HintDemand) -> tuple[str, bool]:
+        numa_ids = NUMASet([0, 1])
+        verdict = walk(hints_of(demands, numa_ids), numa_ids, BEST_EFFORT, far)
+        found = result(place(2, *demands))
+        assert found == (str(NUMASet(verdict.affinity or ())), verdict.preferred)
+        return found
+
+    def test_more_free_than_there_is(self) -> None:
+        assert self.both(quantity("cpu", 2, [1, 1], [2, 2])) == ("0-1", True)
+        assert self.both(quantity("cpu", 3, [1, 1], [3, 2])) == ("0-1", True)
+
+    def test_types_that_no_empty_numa_node_holds_together(self) -> None:
+        memory = replace(quantity("memory", 4, [4, 1], [4, 4]), share="m")
+        pages = replace(quantity("pages", 4, [1, 4], [4, 4]), share="m")
+        assert self.both(memory, pages) == ("0-1", True)
+
+    def test_resources_that_no_numa_node_has_both_of(self) -> None:
+        memory = replace(quantity("memory", 2, []), capacity={1: 4}, available={1: 4})
+        assert self.both(quantity("cpu", 2, [4]), memory) == ("0-1", False)
+
+    def test_numa_nodes_that_do_not_exist_are_not_looked_at(self) -> None:
+        cpu = ResourceDemand(
+            resource="cpu", need=2, capacity={9: 4, -1: 4}, available={9: 4, -1: 4}
+        )
+        assert result(place(2, cpu)) == ("0-1", False)
+        cpu = replace(cpu, capacity={9: 4, 1: 4}, available={9: 4, 1: 2})
+        assert result(place(2, cpu)) == ("1", True)
+        cpu = replace(cpu, capacity={1: 4, 9: 4}, available={9: 4})
+        assert result(place(2, cpu)) == ("0-1", False)
+
+
+def adversarial(random: Random, devices: bool) -> Iterator[HintDemand]:
+    """Four resources on 64 NUMA nodes that are hard to bring together."""
+    for name in "abcd":
+        if not devices:
+            available = [random.randint(0, 100) for _ in range(64)]
+            yield quantity(name, 64 * 40, [100] * 64, available)
+            continue
+        where = [frozenset(random.sample(range(64), 4)) for _ in range(48)]
+        several = tuple(Device(id=f"{d}", numa_nodes=at) for d, at in enumerate(where))
+        yield DeviceDemand(request=DeviceRequest(resource=name, count=14, devices=several))
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("devices", [False, True])
+def test_the_work_on_64_numa_nodes_is_bounded(seed: int, devices: bool) -> None:
+    """Steps, not time: at most twice the limit, whatever is asked; what is cut short says so."""
+    demands = [*adversarial(Random(seed), devices)]
+    rank = {i: (i * 37) % 64 for i in range(64)}
+    for policy in (BEST_EFFORT, Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE):
+        assert place(64, *demands, policy=policy, rank=rank).steps <= 2 * STEP_LIMIT + 64
+    found = place(64, *demands)
+    assert found.affinity
+    assert not found.exact
+    assert "a better one may exist" in found.reason
+
+
+TWO = NUMASet((0, 1))
+NOTHING, IMPOSSIBLE = "no wish", "impossible"
+
+
+def hints(count: int, devices: dict[str, tuple[int, ...]]) -> dict[str, bool] | str:
+    """The hints of a request on two NUMA nodes by mask, True for a preferred one."""
+    request = DeviceRequest(
+        resource="example.com/device",
+        count=count,
+        devices=tuple(Device(id=id, numa_nodes=frozenset(where)) for id, where in devices.items()),
+    )
+    (family,) = engine_hints([DeviceDemand(request=request)], TWO, Steps())
+    if family.nil is not None:
+        return NOTHING if family.nil else IMPOSSIBLE
+    return {
+        str(NUMASet.from_bits(mask)): family.prefers(mask)
+        for mask in range(1, 4)
+        if family.contains(mask)
+    }
+
+
+@pytest.mark.parametrize(
+    ("count", "devices", "expected"),
+    [
+        # 1. Not one device of the resource says where it is: no wish, however many there are.
+        (1, {"a": (), "b": ()}, NOTHING),
+        (9, {"a": ()}, NOTHING),
+        # 2. There are fewer than asked for.
+        (3, {"a": (0,), "b": (1,)}, IMPOSSIBLE),
+        # 3. A device counts for a mask that holds any of its NUMA nodes.
+        (1, {"a": (0, 1)}, {"0": True, "1": True, "0-1": False}),
+        (2, {"a": (0, 1), "b": (1,)}, {"1": True, "0-1": False}),
+        # 4. The least width that holds as many is preferred.
+        (2, {"a": (0,), "b": (0,), "c": (1,)}, {"0": True, "0-1": False}),
+        (2, {"a": (0,), "b": (1,)}, {"0-1": True}),
+        # 5. A device without topology counts for no mask.
+        (2, {"a": (0,), "b": (), "c": ()}, IMPOSSIBLE),
+        (1, {"a": (0,), "b": ()}, {"0": True, "0-1": False}),
+        (1, {"a": (-1,), "b": (0,)}, {"0": True, "0-1": False}),
+    ],
+)
+def test_a_request_has_the_hints_of_the_kubelet(
+    count: int,
+    devices: dict[str, tuple[int, ...]],
+    expected: dict[str, bool] | str,
+) -> None:
+    assert hints(count, devices) == expected
+
+
+def preferred(sockets: dict[int, int]) -> list[int]:
+    """The masks of four NUMA nodes that five CPUs prefer."""
+    four = dict.fromkeys(range(4), 4)
+    demand = ResourceDemand(resource="cpu", need=5, capacity=four, available=four, sockets=sockets)
+    (family,) = engine_hints([demand], NUMASet(four), Steps())
+    return [mask for mask in range(1, 16) if family.contains(mask) and family.prefers(mask)]
+
+
+@pytest.mark.parametrize("sockets", [{0: 0, 1: 1, 2: 2, 3: 3, 9: 4}, {8: 1}])
+def test_sockets_that_say_nothing_change_nothing(sockets: dict[int, int]) -> None:
+    assert preferred(sockets) == preferred({})

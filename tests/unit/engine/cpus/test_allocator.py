@@ -137,19 +137,6 @@ def _partly_without_numa() -> Topology:
     )
 
 
-@pytest.mark.parametrize("order", list(CPUOrder))
-def test_distribute_uses_all_numa_nodes_of_the_hint(order: CPUOrder) -> None:
-    """22 CPUs on 0-3, where the GPUs are, of four NUMA nodes with 8 CPUs each."""
-    even = Settings(distribute_across_numa=True, cpu_order=order)
-    topology = machines.snc_smt()
-    taken = take(topology, 22, affinity=NUMASet.parse("0-3"), settings=even)
-    assert sorted(per_node(topology, taken.cpus)) == [5, 5, 6, 6]
-    two = take(topology, 2, affinity=NUMASet([1, 2]), settings=even)
-    assert per_node(topology, two.cpus) == [0, 1, 1, 0]
-    one = take(topology, 1, affinity=NUMASet([1, 2]))
-    assert sorted(per_node(topology, one.cpus)) == [0, 0, 0, 1]
-
-
 def test_a_numa_node_that_is_nearly_full_is_the_middle_of_no_set() -> None:
     """Of more sets of four than are looked at one by one: all CPUs of four NUMA nodes."""
     topology = machines.sixteen_nodes()
@@ -159,23 +146,6 @@ def test_a_numa_node_that_is_nearly_full_is_the_middle_of_no_set() -> None:
 
 
 # -- thread siblings ---------------------------------------------------------------------------
-
-
-def _dual() -> Topology:
-    """Two sockets, 2 NUMA nodes, 4 cores each: CPUs 0-3,8-11 and 4-7,12-15."""
-    return synthetic(sockets=2, numa_per_socket=1, cores_per_numa=4)
-
-
-def test_isolate_is_refused_with_the_free_cores_of_each_numa_node() -> None:
-    refused = ask(_dual(), 8, smt=SMT.ISOLATE, without="1,8", busy=cpus("8"))
-    assert isinstance(refused, NotEnoughCPUs)
-    assert refused.per_numa == {0: 2, 1: 4}
-
-
-def test_full_core_refuses_what_is_no_multiple_of_the_threads() -> None:
-    refused = ask(_dual(), 3, smt=SMT.FULL_CORE, without="8", busy=cpus("8"))
-    assert isinstance(refused, SMTAlignmentRefused)
-    assert refused.available == cpus("1-7,9-15")
 
 
 # -- the kubelet's order, on the examples of its documentation and where it errs ---------------
@@ -205,22 +175,6 @@ def packed(topology: Topology, count: int, settings: Settings = PACKED, **more: 
 def test_packed_on_two_sockets_of_four_cores(count: int, without: str, expected: str) -> None:
     topology = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=4)
     assert packed(topology, count, without=without) == expected
-
-
-def test_packed_takes_whole_sockets_before_whole_numa_nodes_under_them() -> None:
-    topology = machines.snc_smt()  # sockets of two NUMA nodes of 8 CPUs
-    assert packed(topology, 16, without="0") == "8-15,24-31"
-    assert packed(topology, 24) == "0-11,16-27"
-    # The used socket comes first, and in it its untouched NUMA node is taken whole.
-    assert packed(topology, 8, without="0") == "4-7,20-23"
-
-
-def test_distribution_leaves_the_machine_most_even() -> None:
-    """The pair is chosen that leaves the free counts closest together."""
-    topology = synthetic(sockets=4, numa_per_socket=1, cores_per_numa=4, threads=1)
-    # Free: 2, 4, 4, 3. Six from two nodes: 3 + 3 from nodes 1 and 2 leaves 2, 1, 1, 3; from 1 and
-    # 3 leaves 2, 1, 4, 0; from 2 and 3 likewise; so 1 and 2.
-    assert packed(topology, 6, DISTRIBUTED, without="0-1,12") == "4-6,8-10"
 
 
 def test_distribution_in_whole_cores_with_a_remainder() -> None:
@@ -256,11 +210,3 @@ def test_full_pcpus_only_counts_the_siblings_of_reserved_cpus(settings: Settings
     assert isinstance(refused, NotEnoughCPUs)
     assert refused.available == cpus("1-3,5-7")
     assert refused.per_numa == {0: 6}
-
-
-def test_half_a_core_inside_the_affinity_does_not_break_a_core_outside() -> None:
-    """The kubelet would fill the affinity with its single CPU and then miss one outside."""
-    topology = machines.dual_adjacent()
-    chosen = packed(topology, 4, smt=SMT.FULL_CORE, affinity=NUMASet([1]), without="9-13")
-    assert chosen == "0-1,14-15"
-    assert packed(topology, 2, smt=SMT.FULL_CORE, affinity=NUMASet([1])) == "8-9"

@@ -16,18 +16,13 @@ from nri_numa.engine.decision import Admitted, Decision, Machine, Refused
 from nri_numa.engine.explain import explanation
 from nri_numa.engine.explain import sentences as explain_text
 from nri_numa.engine.explain.explanation import grounds
+from nri_numa.engine.explain.sentences import actual_text, late_text
 from nri_numa.engine.state import NodeState
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import Settings
-from nri_numa.model.workload import (
-    Device,
-    DeviceRequest,
-    Policy,
-    QoSClass,
-    Resources,
-)
+from nri_numa.model.workload import Device, DeviceRequest, Policy, QoSClass, Resources
 from tests.beds.explained import of_decision
 from tests.beds.world import container, pod, resources
 
@@ -228,3 +223,30 @@ def test_values_of_any_length_are_cut() -> None:
     for asked in ({"numacpu": long}, {"numamem": "0" * 999}, {"numacpu": long + ",77"}):
         document = Node().explain(asked)
         assert max(map(len, explain_text.sentences(document))) < 400
+
+
+@pytest.mark.parametrize(
+    ("owners", "expected"),
+    [
+        ((), "meant 4-7, has 0-7 since 12 s"),
+        (("a/b/c",), "meant 4-7, has 0-7 since 12 s, on exclusive CPUs of a/b/c"),
+        (("a", "b", "c"), "meant 4-7, has 0-7 since 12 s, on exclusive CPUs of a, b and c"),
+        (tuple("abcde"), "meant 4-7, has 0-7 since 12 s, on exclusive CPUs of a, b, c and 2 more"),
+    ],
+)
+def test_owners_are_named(owners: tuple[str, ...], expected: str) -> None:
+    assert actual_text("meant 4-7, has 0-7", "12 s", owners, given_up=False) == expected
+
+
+def test_a_fight_that_was_given_up_is_said() -> None:
+    said = actual_text("meant 4-7, has 0-7", "12 s", (), given_up=True)
+    assert said.endswith("and now left as it is, because something else rewrites it")
+
+
+def test_late_and_in_time_are_told_apart() -> None:
+    assert (
+        late_text(0.0124)
+        == "late by at most 12 ms: it started before its CPUs were decided and set"
+    )
+    for seconds in (0.0, -0.003):  # a clock may be set back
+        assert late_text(seconds) == "in time: it had its CPUs when it started"

@@ -10,10 +10,11 @@ from msgspec.structs import replace
 from nri_numa.engine.accounting import largest, slot_capacity, together
 from nri_numa.engine.decision import Machine
 from nri_numa.engine.state import Charge, Kind, NodeState
+from nri_numa.machine.synthetic import synthetic
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.settings import CPUAmount, Limits, Quota, Settings
 from tests.beds.allocations import allocation
-from tests.beds.world import GIB
+from tests.beds.world import GIB, World, pod, resources
 from tests.machines import named as machines
 
 FREE = NodeState()
@@ -96,3 +97,19 @@ def test_memory_that_our_cgroup_withholds_is_none_at_all() -> None:
     assert where.memory_capacity == {0: per_node, 1: 0}
     assert where.hugepages_capacity(GIB) == {0: 4 * GIB, 1: 0}
     assert where.hugepages_capacity(64 << 10) == {0: 0, 1: 0}
+
+
+def test_with_spread_huge_pages_that_are_nearly_used_up_are_kept() -> None:
+    """Node 0 has most CPUs left, and no huge pages beyond what is asked for."""
+    pages = {GIB: 4 * GIB}
+    world = World(
+        synthetic(
+            sockets=2, numa_per_socket=1, cores_per_numa=4, threads=1, memory_gib=64,
+            hugepages=pages,
+        )
+    )  # fmt: skip
+    one = {"policy": "single-numa-node", "cpus": "exclusive"}
+    for name, cpus, gib, where in (("a", 1, 3, "0"), ("b", 2, 0, "1"), ("c", 1, 1, "1")):
+        of = pod(name, one)
+        wants = resources(cpus, 1, hugepages={GIB: gib * GIB} if gib else None)
+        assert world.place(of, wants=wants)[1] == where

@@ -8,15 +8,25 @@ from enum import StrEnum
 import pytest
 from msgspec.structs import replace
 
+from nri_numa.engine.decision import Machine
 from nri_numa.engine.request.annotations import (
     KEYS,
+    MOST_GUESSES,
+    MOST_NAMES,
+    Missing,
     Resolver,
+    addressees,
     check_level,
     check_value,
+    format_load,
+    longest_list,
+    misspelt,
+    parse_load,
     quoted,
     resolve,
 )
-from nri_numa.model.settings import Rule, Settings
+from nri_numa.model.cpuset import CPUSet
+from nri_numa.model.settings import EVERYTHING, CPUAmount, Rule, Settings
 from nri_numa.model.workload import (
     HIGH,
     LOW,
@@ -35,8 +45,19 @@ from nri_numa.model.workload import (
     Requested,
     Scope,
 )
+from tests.machines import named as machines
 
 PREFIX = "numa.kubernetes.io"
+
+
+MAIN = Container(id="c1", pod_id="p1", name="main")
+
+
+def web(annotations: Mapping[str, str]) -> PodSandbox:
+    burstable = QoSClass.BURSTABLE
+    return PodSandbox(
+        id="p1", uid="u1", namespace="shop", name="web", annotations=annotations, qos=burstable
+    )
 
 
 def asked(
@@ -47,17 +68,8 @@ def asked(
     labels: Mapping[str, str] | None = None,
     runtime_handler: str = "",
 ) -> Requested | Refusal:
-    pod = PodSandbox(
-        id="p1",
-        uid="u1",
-        namespace="shop",
-        name="web",
-        labels=labels or {},
-        annotations=annotations,
-        qos=QoSClass.BURSTABLE,
-        runtime_handler=runtime_handler,
-    )
-    settings, asking = settings or Settings(), Container(id="c1", pod_id="p1", name=container)
+    pod = replace(web(annotations), labels=labels or {}, runtime_handler=runtime_handler)
+    settings, asking = settings or Settings(), replace(MAIN, name=container)
     found = resolve(settings, pod, asking)
     resolver = Resolver(settings)
     # The second time from memory.
@@ -208,7 +220,7 @@ NODES = "a list of NUMA nodes"
 POLICIES = "one of none, best-effort, restricted, single-numa-node"
 PEAK = "high, low, or daily peak hours between 00:00 and 24:00 such as 09:00-18:00"
 
-# What is wrong with a list is in tests/unit/model/test_cpuset.py, with peak hours in test_load.py.
+# What is wrong with a list is in tests/unit/model/test_cpuset.py, with peak hours below.
 BAD_VALUES: list[tuple[str, str, str]] = [
     ("numacpu", "", "not an empty text"),
     ("numacpu", "x" * 4000, LIST),
@@ -384,11 +396,210 @@ def test_a_resolver_tells_requests_apart_however_many_it_has_seen() -> None:
 def test_a_resolver_does_not_hoard_long_values() -> None:
     resolver = Resolver(Settings())
     text = ",".join(map(str, range(300)))
-    pod = PodSandbox(
-        id="p", uid="u", namespace="n", name="w", annotations={f"{PREFIX}/numacpu": text}
-    )
-    asking = Container(id="c", pod_id="p", name="main")
-    found = resolver(pod, asking)
+    pod = web({f"{PREFIX}/numacpu": text})
+    found = resolver(pod, MAIN)
     assert isinstance(found, Requested)
     assert found.numacpu == text
-    assert resolver(pod, asking) is not found
+    assert resolver(pod, MAIN) is not found
+
+
+# --- bounds: annotations of any length and number cost little, and what is too much is said -------
+
+
+@pytest.mark.parametrize("count", [1, 10, 11, 512, 1024, 8192])
+def test_every_id_by_itself_is_read(count: int) -> None:
+    text = ",".join(map(str, range(count)))
+    assert len(text) <= longest_list(count)
+    if count >= 512:
+        assert longest_list(count) == len(text) + 1
+
+
+def test_the_limit_of_a_list_is_the_machines() -> None:
+    machine = Machine(topology=machines.dual_smt(), settings=Settings())
+    fits = ",".join(map(str, range(64)))
+    found = machine.resolve(web({f"{PREFIX}/numacpu": fits}), MAIN)
+    assert isinstance(found, Requested)
+    assert CPUSet.parse(found.numacpu or "") == CPUSet(range(64))
+    found = machine.resolve(web({f"{PREFIX}/numacpu": "0," * 125_000 + "0"}), MAIN)
+    assert isinstance(found, Refusal)
+    assert "expected at most 1024 characters, which is room for every id" in found.message
+    assert "(250001 characters)" in found.message
+
+
+@pytest.mark.parametrize("longer", [False, True])
+@pytest.mark.parametrize(("key", "limit"), [("load", 2048), ("numacpu", 4096), ("numamem", 4096)])
+def test_a_value_is_read_up_to_its_limit(key: str, limit: int, longer: bool) -> None:
+    """The limits are those of docs/annotations.md; the machine of a list is not known here."""
+    found = asked({f"{PREFIX}/{key}": "x" * (limit + longer)})
+    assert isinstance(found, Refusal)
+    assert (f"expected at most {limit} characters" in found.message) is longer
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("a" * 363, f"({{source}}{'a' * 363})"),
+        ("a" * 364, f"('{{source}}{'a' * 43}'… (401 characters))"),
+        ("line\nbreak", "('{source}line\\nbreak')"),
+    ],
+)
+def test_a_name_in_a_message_breaks_no_line_and_fills_no_event(name: str, shown: str) -> None:
+    """Only Kubernetes checks names; other clients of a runtime do not."""
+    found = asked({f"{PREFIX}/policy.{name}": "x"}, container=name)
+    assert isinstance(found, Refusal)
+    assert shown.format(source=f"annotation {PREFIX}/policy.") in found.message
+
+
+def test_more_annotations_than_any_pod_needs_are_refused_as_a_whole() -> None:
+    names = {f"{PREFIX}/load.c{n}": "high" for n in range(MOST_NAMES)}
+    assert isinstance(asked(names), Requested)
+    found = asked(names | {f"{PREFIX}/load": "high"})
+    assert isinstance(found, Refusal)
+    assert f"at most {MOST_NAMES} annotations" in found.message
+    assert f"not {MOST_NAMES + 1}" in found.message
+
+
+def test_a_near_miss_below_the_prefix_is_found_among_few_and_let_be_among_many() -> None:
+    """Beyond that they are somebody's names, and comparing is what costs."""
+    miss = {f"polcy.{PREFIX}/pod": "restricted"}
+    assert isinstance(asked(miss), Refusal)
+    other = {f"n{n:03}.{PREFIX}/pod": "x" for n in range(MOST_GUESSES)}
+    exact = {f"policy.{PREFIX}/pod": "restricted"}
+    assert asked(other | miss) == Requested()
+    found = asked(other | exact)
+    assert isinstance(found, Requested)
+    assert found.policy is Policy.RESTRICTED
+
+
+@pytest.mark.parametrize(
+    ("amount", "text", "of_64"),
+    [(CPUAmount(6), "6", 6), (CPUAmount(percent=12.5), "12.5%", 8), (EVERYTHING, "100%", 64)],
+)
+def test_amounts_of_cpus_are_said_as_they_were_written(
+    amount: CPUAmount, text: str, of_64: int
+) -> None:
+    assert (str(amount), amount.of(64)) == (text, of_64)
+
+
+@pytest.mark.parametrize(("length", "shown"), [(80, "'{}'"), (81, "'{}'… (81 characters)")])
+def test_a_value_in_a_message_is_shown_up_to_eighty_characters(length: int, shown: str) -> None:
+    found = asked({f"{PREFIX}/policy": "x" * length})
+    assert isinstance(found, Refusal)
+    assert f"policy is {shown.format('x' * 80)} (annotation" in found.message
+
+
+@pytest.mark.parametrize(("more", "cut"), [(0, ""), (1, "…")])
+def test_what_is_wrong_with_a_list_is_shown_up_to_120_characters(more: int, cut: str) -> None:
+    """Characters that nobody can see are shown as ten each."""
+    value = "x" * (9 + more) + "\U000e0001" * 7
+    found = asked({f"{PREFIX}/numacpu": value})
+    assert isinstance(found, Refusal)
+    problem = f"{value!r} is not a number or a range such as 0-3"
+    assert len(problem) == 120 + more
+    assert found.message.endswith(f" such as 0-3,8: {problem[:120]}{cut}")
+
+
+@pytest.mark.parametrize(
+    ("annotation", "name"),
+    [
+        ("numa.kubernetes.io/numacpu.web", "web"),
+        ("numacpu.numa.kubernetes.io/container.web", "web"),
+        # The whole pod, or nobody.
+        ("numa.kubernetes.io/numacpu.", None),
+        ("numacpu.numa.kubernetes.io/pod", None),
+        ("numacpu.numa.kubernetes.io/container.", None),
+        # What we write ourselves, what is refused as unknown, and what is somebody else's.
+        ("numa.kubernetes.io/assigned.web", None),
+        ("numa.kubernetes.io/numacpuu.web", None),
+        ("other.io/numacpu.web", None),
+        ("xnuma.kubernetes.io/numacpu.web", None),
+        ("numacpu.numa.kubernetes.io", None),
+        ("numa.kubernetes.io/numacpu." + "x" * 64, None),
+    ],
+)
+def test_whom_an_annotation_speaks_to(annotation: str, name: str | None) -> None:
+    assert addressees({annotation: "0"}, PREFIX) == ({} if name is None else {name: annotation})
+
+
+def test_the_sentence_names_who_was_perhaps_meant() -> None:
+    one = Missing(annotation="a/numacpu.enigne", name="enigne", had=("engine", "proxy"))
+    assert one.sentence == (
+        "annotation a/numacpu.enigne is ignored, because it names a container 'enigne', which "
+        "this pod does not have; it has 'engine', 'proxy' (did you mean engine?)"
+    )
+    assert Missing(annotation="a", name="x", had=()).sentence.endswith("it has none")
+
+
+@pytest.mark.parametrize(
+    ("annotation", "meant"),
+    [
+        ("numa.kubernets.io/policy", "numa.kubernetes.io/policy"),
+        ("nuam.kubernetes.io/policy.web", "numa.kubernetes.io/policy.web"),
+        ("NUMA.kubernetes.io/cpus", "numa.kubernetes.io/cpus"),
+        ("numacpu.numa.kubernetes.com/pod", "numacpu.numa.kubernetes.io/pod"),
+        ("numacpu.numa.kubernetes.i/pod", "numacpu.numa.kubernetes.io/pod"),
+        # Right as it is, nothing of ours, and domains that are in use.
+        ("numa.kubernetes.io/policy", None),
+        ("numacpu.numa.kubernetes.io/container.web", None),
+        ("numa.kubernets.io/polcy", None),
+        ("sub.numa.kubernetes.io/policy", None),
+        ("node.kubernetes.io/policy", None),
+        ("kubernetes.io/policy", None),
+        ("policy", None),
+    ],
+)
+def test_a_prefix_that_is_nearly_ours_is_taken_for_a_slip(
+    annotation: str, meant: str | None
+) -> None:
+    found = misspelt({annotation: "x"}, PREFIX)
+    assert [f"(did you mean {meant}?)" in one for one in found] == ([True] if meant else [])
+
+
+def test_of_many_slips_a_few_are_named() -> None:
+    many = {f"numa.kubernets.io/policy.c{n}": "x" for n in range(1000)}
+    assert len(misspelt(many, PREFIX)) == MOST_GUESSES
+
+
+@pytest.mark.parametrize(
+    ("text", "busy"),
+    [
+        ("high", ((0, 1440),)),
+        ("low", ()),
+        ("09:00-18:00", ((540, 1080),)),
+        ("22:00-24:00", ((1320, 1440),)),
+        ("00:00-24:00", ((0, 1440),)),
+        ("09:00-12:00,12:00-14:00", ((540, 840),)),
+    ],
+)
+def test_text_becomes_sorted_separate_minutes(text: str, busy: tuple[tuple[int, int], ...]) -> None:
+    assert parse_load(text) == Load(busy)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "load '': expected high, low, or daily peak hours such as 09:00-18:00"),
+        ("HIGH", "load 'HIGH': expected high, low"),
+        ("9:00-18:00", "load '9:00-18:00': expected"),
+        ("09:00-10:00, 11:00-12:00", "load ' 11:00-12:00' in '09:00-10:00, 11:00-12:00'"),
+        ("09:00-18:00,", "load '' in '09:00-18:00,': expected"),
+        ("09:00-18:00,low", "load 'low' in '09:00-18:00,low': expected"),
+        ("٠٩:00-18:00", "expected high, low"),
+        ("24:00-06:00", "expected times from 00:00 to 24:00"),
+        ("09:00-24:01", "expected times from 00:00 to 24:00"),
+        ("09:60-10:00", "expected times from 00:00 to 24:00"),
+        ("09:00-09:00", "starts when it ends; expected high for the whole day"),
+    ],
+)
+def test_bad_text_is_an_error_that_says_what_was_expected(text: str, says: str) -> None:
+    with pytest.raises(ValueError, match="load") as caught:
+        parse_load(text)
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("load", "text"),
+    [(HIGH, "high"), (LOW, "low"), (Load(((0, 65), (600, 1440))), "00:00-01:05,10:00-24:00")],
+)
+def test_a_load_is_written_as_it_is_read(load: Load, text: str) -> None:
+    assert format_load(load) == text

@@ -137,6 +137,7 @@ def test_thousands_are_given_in_parts(bed: ClusterPage) -> None:
     found = document(bed, "offset=1100&limit=500")
     assert (len(found["nodes"]), found["offset"]) == (100, 1100)
     assert names(document(bed, "name=0999")) == ["n0999"]
+    assert names(document(bed, f"name={'x' * 253}")) == []
     assert document(bed, "offset=5000")["nodes"] == []
     found = document(bed, "grid=true&sort=free&node=n0007&limit=1")
     assert names(found) == ["n0007"]

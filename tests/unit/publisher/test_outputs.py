@@ -485,6 +485,11 @@ def test_an_api_server_that_is_away_for_ten_minutes_loses_nothing(result: Result
     world.work(until=700.0)
     assert len(world.server.objects) == 50
     assert output.dropped == 0
+    output.want([replace(NOTICE, id="later")], NOW)
+    world.server.requests.clear()
+    world.server.answer = lambda request: outcome(result)
+    world.later(FIRST_PAUSE - 0.1)
+    assert len(world.server.requests) == 1, "the pauses begin anew, with the first"
 
 
 def test_retry_after_is_kept() -> None:

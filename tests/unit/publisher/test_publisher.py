@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.config import HTTP, AgentConfig
-from nri_numa.config.sections import OfflineCapacity, Publish
+from nri_numa.config.sections import DRA, OfflineCapacity, Publish
 from nri_numa.observe.metrics import Metrics
 from nri_numa.publisher.publisher import Publisher
 from nri_numa.web.api import AgentServer
@@ -37,6 +37,7 @@ class Cluster:
         self.topologies: list[dict[str, Any]] = []
         self.bound: list[dict[str, Any]] = []
         self.asked_bound: list[str] = []
+        self.slices: list[str] = []
         self.defined = True
         self.down = False
         self.invalid = False
@@ -61,6 +62,11 @@ class Cluster:
             self.asked_bound.append(asked.path)
             listed = {"metadata": {"resourceVersion": "7"}, "items": self.bound}
             return status(410, "too old") if "watch=true" in asked.path else Said(200, listed)
+        if "/resourceslices/" in path:
+            self.slices.append(asked.path)
+            return Said(200, asked.body)
+        if "/resourceclaims/" in path:
+            return status(404, "no such claim")
         if "/pods/" in path:
             self.pods[path] = asked.body["metadata"]["annotations"]
             return Said(200, {"metadata": {"name": "p"}})
@@ -86,7 +92,7 @@ class World:
         self.view = FakeView(noted=[NOTICE])
         self.cluster = Cluster()
         self._publish = {"address": "off", "rate": 100.0, **publish}
-        self.offline_capacity = OfflineCapacity()
+        self.offline_capacity, self.dra = OfflineCapacity(), DRA()
         self.settle = 0.01
         self.agent: AgentServer | None = None
         self._task: asyncio.Task[None] | None = None
@@ -108,6 +114,7 @@ class World:
             http=HTTP(socket=str(self.socket)),
             publish=Publish(credentials=str(self.directory), **self._publish),
             offline_capacity=self.offline_capacity,
+            dra=self.dra,
         )
         self.publisher = Publisher(
             config, "n1", wall=lambda: NOW, settle=self.settle, jitter=lambda: 0.0
@@ -431,6 +438,27 @@ async def test_what_the_node_says_of_its_capacity_is_handed_to_the_agent(
     await until(lambda: '"1"' in handed.read_text())
     assert sorted(one.name for one in handed.parent.iterdir()) == ["capacity.json", "other"]
     assert len(said(caplog, "capacity not handed")) == 1
+
+
+async def test_numa_nodes_are_published_and_claims_handed_to_the_agent(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Fields of the slice that another one took are taken back; the same problem is said once."""
+    await world.stop_publisher()
+    handover = world.directory / "claims"
+    handover.mkdir()
+    world.dra = DRA(enabled=True, handover=str(handover))
+    for number in "01":
+        question = {"namespace": "shop", "name": "gone"}
+        (handover / f"ask-{number:0>16}.json").write_text(json.dumps(question))
+    world.start_publisher()
+    for number in "01":
+        answer = handover / f"answer-{number:0>16}.json"
+        await until(answer.exists)
+        assert "no such claim" in answer.read_text()
+    assert len(said(caplog, "a claim is not handed over")) == 1
+    await until(lambda: world.cluster.slices)
+    assert "force=true" in world.cluster.slices[0]
 
 
 async def test_a_clock_that_differs_is_shown_and_said(

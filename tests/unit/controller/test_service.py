@@ -51,8 +51,11 @@ async def test_what_is_put_is_written_shown_and_taken_away(world: World) -> None
     _, metrics = await world.ask("GET", "/metrics", token=None)
     assert "nri_numa_controller_leader 1.0" in metrics
     assert "nri_numa_controller_lowered_nodes 1.0" in metrics
+    assert 'offers_total{result="accepted",source="put"} 2.0' in metrics
     assert (await world.ask("DELETE", PATH))[0] == 204
     await until(lambda: world.cluster.zones("n1") is None)
+    nothing = {"node": "n1", "zones": {}, "seconds": 0, "source": ""}
+    assert json.loads((await world.ask("GET", PATH))[1]) == nothing
     assert (await world.ask("GET", "/readyz", token=None))[0] == 200
     assert len(world.cluster.patches) == 2
     await world.stop()
@@ -198,8 +201,8 @@ async def test_a_query_of_a_server_that_answers_nonsense(world: World, tmp_path:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         asked.append(await reader.readuntil(b"\r\n\r\n"))
         code, body = answers.pop(0) if len(answers) > 1 else answers[0]
-        head = f"HTTP/1.1 {code} x\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-        writer.write(head.encode() + body)
+        head = f"HTTP/1.1 {code} x\r\nContent-Length: {len(body)}\r\nConnection: close\r\n"
+        writer.write(head.encode() + b"Location: /\r\n\r\n" + body)
         await writer.drain()
         writer.close()
 

@@ -50,7 +50,8 @@ class ClaimServer:
             except OSError as error:
                 self._say(f"dra.handover: {error.filename}: {error.strerror or error}")
             else:
-                self._said = ""
+                if "problem" not in answer:
+                    self._said = ""
 
     async def _answer(self, question: dict[str, Any]) -> dict[str, Any]:
         namespace, name = question.get("namespace"), question.get("name")

@@ -5,11 +5,15 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from nri_numa.config import AgentConfig
+from nri_numa.config.sections import Controller
 from nri_numa.controller.capacity import CapacityOutput, Measurement, Rules, UnknownNode
+from nri_numa.controller.service import Service
 from nri_numa.kube.requests import Outcome, Result
 from nri_numa.model.offline_capacity import BadCapacity, OfflineCapacity, text_of
 
@@ -116,6 +120,18 @@ def test_the_last_value_may_count_on_unless_it_is_withdrawn() -> None:
     assert cluster.zones is None
 
 
+@pytest.mark.parametrize(("silent", "zones"), [("full", None), ("last", {"0": 0.5})])
+async def test_what_a_silent_source_leaves_is_configured(
+    tmp_path: Path, silent: str, zones: object
+) -> None:
+    cluster, section = Cluster(), Controller(credentials=str(tmp_path), silent=silent)
+    cluster.output = Service(AgentConfig(controller=section)).capacity
+    cluster.see()
+    cluster.says(n0=0.5)
+    cluster.until(600)
+    assert cluster.zones == zones
+
+
 def test_of_several_sources_the_lowest_counts() -> None:
     cluster = Cluster()
     cluster.says(n0=0.5, n1=0.9)
@@ -212,7 +228,9 @@ def test_unknown_nodes_and_numa_nodes_are_refused_with_what_there_is() -> None:
 def test_a_node_that_is_gone_is_forgotten() -> None:
     cluster = Cluster("a", "b")
     cluster.says(n0=0.5)
+    cluster.output.tick(0.0, WALL)
     cluster.output.node_removed("a")
+    assert cluster.output.due(0.0) is None
     cluster.until(5)
     assert cluster.writes == []
     cluster.says("b", n0=0.5)

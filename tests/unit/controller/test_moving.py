@@ -22,7 +22,7 @@ def stuck_pods(cluster: Cluster, *pods: dict[str, Any], **spec: Any) -> None:
 
 
 async def test_a_stuck_pod_and_one_whose_time_is_taken_go(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def prepare(cluster: Cluster) -> None:
         stuck_pods(cluster, stuck.pod("web"))
@@ -38,6 +38,8 @@ async def test_a_stuck_pod_and_one_whose_time_is_taken_go(
         await until(lambda: len(world.cluster.events) == 2)
         metrics = (await world.ask("GET", "/metrics"))[1]
     assert sorted(world.cluster.evicted) == ["slow", "web"]
+    said = [vars(one)["fields"]["pod"] for one in caplog.records if one.message == "evicted"]
+    assert sorted(said) == ["shop/slow", "shop/web"]
     assert {one["reason"] for one in world.cluster.events} == {"NUMAPodMoved", "NUMANodeStolen"}
     assert all(one["eventTime"] > "2020" for one in world.cluster.events)
     assert "nri_numa_controller_stolen_numa_nodes 1.0" in metrics

@@ -274,7 +274,11 @@ def test_one_workload_goes_so_often_and_then_stays() -> None:
 
 def test_what_is_remembered_of_evicted_pods_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nri_numa.controller.evictor.REMEMBERED", 3)
+    monkeypatch.setattr("nri_numa.controller.refused.MOST", 2)
     cluster = Cluster(ROOM, per=300.0)
+    cluster.see(pod("a"), pod("b"), pod("c"))
+    assert (cluster.output.waiting(), cluster.output.dropped) == (2, 1)
+    cluster.output.pods.clear()
     for number in range(9):
         cluster.run(100, pod(f"web-{number}"))
     assert len(cluster.names) == 9
@@ -534,6 +538,7 @@ def expression(key: str, operator: str, *values: str) -> dict[str, Any]:
         (terms(expression("absent", "Lt", "1")), False),
         (terms(expression("size", "Gt", "1", "2")), False),
         (terms(expression("size", "Gt", "9" * 30)), False),
+        (terms(expression("size", "Lt", "9" * 18)), True),
         (terms(expression("zone", "Like", "a")), False),
         (terms(expression("metadata.name", "In", "n"), of="matchFields"), True),
         (terms(expression("metadata.name", "In", "m"), of="matchFields"), False),

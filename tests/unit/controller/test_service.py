@@ -44,13 +44,18 @@ async def test_what_is_put_is_written_shown_and_taken_away(world: World) -> None
         "node": "n1", "zones": {"0": 0.625}, "seconds": 60, "source": "put", "warning": ""
     }  # fmt: skip
     await until(lambda: world.cluster.zones("n1") == {"0": 0.625})
+    whole = await world.ask("PUT", PATH.replace("n1", "n2"), {"zones": {"0": 1}})
+    assert whole[0] == 200
     code, text = await world.ask("GET", PATH)
     assert json.loads(text)["zones"] == {"0": 0.625}
     _, metrics = await world.ask("GET", "/metrics", token=None)
     assert "nri_numa_controller_leader 1.0" in metrics
     assert "nri_numa_controller_lowered_nodes 1.0" in metrics
+    assert 'offers_total{result="accepted",source="put"} 2.0' in metrics
     assert (await world.ask("DELETE", PATH))[0] == 204
     await until(lambda: world.cluster.zones("n1") is None)
+    nothing = {"node": "n1", "zones": {}, "seconds": 0, "source": ""}
+    assert json.loads((await world.ask("GET", PATH))[1]) == nothing
     assert (await world.ask("GET", "/readyz", token=None))[0] == 200
     assert len(world.cluster.patches) == 2
     await world.stop()
@@ -161,7 +166,7 @@ async def test_who_does_not_lead_takes_nothing(world: World) -> None:
 
 
 async def test_a_file_is_read_again_when_it_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("nri_numa.controller.sources.FileSource.interval", 0.05)
     file = tmp_path / "capacity.yaml"
@@ -173,6 +178,8 @@ async def test_a_file_is_read_again_when_it_changes(
 
     async with started(tmp_path, monkeypatch, capacity_file=str(file)) as world:
         await until(lambda: world.cluster.zones("n1") == {"0": 0.5})
+        said = [one for one in caplog.records if "not as expected" in one.message]
+        assert len(said) == 2, "n2 and nobody, once"
         put("nodes: {n2: {node-1: 0}}")
         await until(lambda: world.cluster.zones("n2") == {"1": 0.0})
         await until(lambda: world.cluster.zones("n1") is None)
@@ -194,8 +201,8 @@ async def test_a_query_of_a_server_that_answers_nonsense(world: World, tmp_path:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         asked.append(await reader.readuntil(b"\r\n\r\n"))
         code, body = answers.pop(0) if len(answers) > 1 else answers[0]
-        head = f"HTTP/1.1 {code} x\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-        writer.write(head.encode() + body)
+        head = f"HTTP/1.1 {code} x\r\nContent-Length: {len(body)}\r\nConnection: close\r\n"
+        writer.write(head.encode() + b"Location: /\r\n\r\n" + body)
         await writer.drain()
         writer.close()
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from nri_numa.kube.requests import Outcome, Request, Resource, Result, Verb
 from nri_numa.observe.notices import Notice
-from nri_numa.publisher.outbox import LONGEST_PAUSE, Bucket, Output, OutputQueue, Shelf
+from nri_numa.publisher.outbox import FIRST_PAUSE, LONGEST_PAUSE, Bucket, Output, OutputQueue, Shelf
 from nri_numa.publisher.outputs import (
     FORGOTTEN,
     POD_BURST,
@@ -176,6 +176,11 @@ def test_a_node_that_is_deleted_and_made_again_is_written_again(node: NodeOutput
     metadata = there(world)
     world.work(until=400.0)
     assert metadata["labels"] == {"x.io/sockets": "1"}
+    del world.server.objects[Resource.NODES, "/n1"]
+    world.queue.resync()
+    world.server.requests.clear()
+    world.later(FIRST_PAUSE + 0.1)
+    assert world.server.verbs() == ["get", "get"], "the pauses begin anew"
 
 
 def test_whoever_takes_a_label_away_at_once_is_not_fought_without_pause(node: NodeOutput) -> None:
@@ -480,6 +485,11 @@ def test_an_api_server_that_is_away_for_ten_minutes_loses_nothing(result: Result
     world.work(until=700.0)
     assert len(world.server.objects) == 50
     assert output.dropped == 0
+    output.want([replace(NOTICE, id="later")], NOW)
+    world.server.requests.clear()
+    world.server.answer = lambda request: outcome(result)
+    world.later(FIRST_PAUSE - 0.1)
+    assert len(world.server.requests) == 1, "the pauses begin anew, with the first"
 
 
 def test_retry_after_is_kept() -> None:

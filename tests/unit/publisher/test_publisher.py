@@ -14,11 +14,12 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.config import HTTP, AgentConfig
-from nri_numa.config.sections import OfflineCapacity, Publish
+from nri_numa.config.sections import DRA, OfflineCapacity, Publish
 from nri_numa.observe.metrics import Metrics
 from nri_numa.publisher.publisher import Publisher
 from nri_numa.web.api import AgentServer
-from tests.beds.fake_api_server import Asked, FakeAPIServer, Said, status
+from nri_numa.web.responses import Assignments
+from tests.beds.fake_api_server import Asked, Said, fake, status
 from tests.beds.http_view import FakeView, get
 from tests.unit.publisher.test_wanted import NOTICE
 
@@ -36,6 +37,7 @@ class Cluster:
         self.topologies: list[dict[str, Any]] = []
         self.bound: list[dict[str, Any]] = []
         self.asked_bound: list[str] = []
+        self.slices: list[str] = []
         self.defined = True
         self.down = False
         self.invalid = False
@@ -60,6 +62,11 @@ class Cluster:
             self.asked_bound.append(asked.path)
             listed = {"metadata": {"resourceVersion": "7"}, "items": self.bound}
             return status(410, "too old") if "watch=true" in asked.path else Said(200, listed)
+        if "/resourceslices/" in path:
+            self.slices.append(asked.path)
+            return Said(200, asked.body)
+        if "/resourceclaims/" in path:
+            return status(404, "no such claim")
         if "/pods/" in path:
             self.pods[path] = asked.body["metadata"]["annotations"]
             return Said(200, {"metadata": {"name": "p"}})
@@ -85,7 +92,7 @@ class World:
         self.view = FakeView(noted=[NOTICE])
         self.cluster = Cluster()
         self._publish = {"address": "off", "rate": 100.0, **publish}
-        self.offline_capacity = OfflineCapacity()
+        self.offline_capacity, self.dra = OfflineCapacity(), DRA()
         self.settle = 0.01
         self.agent: AgentServer | None = None
         self._task: asyncio.Task[None] | None = None
@@ -93,7 +100,8 @@ class World:
 
     async def start_agent(self) -> None:
         config = HTTP(address="off", socket=str(self.socket))
-        self.agent = AgentServer(config, self.view, Metrics("1"), version="1")
+        self.agent_metrics = Metrics("1")
+        self.agent = AgentServer(config, self.view, self.agent_metrics, version="1")
         await self.agent.start()
         await until(self.socket.exists)
 
@@ -106,6 +114,7 @@ class World:
             http=HTTP(socket=str(self.socket)),
             publish=Publish(credentials=str(self.directory), **self._publish),
             offline_capacity=self.offline_capacity,
+            dra=self.dra,
         )
         self.publisher = Publisher(
             config, "n1", wall=lambda: NOW, settle=self.settle, jitter=lambda: 0.0
@@ -133,9 +142,7 @@ async def world(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> AsyncIterator[World]:
     made = World(tmp_path, **getattr(request, "param", {}))
-    with FakeAPIServer(tmp_path, made.cluster) as server:
-        for name, value in server.environment().items():
-            monkeypatch.setenv(name, value)
+    with fake(tmp_path, monkeypatch, made.cluster):
         await made.start_agent()
         made.start_publisher()
         try:
@@ -155,7 +162,14 @@ async def test_what_the_agent_says_is_written(world: World) -> None:
     await until(lambda: not world.publisher.problem)
 
 
-async def test_restarts_of_either_side_lose_and_double_nothing(world: World) -> None:
+def said(caplog: pytest.LogCaptureFixture, text: str) -> list[str]:
+    """The problems of the lines that have a text."""
+    return [vars(r)["fields"].get("problem", "") for r in caplog.records if text in r.message]
+
+
+async def test_restarts_of_either_side_lose_and_double_nothing(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
     await until(lambda: world.cluster.events)
     await world.stop_publisher()
     world.view.noted = [replace(NOTICE, count=4, number=32)]
@@ -167,6 +181,9 @@ async def test_restarts_of_either_side_lose_and_double_nothing(world: World) -> 
     await world.start_agent()
     await until(lambda: len(world.cluster.events) == 2)
     assert world.cluster.events["web-0.0a0b0c0d1f"]["series"]["count"] == 4
+    problems = said(caplog, "the agent does not answer")
+    assert len(problems) == len(set(problems)) > 0
+    await until(lambda: len(said(caplog, "the agent answers")) == 3)
 
 
 async def test_an_agent_that_lost_its_notices_begins_anew(world: World) -> None:
@@ -189,11 +206,12 @@ async def test_what_happens_while_the_api_server_is_away_is_told_later(
     world.cluster.down = False
     await until(lambda: len(world.cluster.events) == 2)
     await until(lambda: not world.publisher.problem)
-    said = [r.message for r in caplog.records if "cannot be used for now" in r.message]
-    assert len(said) == 1
+    assert len(said(caplog, "cannot be used for now")) == 1
 
 
-async def test_what_waits_and_what_will_never_be_written_is_counted(world: World) -> None:
+async def test_what_waits_and_what_will_never_be_written_is_counted(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
     await until(lambda: 'output="events",result="done",verb="create"} 1.0' in world.text())
     world.cluster.down = True
     world.view.noted.append(replace(NOTICE, id="0a0b0c0d20", number=32, container="b"))
@@ -202,12 +220,16 @@ async def test_what_waits_and_what_will_never_be_written_is_counted(world: World
     world.cluster.invalid = True
     world.cluster.down = False
     await until(lambda: 'publish_waiting{output="events"} 0.0' in world.text())
+    assert len(said(caplog, "not written")) == 1
+    world.view.noted.append(replace(NOTICE, id="0a0b0c0d22", number=33, container="d"))
+    world.view.changed()
+    await until(lambda: 'publish_dropped_total{output="events"} 2.0' in world.text())
     world.cluster.invalid = False
-    world.view.noted.append(replace(NOTICE, id="0a0b0c0d21", number=33, container="c"))
+    world.view.noted.append(replace(NOTICE, id="0a0b0c0d21", number=34, container="c"))
     world.view.changed()
     await until(lambda: len(world.cluster.events) == 2)
     await until(lambda: 'result="done",verb="create"} 2.0' in world.text())
-    assert 'publish_dropped_total{output="events"} 1.0' in world.text()
+    assert len(said(caplog, "not written")) == 1
 
 
 def test_somebody_else_at_the_socket(tmp_path: Path) -> None:
@@ -241,6 +263,24 @@ async def test_probes_and_metrics(world: World) -> None:
     assert not_ready.status == 503
     assert b"agent" in not_ready.body
     await world.start_agent()
+
+
+@pytest.mark.parametrize(
+    ("world", "least", "most"),
+    [({}, 0, 0), ({"otlp_endpoint": "http://127.0.0.1:1"}, 1, 2)],
+    indirect=["world"],
+)
+async def test_decisions_are_read_for_a_receiver_of_spans_when_something_changed(
+    world: World, least: int, most: int
+) -> None:
+    def asked() -> int:
+        text = world.agent_metrics.text()
+        return sum(map(int, re.findall(r'requests_total{.*route="/v1/requests"} (\d+)', text)))
+
+    await until(lambda: asked() >= least)
+    for _ in range(10):
+        await world.publisher._source.read(Assignments)
+    assert asked() <= most
 
 
 @pytest.mark.parametrize(
@@ -278,6 +318,12 @@ async def test_the_topology_follows_the_agent(world: World) -> None:
     world.view.changed()
     await until(lambda: agent(world) == "not-ready")
     assert 'requests_total{output="topology",result="done",verb="patch"}' in world.text()
+    world.view.ready = True
+    world.view.changed()
+    await until(lambda: agent(world) == "ready")
+    await world.stop_agent()
+    await until(lambda: agent(world) == "not-ready")
+    await world.start_agent()
 
 
 @pytest.mark.parametrize(
@@ -354,7 +400,7 @@ async def test_a_numa_node_that_is_left_out_is_said_once(
     world.view.changed()
     await until(lambda: {"not-ready"} & {a["value"] for a in world.cluster.topology["attributes"]})
     assert "node-64" not in {zone["name"] for zone in world.cluster.topology["zones"]}
-    assert len([r for r in caplog.records if "left out" in r.message]) == 1
+    assert len(said(caplog, "left out")) == 1
 
 
 @pytest.mark.parametrize("world", [{"node_resource_topology": True}], indirect=True)
@@ -362,11 +408,11 @@ async def test_a_missing_definition_is_said_once(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     world.cluster.defined = False
-    await until(lambda: [r for r in caplog.records if "is not written" in r.message])
+    await until(lambda: said(caplog, "is not written"))
     assert 'result="unknown"' in world.text()
     world.cluster.defined = True
     await until(lambda: world.cluster.events)
-    assert len([r for r in caplog.records if "is not written" in r.message]) == 1
+    assert len(said(caplog, "is not written")) == 1
 
 
 async def test_what_the_node_says_of_its_capacity_is_handed_to_the_agent(
@@ -379,7 +425,7 @@ async def test_what_the_node_says_of_its_capacity_is_handed_to_the_agent(
     annotations = world.cluster.node["metadata"]["annotations"]
     annotations["numa.kubernetes.io/drained"] = "0"
     world.start_publisher()
-    await until(lambda: [r for r in caplog.records if "not handed" in r.message])
+    await until(lambda: said(caplog, "not handed"))
     handed.parent.mkdir()
     (handed.parent / "other").write_text("kept")
     handed.symlink_to("other")
@@ -391,8 +437,28 @@ async def test_what_the_node_says_of_its_capacity_is_handed_to_the_agent(
     annotations["numa.kubernetes.io/drained"] = "1"
     await until(lambda: '"1"' in handed.read_text())
     assert sorted(one.name for one in handed.parent.iterdir()) == ["capacity.json", "other"]
-    said = [r for r in caplog.records if "capacity not handed" in r.message]
-    assert len(said) == 1
+    assert len(said(caplog, "capacity not handed")) == 1
+
+
+async def test_numa_nodes_are_published_and_claims_handed_to_the_agent(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Fields of the slice that another one took are taken back; the same problem is said once."""
+    await world.stop_publisher()
+    handover = world.directory / "claims"
+    handover.mkdir()
+    world.dra = DRA(enabled=True, handover=str(handover))
+    for number in "01":
+        question = {"namespace": "shop", "name": "gone"}
+        (handover / f"ask-{number:0>16}.json").write_text(json.dumps(question))
+    world.start_publisher()
+    for number in "01":
+        answer = handover / f"answer-{number:0>16}.json"
+        await until(answer.exists)
+        assert "no such claim" in answer.read_text()
+    assert len(said(caplog, "a claim is not handed over")) == 1
+    await until(lambda: world.cluster.slices)
+    assert "force=true" in world.cluster.slices[0]
 
 
 async def test_a_clock_that_differs_is_shown_and_said(

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.kube.requests import Form, Outcome, Request, Resource, Result, Verb
-from nri_numa.publisher.outbox import LONGEST_PAUSE, SLOWLY
+from nri_numa.publisher.outbox import FIRST_PAUSE, LONGEST_PAUSE, SLOWLY
 from nri_numa.publisher.outputs import HandoverOutput, NodeOutput
 from nri_numa.publisher.topology import PRUNE, TOUCH, TopologyOutput, owners
 from tests.beds.http_view import FakeView
@@ -163,7 +163,8 @@ def test_where_no_stock_plugin_reads_it_what_is_given_back_is_one_write() -> Non
 def test_a_write_that_failed_is_tried_again_alone(started: Topology) -> None:
     """The server could not: nothing says that the Node or the object is another one."""
     started.cluster.forced = Outcome(result=Result.FAILED, text="500: something")
-    started.says(1)
+    started.says(1, seconds=FIRST_PAUSE - 0.1)
+    assert started.server.verbs() == ["patch"]
     started.cluster.forced = None
     started.later(60)
     assert started.server.verbs() == ["patch", "patch"]

@@ -67,6 +67,11 @@ async def working(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+def reads(document: dict[str, Any], otherwise: Said = DONE) -> Callable[[Asked], Said]:
+    """An API server that has this pod, and says something else to whoever writes."""
+    return lambda asked: Said(200, document) if asked.method == "GET" else otherwise
+
+
 def binding(name: str = "p", node: str = "n1") -> Binding:
     return Binding("default", name, f"uid-{name}", node)
 
@@ -102,12 +107,7 @@ async def test_its_node_learns_of_all_containers_with_the_binding(
 
 async def test_an_ordinary_pod_is_bound_as_it_is(made: Extender, server: FakeAPIServer) -> None:
     """Also one that was not filtered here: another replica was asked."""
-    ordinary = pod(container(cpu="250m", memory="1Gi"))
-
-    def answer(asked: Asked) -> Said:
-        return Said(200, ordinary) if asked.method == "GET" else DONE
-
-    server.answer = answer
+    server.answer = reads(pod(container(cpu="250m", memory="1Gi")))
     assert await made.binder.bind(binding()) == ""
     assert not made.nodes.holds
     assert [asked.method for asked in server.asked] == ["GET", "POST"]
@@ -177,11 +177,7 @@ async def test_after_a_conflict_the_pod_is_read(
 ) -> None:
     found = single(3, node=node)
     found["metadata"]["uid"] = uid
-
-    def answer(asked: Asked) -> Said:
-        return Said(200, found) if asked.method == "GET" else status(409, "is already assigned")
-
-    server.answer = answer
+    server.answer = reads(found, status(409, "is already assigned"))
     made.reader.request(single(3))
     problem = await made.binder.bind(binding())
     assert (problem == "") == bound
@@ -192,11 +188,7 @@ async def test_a_pod_whose_binding_is_in_doubt_comes_back_to_its_node(
     made: Extender, server: FakeAPIServer
 ) -> None:
     """It may still be written: its room is kept, and is not in the way of the pod itself."""
-
-    def late(asked: Asked) -> Said:
-        return Said(200, single(3)) if asked.method == "GET" else status(504, "late")
-
-    server.answer = late
+    server.answer = reads(single(3), status(504, "late"))
     made.node_watcher.put(topology(4, 4, name="n2"))
     question = json.dumps({"Pod": single(3), "NodeNames": ["n1", "n2"]}).encode()
     for _ in range(2):

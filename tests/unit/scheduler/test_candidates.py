@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Strategy
 from nri_numa.scheduler.candidates import CandidateIndex
 from nri_numa.scheduler.fit import grade
-from nri_numa.scheduler.node_room import Unreadable
+from nri_numa.scheduler.node_room import NodeRoom, Unreadable
 from nri_numa.scheduler.nodes import Nodes
 from nri_numa.scheduler.pod_reader import PodReader
 from tests.unit.scheduler.objects import PREFIX, container, pod, single, table
@@ -16,26 +18,30 @@ from tests.unit.scheduler.objects import PREFIX, container, pod, single, table
 READER = PodReader(Settings())
 
 
-def index(
-    *, unknown_fits: bool = False, strategy: Strategy = Strategy.SPREAD, narrow: bool = False
+def judging(
+    rooms: Mapping[str, NodeRoom | Unreadable], strategy: Strategy = Strategy.SPREAD, **keys: bool
 ) -> CandidateIndex:
-    """Nodes a, b and c with more and more room, one that cannot be read, and one without object."""
+    """With these nodes."""
     nodes = Nodes()
-    nodes.put("a", table(2, 2))
-    nodes.put("b", table(4, 6))
-    nodes.put("c", table(8, 8))
-    nodes.put("odd", Unreadable("zones is 3"))
-    return CandidateIndex(nodes, strategy, unknown_fits=unknown_fits, narrow=narrow)
+    for name, room in rooms.items():
+        nodes.put(name, room)
+    return CandidateIndex(nodes, strategy, **keys)
+
+
+def index(strategy: Strategy = Strategy.SPREAD, **keys: bool) -> CandidateIndex:
+    """Nodes a, b and c with more and more room, one that cannot be read, and one without object."""
+    rooms = {"a": table(2, 2), "b": table(4, 6), "c": table(8, 8)}
+    return judging({**rooms, "odd": Unreadable("zones is 3")}, strategy, **keys)
 
 
 NAMES = ["a", "b", "c", "odd", "none"]
 
 
 def test_a_node_whose_agent_is_away_waits_with_ours() -> None:
-    nodes = Nodes()
-    nodes.put("away", table(8, 8, attributes={f"{PREFIX}/agent": "not-ready"}))
-    nodes.put("there", table(8, 8, attributes={f"{PREFIX}/agent": "ready"}))
-    judges = CandidateIndex(nodes, Strategy.SPREAD)
+    said = {"away": "not-ready", "there": "ready"}
+    judges = judging(
+        {name: table(8, 8, attributes={f"{PREFIX}/agent": text}) for name, text in said.items()}
+    )
     found = judges.filter(READER.request(single(4)), ["away", "there"])
     assert (found.fits, found.failed) == (
         ["there"], {"away": "its agent does not place containers now"},
@@ -76,7 +82,7 @@ def test_fewer_numa_nodes_score_best_then_what_is_left() -> None:
     wish = READER.request(single(4, policy="best-effort"))
     scores = dict(index().prioritize(wish, ["a", "b", "c"]))
     assert scores["c"] > scores["b"] > scores["a"]
-    packed = dict(index(strategy=Strategy.PACK).prioritize(wish, ["a", "b", "c"]))
+    packed = dict(index(Strategy.PACK).prioritize(wish, ["a", "b", "c"]))
     assert packed["b"] > packed["c"] > packed["a"]
     assert grade(1, False, 500, 500, Strategy.SPREAD) & 15 == 8
     assert grade(1, False, 1000, 1000, Strategy.SPREAD) & 15 == 10
@@ -84,28 +90,21 @@ def test_fewer_numa_nodes_score_best_then_what_is_left() -> None:
 
 
 def test_capacity_that_is_lent_away_scores_less() -> None:
-    nodes = Nodes()
-    nodes.put("whole", table(8, 8))
-    nodes.put("half", table(8, 8, zone={f"{PREFIX}/capacity-factor": "0.25"}))
-    scores = dict(
-        CandidateIndex(nodes, Strategy.SPREAD).prioritize(
-            READER.request(single(4)), ["whole", "half"]
-        )
-    )
+    lent = table(8, 8, zone={f"{PREFIX}/capacity-factor": "0.25"})
+    judges = judging({"whole": table(8, 8), "half": lent})
+    scores = dict(judges.prioritize(READER.request(single(4)), ["whole", "half"]))
     assert scores["whole"] > scores["half"]
 
 
 def test_several_containers_find_no_more_than_the_whole_node_has() -> None:
     """Each of them has room where it goes, and the last CPU stays with those that share."""
-    nodes = Nodes()
-    candidates = CandidateIndex(nodes, Strategy.SPREAD)
     asks = {"policy": "single-numa-node", "cpus": "exclusive"}
     two = PodReader(Settings()).request(
         pod(container("a", "4", "1Gi"), container("b", "4", "1Gi"), **asks)
     )
     for most, fits in (("8", ["n1"]), ("7", [])):
-        nodes.put("n1", table(4, 4, attributes={f"{PREFIX}/free-exclusive-cpus": most}))
-        found = candidates.filter(two, ["n1"])
+        room = table(4, 4, attributes={f"{PREFIX}/free-exclusive-cpus": most})
+        found = judging({"n1": room}).filter(two, ["n1"])
         assert found.fits == fits
     assert found.failed == {"n1": "needs 8 exclusive CPUs; most free for exclusive use: 7"}
 
@@ -130,10 +129,10 @@ def test_a_node_that_changes_is_judged_by_what_it_has_now(
 
 def test_equal_rooms_share_one_verdict() -> None:
     """Of pods that ask alike, whatever their names are."""
-    nodes = Nodes()
-    for name in "abc":
-        nodes.put(name, table(4, 6 if name == "b" else 4, charged=[(f"uid-{name}", "main")]))
-    judges = CandidateIndex(nodes, Strategy.SPREAD)
+    free = {"a": 4, "b": 6, "c": 4}
+    judges = judging(
+        {name: table(4, n, charged=[(f"uid-{name}", "main")]) for name, n in free.items()}
+    )
     one, two = (judges.verdict(READER.request(single(3, name=name)), "a") for name in "pq")
     assert one is two
     request = READER.request(single(3, name="r"))
@@ -149,14 +148,10 @@ def fits_of(
 
 def test_a_narrow_filter_names_nodes_with_the_fewest_numa_nodes() -> None:
     """Whatever else the others have: b and c have more CPUs and memory left than a."""
-    nodes = Nodes()
-    nodes.put("a", table(5, 0, memory=(2, 0)))
-    nodes.put("b", table(4, 4, 4, 4))
-    nodes.put("c", table(3, 4, 3, 4))
-    wide = single(5, policy="best-effort")
-    names = ["b", "a", "c"]
-    assert fits_of(CandidateIndex(nodes, Strategy.SPREAD), wide, names) == names
-    narrow = CandidateIndex(nodes, Strategy.SPREAD, narrow=True)
+    rooms = {"b": table(4, 4, 4, 4), "a": table(5, 0, memory=(2, 0)), "c": table(3, 4, 3, 4)}
+    wide, names = single(5, policy="best-effort"), [*rooms]
+    assert fits_of(judging(rooms), wide, names) == names
+    narrow = judging(rooms, narrow=True)
     assert fits_of(narrow, wide, names) == ["a"]
     assert fits_of(narrow, wide, ["b", "c"]) == ["b", "c"]
     nominated = fits_of(narrow, wide, ["c"])
@@ -165,27 +160,25 @@ def test_a_narrow_filter_names_nodes_with_the_fewest_numa_nodes() -> None:
 
 def test_a_narrow_filter_leaves_a_choice_and_keeps_ties() -> None:
     """But for nodes that it would leave nearly full; `pack` wants these, and only these."""
-    nodes = Nodes()
     free = {"empty": 16, "too": 16, "half": 9, "full": 4}
-    for name, count in free.items():
-        nodes.put(name, table(count, 0))
+    rooms = {name: table(count, 0) for name, count in free.items()}
     names = list(free)
     wanted = {Strategy.SPREAD: names[:3], Strategy.MOST_LEFT: names[:3], Strategy.PACK: names[3:]}
     for strategy, fits in wanted.items():
-        judges = CandidateIndex(nodes, strategy, narrow=True)
+        judges = judging(rooms, strategy, narrow=True)
         assert fits_of(judges, single(2), names) == fits
         scores = dict(judges.prioritize(READER.request(single(2)), names))
         best = max(scores.values())
         slack = 0 if strategy is Strategy.PACK else 2
         assert [name for name in names if scores[name] >= best - slack] == fits
-    nodes.put("full", table(1, 0))
-    assert fits_of(CandidateIndex(nodes, Strategy.PACK, narrow=True), single(2), names) == ["half"]
+    rooms["full"] = table(1, 0)
+    assert fits_of(judging(rooms, Strategy.PACK, narrow=True), single(2), names) == ["half"]
 
 
 def test_a_narrow_filter_gives_reasons_of_nodes_without_room_only() -> None:
     """A node that fits and is not named is no failed one: preemption and texts go by these."""
-    found = index(narrow=True, strategy=Strategy.PACK).filter(READER.request(single(3)), NAMES)
-    plain = index(strategy=Strategy.PACK).filter(READER.request(single(3)), NAMES)
+    found = index(Strategy.PACK, narrow=True).filter(READER.request(single(3)), NAMES)
+    plain = index(Strategy.PACK).filter(READER.request(single(3)), NAMES)
     assert (found.fits, plain.fits) == (["b"], ["b", "c"])
     assert set(plain.failed) == {"a"}
     assert (found.failed, found.hopeless) == (plain.failed, plain.hopeless)

@@ -12,11 +12,15 @@ from nri_numa.config import AgentConfig
 from nri_numa.config.sections import Scheduling
 from nri_numa.kube.api import KubeAPI
 from nri_numa.model.cpuset import NUMASet
+from nri_numa.model.settings import Settings
 from nri_numa.scheduler.node_room import NodeRoom, Unreadable
 from nri_numa.scheduler.nodes import Hold
+from nri_numa.scheduler.pod_reader import PodReader
 from nri_numa.scheduler.watcher import PodWatcher
 from tests.beds.fake_api_server import Asked, Said, fake
-from tests.unit.scheduler.objects import PREFIX, Watched, container, single, topology
+from tests.unit.scheduler.objects import PREFIX, Watched, container, pod, single, table, topology
+
+READER = PodReader(Settings())
 
 
 def watched_node() -> Watched:
@@ -131,35 +135,44 @@ def test_a_list_from_before_a_binding_takes_nothing_back() -> None:
     assert watched.at(600.0) == (4, 4)
 
 
-def renewed(text: str) -> dict[str, Any]:
+def renewed(text: str, valid: object = "900") -> dict[str, Any]:
     found = topology(4, 4)
-    annotations = {f"{PREFIX}/renewed": text, f"{PREFIX}/valid-seconds": "900"}
-    found["metadata"] = {**found["metadata"], "annotations": annotations}
+    found["metadata"]["annotations"] = {
+        f"{PREFIX}/renewed": text, f"{PREFIX}/valid-seconds": valid
+    }  # fmt: skip
     return found
+
+
+def silent(watched: Watched, now: float) -> bool:
+    watched.now = now
+    watched.tick()
+    known = watched.nodes.published("n1")
+    assert isinstance(known, NodeRoom)
+    return known.silent
 
 
 def test_a_node_whose_object_nobody_renews_is_silent_until_somebody_does() -> None:
     """Its publisher died, and left `ready` behind."""
     watched = watched_node()
-
-    def silent() -> bool:
-        watched.tick()
-        known = watched.nodes.published("n1")
-        assert isinstance(known, NodeRoom)
-        return known.silent
-
     watched.topologies.put(renewed("12:00"))
-    watched.now = 899.0
-    assert not silent()
-    watched.now = 900.0
-    assert silent()
+    assert not silent(watched, 899.0)
+    assert silent(watched, 900.0)
     watched.topologies.put(renewed("12:00"))  # somebody else touched it
-    assert silent()
+    assert silent(watched, 900.0)
     watched.topologies.put(renewed("12:30"))
-    assert not silent()
+    assert not silent(watched, 900.0)
     watched.topologies.put(topology(4, 4))  # of a publisher that names no validity
-    watched.now = 1e6
-    assert not silent()
+    assert not silent(watched, 1e6)
+
+
+@pytest.mark.parametrize("valid", [None, "", "0", "-1", "NaN", "1e3", "9" * 7, 900, []])
+def test_without_a_validity_that_can_be_read_it_holds_for_ever(valid: object) -> None:
+    watched = watched_node()
+    watched.topologies.put(renewed("12:00"))
+    watched.topologies.put(renewed("12:00", valid))
+    assert not silent(watched, 1e9)
+    watched.topologies.put({**topology(4, 4), "metadata": {"name": "n1", "annotations": "x"}})
+    assert not silent(watched, 1e9)
 
 
 def test_who_runs_is_held_where_its_node_does_not_count_it() -> None:
@@ -200,6 +213,73 @@ def test_who_runs_and_is_held_or_ends_or_is_not_ours_changes_nothing() -> None:
     for one in (ending, nowhere, single(3, node="n1"), bound("{"), bound("{}"), {}):
         watched.pods.running(one)
     assert not watched.nodes.holds
+
+
+# --- what is held -----------------------------------------------------------------------------
+
+
+def hold(name: str) -> Hold:
+    places = {"main": NUMASet([0])}
+    return Hold(request=READER.request(single(3, name=name)), node="n1", places=places,
+                since=0.0, until=100.0)  # fmt: skip
+
+
+def test_a_promise_outlives_the_object_of_its_node() -> None:
+    watched = Watched()
+    fleet = watched.nodes
+    fleet.hold(hold("a"))
+    assert fleet.room("n1") is None
+    fleet.put("n1", table(4, 4))
+    assert watched.free() == (1, 4)
+    fleet.remove("n1")
+    assert fleet.room("n1") is None
+    fleet.put("n1", Unreadable("why"))
+    assert (fleet.unreadable, len(fleet), fleet.names) == (1, 1, {"n1"})
+    assert fleet.room("n1") == Unreadable("why")
+
+
+def test_a_pod_that_had_not_left_after_all_is_held_as_before() -> None:
+    fleet = watched_node().nodes
+    fleet.hold(hold("a"))
+    fleet.stays("uid-a", 70.0)
+    fleet.leaves("uid-a", 50.0)
+    fleet.stays("uid-a", 100.0)
+    fleet.stays("uid-b", 100.0)
+    assert not fleet.expire(99.0)
+    fleet.put("n1", table(1, 4, charged=[("uid-a", "main")]))
+    assert set(fleet.holds) == {"uid-a"}
+
+
+def test_containers_that_share_one_choice_are_held_until_all_are_counted() -> None:
+    """Under scope ``pod`` what is missing cannot be told apart from what is there."""
+    watched = Watched()
+    fleet = watched.nodes
+    fleet.put("n1", table(8, 8))
+    one, two = container("one", "2", "1Gi"), container("two", "3", "1Gi")
+    wish = READER.request(
+        pod(one, two, name="a", policy="single-numa-node", cpus="exclusive", scope="pod")
+    )
+    places = {"one": NUMASet([0]), "two": NUMASet([0])}
+    fleet.hold(Hold(request=wish, node="n1", places=places, since=0, until=100))
+    assert watched.free() == (3, 8)
+    fleet.put("n1", table(6, 8, charged=[("uid-a", "one")]))
+    assert watched.free() == (1, 8)
+    fleet.put("n1", table(3, 8, charged=[("uid-a", "one"), ("uid-a", "two")]))
+    assert watched.free() == (3, 8)
+
+
+def test_an_init_container_alone_does_not_end_a_hold() -> None:
+    watched = watched_node()
+    fleet = watched.nodes
+    wish = READER.request(
+        pod(container("main", "3", "1Gi"), name="a", init=[container("first", "2", "1Gi")],
+            policy="single-numa-node", cpus="exclusive")
+    )  # fmt: skip
+    fleet.hold(Hold(request=wish, node="n1", places={"main": NUMASet([0])}, since=0, until=100))
+    fleet.put("n1", table(2, 4, charged=[("uid-a", "first")]))
+    assert watched.free() == (0, 4)
+    fleet.put("n1", table(1, 4, charged=[("uid-a", "main")]))
+    assert watched.free() == (1, 4)
 
 
 async def test_no_binding_waits_longer_than_one_reading_may_take(

@@ -8,6 +8,7 @@ import io
 import json
 import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -35,6 +36,17 @@ def extender(*, synced: bool = True, **section: Any) -> Extender:
     return made
 
 
+@asynccontextmanager
+async def served(made: Extender) -> AsyncIterator[int]:
+    """Its port on loopback."""
+    server = made.site("127.0.0.1")
+    server.listen(0)
+    try:
+        yield server.port
+    finally:
+        await server.stop()
+
+
 @pytest.fixture
 async def made(request: pytest.FixtureRequest) -> Extender:
     return extender(**getattr(request, "param", {}))
@@ -43,12 +55,10 @@ async def made(request: pytest.FixtureRequest) -> Extender:
 @pytest.fixture
 async def ask(made: Extender) -> AsyncIterator[Ask]:
     """Asks it on loopback."""
-    server = made.site("127.0.0.1")
-    server.listen(0)
-    async with ClientSession(timeout=ClientTimeout(60)) as session:
+    async with served(made) as port, ClientSession(timeout=ClientTimeout(60)) as session:
 
         async def answer_to(path: str, body: bytes = b"") -> tuple[int, Any]:
-            url = f"http://127.0.0.1:{server.port}{path}"
+            url = f"http://127.0.0.1:{port}{path}"
             data = io.BytesIO(body) if body else None
             async with session.request("POST" if body else "GET", url, data=data) as answer:
                 text = await answer.read()
@@ -57,7 +67,6 @@ async def ask(made: Extender) -> AsyncIterator[Ask]:
                 return answer.status, text.decode() if plain else json.loads(text)
 
         yield answer_to
-        await server.stop()
 
 
 def question(document: object, *names: str) -> bytes:
@@ -227,22 +236,16 @@ async def test_with_an_authority_only_who_has_a_certificate_may_ask(tmp_path: Pa
     """Probes and scrapers have none."""
     make_certificate(tmp_path, "test")
     cert, key = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
-    made = extender(tls_cert=cert, tls_key=key, client_ca=cert)
-    server = made.site("127.0.0.1")
-    server.listen(0)
-    base = f"https://127.0.0.1:{server.port}"
-    found = []
-    for known in (True, False):
-        context = ssl.create_default_context(cafile=cert)
-        if known:
-            context.load_cert_chain(cert, key)
-        async with ClientSession() as session:
-            body = question(single(2), "a")
-            async with session.post(f"{base}/filter", data=body, ssl=context) as answer:
-                found.append(answer.status)
-            async with session.get(f"{base}/readyz", ssl=context) as answer:
-                found.append(answer.status)
-    await server.stop()
+    found, body = [], question(single(2), "a")
+    async with served(extender(tls_cert=cert, tls_key=key, client_ca=cert)) as port:
+        for known in (True, False):
+            context = ssl.create_default_context(cafile=cert)
+            if known:
+                context.load_cert_chain(cert, key)
+            async with ClientSession(f"https://127.0.0.1:{port}") as session:
+                for method, path in (("POST", "/filter"), ("GET", "/readyz")):
+                    async with session.request(method, path, data=body, ssl=context) as answer:
+                        found.append(answer.status)
     assert found == [200, 200, 403, 200]
 
 
@@ -259,30 +262,23 @@ async def test_with_an_authority_only_who_has_a_certificate_may_ask(tmp_path: Pa
 )
 async def test_no_web_page_binds_a_pod(headers: str, status: int) -> None:
     """A browser on the machine sends requests of foreign pages to loopback."""
-    made = extender()
-    server = made.site("127.0.0.1")
-    server.listen(0)
-    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-    writer.write(f"POST /bind HTTP/1.1\r\n{headers}\r\n".encode())
-    found = int((await reader.readline()).split()[1])
-    writer.close()
-    await server.stop()
-    assert found == status
+    async with served(extender()) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(f"POST /bind HTTP/1.1\r\n{headers}\r\n".encode())
+        assert int((await reader.readline()).split()[1]) == status
+        writer.close()
 
 
-async def test_bodies_have_a_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_bodies_have_a_sum() -> None:
     """Of many clients that announce large bodies and send nothing, some wait for nothing."""
-    made = extender()
-    server = made.site("127.0.0.1")
-    server.listen(0)
     head = f"POST /filter HTTP/1.1\r\nHost: localhost\r\nContent-Length: {LARGEST}\r\n"
     found, streams = [], []
-    for _ in range(9):
-        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        streams.append(writer)
-        writer.write(f"{head}Expect: 100-continue\r\n\r\n".encode())
-        found.append(int((await reader.readline()).split()[1]))
-    for writer in streams:
-        writer.close()
-    await server.stop()
+    async with served(extender()) as port:
+        for _ in range(9):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            streams.append(writer)
+            writer.write(f"{head}Expect: 100-continue\r\n\r\n".encode())
+            found.append(int((await reader.readline()).split()[1]))
+        for writer in streams:
+            writer.close()
     assert found == [100] * 8 + [503]

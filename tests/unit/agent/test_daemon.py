@@ -140,7 +140,8 @@ async def test_a_life(bed: Bed) -> None:
 
 
 async def test_a_reload_gives_way_to_containers(bed: Bed) -> None:
-    usual, meanwhile = sys.getswitchinterval(), list[float]()
+    sys.setswitchinterval(usual := 0.005)
+    meanwhile: list[float] = []
 
     def look() -> AgentConfig:
         meanwhile.append(sys.getswitchinterval())

@@ -1,34 +1,82 @@
-"""What the parts of the running agent tell each other."""
+"""What the parts of the running agent tell each other; a life of it within this process."""
 
 from __future__ import annotations
 
+import asyncio
+import io
 import itertools
+import json
+import os
+import signal
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from nri_numa.agent.daemon import Daemon
 from nri_numa.agent.loop import GapWatch
-from nri_numa.config import load
+from nri_numa.agent.reload import prepare_aside
+from nri_numa.config import AgentConfig, load
 from nri_numa.engine.state import Kind
+from nri_numa.nri.wire.pb import nri_pb2 as pb
+from nri_numa.observe import logs
 from nri_numa.runtime import RuntimeInfo
+from tests.beds.embedded.runtime import CRIError, EmbeddedRuntime
+from tests.beds.embedded_node import PREFIX, limits
+from tests.beds.link_bed import eventually
 from tests.beds.world import container, pod, resources
 from tests.machines import named as machines
 
 
-@pytest.mark.asyncio
+class Bed:
+    """A daemon on a machine with two NUMA nodes of 32 CPUs, and a file for it."""
+
+    def __init__(self, directory: Path) -> None:
+        machines.write_sysfs(directory / "root", machines.dual_smt())
+        self.runtime, self.api = str(directory / "nri.sock"), str(directory / "api.sock")
+        self.file = {
+            "sysfsRoot": str(directory / "root"),
+            "stateDir": str(directory / "state"),
+            "cgroupRoot": str(directory / "cgroup"),
+            "kubeletRoot": str(directory / "kubelet"),
+            "runtime": {"nriSocket": self.runtime},
+            "http": {"address": "off", "socket": self.api},
+        }
+        self.output = io.StringIO()
+        logs.setup("info", stream=self.output)
+        self.daemon = Daemon(self.load(), self.load, GapWatch())
+
+    def load(self, drop_in: str = "") -> AgentConfig:
+        return load(text=json.dumps(self.file))
+
+    async def ask(self, path: str) -> Any:
+        await eventually(lambda: os.path.exists(self.api))
+        reader, writer = await asyncio.open_unix_connection(self.api)
+        writer.write(
+            f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
+        )
+        answer = await reader.read()
+        writer.close()
+        return json.loads(answer.partition(b"\r\n\r\n")[2])
+
+    async def said(self, words: str, times: int = 1) -> None:
+        await eventually(lambda: self.output.getvalue().count(words) >= times)
+
+
+@pytest.fixture
+def bed(tmp_path: Path) -> Bed:
+    return Bed(tmp_path)
+
+
 @pytest.mark.parametrize(("told", "decided"), [(2.0, 3), (0.8, 1)])
 async def test_the_time_that_the_runtime_tells_counts_for_its_synchronisation(
-    tmp_path: Path, told: float, decided: int
+    bed: Bed, told: float, decided: int
 ) -> None:
     """Each look at the clock costs 0.25 s; what is decided later follows after the answer."""
-    machines.write_sysfs(tmp_path / "root", machines.dual_smt())
-    flags = {"sysfsRoot": str(tmp_path / "root"), "stateDir": str(tmp_path / "state")}
-    config = load(flags=flags)
-    daemon = Daemon(config, lambda text: config, GapWatch())
-    agent, looks = daemon.agent, itertools.count()
-    daemon.clock.monotonic = lambda: next(looks) / 4  # type: ignore[method-assign]
-    daemon.handler.configured(
+    agent, looks = bed.daemon.agent, itertools.count()
+    bed.daemon.clock.monotonic = lambda: next(looks) / 4  # type: ignore[method-assign]
+    bed.daemon.handler.configured(
         RuntimeInfo(
             name="containerd",
             version="2.2.0",
@@ -42,4 +90,65 @@ async def test_the_time_that_the_runtime_tells_counts_for_its_synchronisation(
     agent.synchronize(pods, [container(of, wants=resources(2, 1)) for of in pods])
     kinds = [allocation.kind for allocation in agent.state.allocations.values()]
     assert kinds.count(Kind.EXCLUSIVE) == decided
+    bed.daemon.store.close()
+
+
+async def test_a_life(bed: Bed) -> None:
+    """Before there is a runtime, with it, after its end, with another configuration, to a stop."""
+
+    def sandbox(name: str, **annotations: str) -> pb.PodSandbox:
+        keys = {PREFIX + key: value for key, value in annotations.items()}
+        made = pb.PodSandbox(name=name, namespace="shop", uid=f"uid-{name}", annotations=keys)
+        made.linux.cgroup_parent = f"/kubepods/pod{name}"
+        return made
+
+    app = pb.Container(name="app")
+    app.linux.resources.CopyFrom(limits(2))
+    task = asyncio.create_task(bed.daemon.run())
+    await bed.said("waiting for the runtime")
+    async with EmbeddedRuntime(bed.runtime, cpus="0-63", mems="0-1", request_timeout=60) as runtime:
+        await runtime.wait_for_plugin()
+        own = await runtime.run_pod(sandbox("own", policy="single-numa-node"))
+        made = await runtime.create_container(own.id, app)
+        assert (made.cpus, made.mems) == ("0-1", "0")
+        await runtime.start_container(made.id)
+        none = await runtime.run_pod(sandbox("none", numacpu="9999"))
+        with pytest.raises(CRIError, match="9999"):
+            await runtime.create_container(none.id, app)
+        status = await bed.ask("/v1/status")
+        assert (status["ready"], status["link"]["problem"]) == (True, "")
+        assert status["link"]["runtimeVersion"]
+        assert status["containers"]["exclusive"] == 1
+        await bed.said("state=active")
+        (used,) = (await bed.ask("/v1/use/shop/own/app"))["containers"]
+        assert "cgroup" in used["problem"]
+        assert (await bed.ask("/v1/use"))["cpus"] == {}
+    await bed.said("state=disconnected", times=2)
+    link = (await bed.ask("/v1/status"))["link"]
+    assert (link["state"] != "active", bool(link["problem"])) == (True, True)
+    bed.file |= {"reservedCPUs": "1", "stateDir": "/elsewhere"}
+    os.kill(os.getpid(), signal.SIGHUP)
+    await bed.said("configuration reloaded")
+    assert 'msg="this change needs a restart"' in bed.output.getvalue()
+    assert str(bed.daemon.agent.machine.settings.reserved_cpus) == "1"
+    bed.file["reservedCPUs"] = "500"
+    os.kill(os.getpid(), signal.SIGHUP)
+    await bed.said("configuration not reloaded")
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await task == 0
+    assert bed.output.getvalue().count("waiting for the runtime") == 1
+
+
+async def test_a_reload_gives_way_to_containers(bed: Bed) -> None:
+    sys.setswitchinterval(usual := 0.005)
+    meanwhile: list[float] = []
+
+    def look() -> AgentConfig:
+        meanwhile.append(sys.getswitchinterval())
+        raise ValueError
+
+    daemon = bed.daemon
+    with pytest.raises(ValueError):  # noqa: PT011 - its own
+        await prepare_aside(look, daemon.config, daemon.agent.machine, daemon._kubelet)
+    assert meanwhile[0] < usual == sys.getswitchinterval()
     daemon.store.close()

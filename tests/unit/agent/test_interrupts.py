@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 from collections.abc import Iterator
@@ -10,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from nri_numa.agent import preflight
-from nri_numa.agent.interrupts import Interrupts
+from nri_numa.agent.interrupts import EVERY, HOST, Interrupts
 from nri_numa.config import AgentConfig
+from nri_numa.machine.synthetic import synthetic
 from nri_numa.model.cpuset import CPUSet
+from tests.beds.world import StillClock, World, pod, resources
 from tests.machines.named import write_tree
 
 ALL = CPUSet.parse("0-7")
@@ -124,6 +127,27 @@ def test_a_damaged_note_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture
     assert allowed(tmp_path) == "0-1,3-7"
 
 
+def test_they_follow_owners_and_come_back_at_the_end(tmp_path: Path) -> None:
+    world = World(synthetic(sockets=1, numa_per_socket=1, cores_per_numa=8, threads=1))
+    world.synchronize()
+    seen: list[str] = []
+
+    class Seconds(StillClock):
+        async def sleep(self, seconds: float) -> None:
+            seen.append(allowed(tmp_path))
+            if len(seen) == 1:
+                world.place(pod("own", {"cpus": "exclusive"}), wants=resources(2, 1))
+            elif len(seen) == 2:
+                (tmp_path / IRQ).write_text("0-7")  # somebody else
+            elif len(seen) == EVERY + 3:
+                raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(interrupts(tmp_path).run(world.agent, Seconds(), wanted=True))
+    assert seen == ["0-7", "2-7", *["0-7"] * (EVERY - 1), "2-7", "2-7"]
+    assert allowed(tmp_path) == "0-7"
+
+
 @pytest.mark.parametrize(
     ("made", "words"),
     [
@@ -139,6 +163,10 @@ def test_check_says_whether_they_can_be_kept_off(tmp_path: Path, made: str, word
         service = made.endswith("service")
         write_tree(tmp_path, {made: "ProtectKernelTunables=yes\n" if service else "irqbalance\n"})
     config = AgentConfig(interrupts_off_exclusive_cpus=True)
+    (finding,) = preflight.interrupts(config, tmp_path)
+    assert words in finding.message
+    (tmp_path / HOST[1:]).parent.mkdir(parents=True)
+    (tmp_path / "proc/irq").rename(tmp_path / HOST[1:])
     (finding,) = preflight.interrupts(config, tmp_path)
     assert words in finding.message
     assert not list(preflight.interrupts(AgentConfig(), tmp_path))

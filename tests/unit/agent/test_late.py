@@ -14,7 +14,7 @@ from nri_numa.agent.late import LateStarts
 from nri_numa.machine.cgroups import CgroupPlace
 from tests.beds.cgroup_bed import CgroupBed, Writer, tree
 from tests.beds.cgroup_tree import CgroupTree
-from tests.beds.world import container, pod
+from tests.beds.world import container, pod, resources
 
 __all__ = ["tree"]  # a fixture
 
@@ -37,10 +37,10 @@ class Bed(CgroupBed):
             self.timing,
         )
 
-    def place(self, name: str, **annotations: str) -> str:
+    def place(self, name: str, cpus: float = 0, **annotations: str) -> str:
         """A container that was decided about while it was being started."""
         of = pod(name, annotations)
-        made = container(of)
+        made = container(of, wants=resources(cpus, 1) if cpus else None)
         path = f"/pods/{made.id}"
         self.tree.write(path)
         self.world.place(of, replace(made, cgroups_path=path))
@@ -144,6 +144,17 @@ def test_observing_only_writes_nothing(tree: CgroupTree) -> None:
     bed.late.refused("ns", "pod", "uid", "main", "no")
     assert bed.tree.cpus_of(f"/pods/{one}") == before
     assert bed.metric("nri_numa_refused_running_total") == 0
+
+
+@pytest.mark.parametrize(("quota", "left"), [(200_000, 200_000), (300_000, None)])
+def test_a_limit_of_a_refused_resize_is_nobodys_to_lift(
+    bed: Bed, quota: int, left: int | None
+) -> None:
+    own, plain = bed.place("own", 2, policy="single-numa-node"), bed.place("plain")
+    for container_id in (own, plain, "unknown"):
+        bed.late.resize_refused(container_id, quota)
+    known = bed.world.agent.state.allocations
+    assert (known[own].quota, known[plain].quota) == (left, None)
 
 
 def test_a_refusal_that_stops_nothing_is_counted_and_becomes_a_notice(bed: Bed) -> None:

@@ -127,7 +127,9 @@ def test_a_socket_that_answers_is_fine_and_one_that_does_not_is_not(tmp_path: Pa
     path.unlink()
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(path))
-        assert "does not answer: Connection refused" in runtime(path, tmp_path).message
+        found = runtime(path, tmp_path)
+        assert "does not answer: Connection refused" in found.message
+        assert found.remedy.startswith("Start the runtime. Turn NRI on")
         server.listen()
         assert runtime(path, tmp_path).level is Level.OK
 
@@ -141,6 +143,8 @@ def test_over_cri_its_socket_is_looked_at_and_not_that_of_nri(tmp_path: Path) ->
     assert "runtime.criSocket" in missing.remedy
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(path))
+        deaf = only(preflight.runtime(config, tmp_path))
+        assert deaf.remedy.startswith("Start the runtime, or set runtime.criSocket")
         server.listen()
         assert only(preflight.runtime(config, tmp_path)).level is Level.OK
 

@@ -103,6 +103,11 @@ def documented() -> str:
         ("RestrictNamespaces=no\nCapabilityBoundingSet=CAP_SYS_ADMIN CAP_SYS_NICE", False),
         ("RestrictNamespaces=\nCapabilityBoundingSet=~\nCapabilityBoundingSet=~CAP_KILL", False),
         ("RestrictNamespaces=\nCapabilityBoundingSet=~CAP_SYS_ADMIN", True),
+        (
+            "RestrictNamespaces=\nCapabilityBoundingSet=~\nCapabilityBoundingSet=~CAP_KILL\n"
+            "CapabilityBoundingSet=CAP_KILL",
+            False,
+        ),
         ("RestrictNamespaces=\nRestrictNamespaces=~net\nCapabilityBoundingSet=~", True),
         ("CapabilityBoundingSet=CAP_SYS_ADMIN\nRestrictNamespaces=net\nRestrictNamespaces=1", True),
     ],

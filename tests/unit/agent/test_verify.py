@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,13 +13,14 @@ from msgspec.structs import replace
 from nri_numa.agent.loop import Clock
 from nri_numa.config import AgentConfig
 from nri_numa.config.sections import Reconcile
+from nri_numa.engine.adopt import ASSIGNED
 from nri_numa.machine.cgroups import CgroupPlace
 from nri_numa.model.workload import Container, PodSandbox, Resources
 from tests.beds.cgroup_bed import ReconcilerBed, blocked, tree
 from tests.beds.cgroup_tree import CgroupTree
 from tests.beds.link_bed import eventually
 from tests.beds.systemd_bus import SystemdBus, systemd
-from tests.beds.world import container, pod, resources
+from tests.beds.world import PREFIX, container, pod, resources
 
 __all__ = ["systemd", "tree"]  # fixtures
 
@@ -185,14 +187,45 @@ def test_after_a_restart_who_was_narrowed_for_an_owner_that_is_gone_is_widened(b
     assert bed.has("plain-app") == "0-7"
 
 
+def test_after_a_restart_the_runtime_is_told_of_who_has_cpus_that_it_does_not_know(
+    bed: Bed,
+) -> None:
+    """Of those alone: what it remembers of who shares is older than their cgroups."""
+    own(bed)
+    for name in ("own-app", "plain-app"):
+        known = bed.world.live[name]
+        there = replace(known.resources, cpus="", mems="")
+        bed.world.live[name] = replace(known, cgroups_path=f"/pods/{name}", resources=there)
+    bed.world.boot()
+    bed.world.agent._cgroups = bed.writer
+    assert [(u.container_id, u.cpus) for u in bed.world.synchronize()] == [("own-app", "0-1")]
+
+
+def test_a_foreign_container_that_is_met_at_its_start_is_said_and_marked(bed: Bed) -> None:
+    """Its creation was lost, and it is pinned to a CPU of an owner."""
+    own(bed)
+    of = pod("foreign")
+    made = replace(container(of, wants=Resources(cpus="0")), cgroups_path="/pods/foreign-app")
+    bed.tree.write("/pods/foreign-app", "0")
+    bed.world.agent.start_container(of, made)
+    assert bed.count("foreign_on_owned_cpus") == 1
+    mark = bed.writer.reader.mark(CgroupPlace("/pods/foreign-app"), f"{PREFIX}{ASSIGNED}")
+    assert json.loads(mark)["kind"] == "foreign"
+
+
 def test_systemd_has_what_was_written(bed: Bed, systemd: SystemdBus) -> None:
     """Or it would write what it has with the next property of the scope."""
     bed.scope(systemd, "plain-app")
     own(bed, cpus=1)
     own(bed, "next", cpus=1)
     assert (bed.has("plain-app"), systemd.has("cri-plain-app.scope")) == ("2-7", "0-7")
-    asyncio.run(bed.reconciler.agree())
-    assert systemd.has("cri-plain-app.scope") == "2-7"
+
+    async def soon() -> None:
+        task = asyncio.create_task(bed.reconciler.run_systemd())
+        await eventually(lambda: systemd.has("cri-plain-app.scope") == "2-7")
+        task.cancel()
+
+    asyncio.run(soon())
     assert len(systemd.calls) == 1, "once for both owners"
 
 
@@ -209,6 +242,7 @@ def test_where_cgroups_cannot_be_written_the_runtime_is_asked(bed: Bed) -> None:
         assert len(bed.world.agent.differences.known) == 0
         assert [u[:2] for u in bed.world.stop("own-app")] == [("plain-app", "0-7")]
     assert len(bed.lines("Read-only file system")) == 1  # said once
+    assert bed.world.agent.notices.after() == [], "nobody asked for CPUs"
     assert bed.count("late_repairs_total") == 2
 
 

@@ -27,16 +27,6 @@ def healthy(slots: SlotList) -> list[str]:
     return [slot.id for slot in slots.slots if slot.healthy]
 
 
-def test_the_sum_stays_while_a_container_starts() -> None:
-    slots = SlotList()
-    assert slots.count(told({0: 2, 1: 1}), 0)
-    assert ids(slots) == ["slot-0", "slot-1", "slot-2"]
-    assert slots.allocate(["slot-1"], 1) == "slot-1"
-    assert not slots.count(told({0: 2, 1: 1}), 2)  # not created yet
-    assert not slots.count(told({0: 1, 1: 1}, "slot-1"), 3)
-    assert not slots.count(told({0: 2, 1: 1}), 4)  # and gone
-
-
 def test_what_is_held_or_on_its_way_is_never_taken_away() -> None:
     slots = SlotList()
     slots.count(told({0: 4}), 0)

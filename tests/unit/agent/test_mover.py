@@ -1,0 +1,37 @@
+"""Memory that would not move: said, and tried again after a while."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+
+from nri_numa.agent.mover import PASSES
+from nri_numa.config import AgentConfig
+from nri_numa.machine.migration import Step
+from nri_numa.model.cpuset import NUMASet
+from tests.scenarios.test_room import A_AND_B, MIB, Ticking, movable, moving, new
+
+
+def test_what_would_not_move_is_said_and_tried_again_after_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("nri_numa.agent.mover.AGAIN", 60.0)
+    (a, b) = A_AND_B
+    world, clock, at = movable((*a[:3], {"movable": "false"}), b), Ticking(), list[float]()
+    new(world)
+    world.synchronize()
+
+    def migrate(*of_what: object) -> Iterator[Step]:
+        at.append(clock.passed)
+        yield Step(MIB, 65 * MIB, "busy")
+
+    moving(world, clock, migrate, AgentConfig())
+    tries = at[::PASSES]
+    assert len(tries) > 1
+    assert all(after - before >= 60 for before, after in itertools.pairwise(tries))
+    notice = world.agent.notices.after()[-1]
+    assert (notice.reason, notice.count) == ("PartlyMoved", len(tries))
+    assert notice.message == "partly moved from NUMA node 1 to 0: 65 MiB would not move (busy)"
+    assert world.agent.state.allocations["b-app"].leaves == NUMASet([1])

@@ -31,7 +31,7 @@ from tests.beds.plugin_process import PluginProcess, plugin_environment
 from tests.beds.processes import Daemon, wait_for
 from tests.beds.testbed import TestbedUnavailable
 from tests.beds.vm_bed import ARTIFACTS, REPOSITORY, Run, prepare
-from tests.machines.vm_machine import NumaNode, load_machines
+from tests.machines.vm_machine import CPUs, MiB, NumaNode, load_machines
 
 COUNTS = (0, 6, 25, 100, 300)
 ROUNDS = 4
@@ -142,9 +142,9 @@ ASKED = "BENCH_NEIGHBOURS"
 
 def in_machine(*, counts: Sequence[int], passes: int) -> str:
     """The table of an emulated machine with cgroup v2, with memory for all of them."""
-    memory = f"{1536 + 16 * max(counts)}M"
+    memory = MiB(1536 + 16 * max(counts))
     machine = load_machines(REPOSITORY / "tests/vm/machines")[MACHINE]
-    machine = replace(machine, numa=[NumaNode("0-3", memory)], listed_nohz_full="")
+    machine = replace(machine, numa=[NumaNode(CPUs(range(4)), memory)], nohz_full=CPUs())
     environment = {ASKED: json.dumps([list(counts), passes])}
     if former := os.environ.get("BENCH_FORMER"):
         environment["BENCH_FORMER"] = former

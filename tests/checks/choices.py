@@ -132,10 +132,5 @@ def _answer(found: ChosenCPUs | NotEnoughCPUs | SMTAlignmentRefused) -> str:
     return f"whole cores: {found.available or 'none'}"
 
 
-def main() -> None:
-    """Write all of it down."""
-    write_down(RECORDED, MACHINES, told)
-
-
 if __name__ == "__main__":
-    main()
+    write_down(RECORDED, MACHINES, told)

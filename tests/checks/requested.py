@@ -203,10 +203,5 @@ def _answer(found: object) -> str:
     return " ".join(words)
 
 
-def main() -> None:
-    """Write all of it down."""
-    write_down(RECORDED, KINDS, told)
-
-
 if __name__ == "__main__":
-    main()
+    write_down(RECORDED, KINDS, told)

@@ -120,10 +120,5 @@ def _outcome(found: Alignment) -> str:
     return " ".join([*words, f"after {found.steps} steps"])
 
 
-def main() -> None:
-    """Write all of it down."""
-    write_down(RECORDED, KINDS, told)
-
-
 if __name__ == "__main__":
-    main()
+    write_down(RECORDED, KINDS, told)

@@ -10,6 +10,7 @@ process may not grow by more than 128 MiB.
 from __future__ import annotations
 
 import argparse
+import itertools
 import random
 import sys
 import time
@@ -23,8 +24,6 @@ from tests.fuzz.targets import Target, quiet
 
 CASE_SECONDS = 1.0
 GROWTH_KIB = 128 << 10
-SLICE = 200
-"""Cases of one target before the next one's turn."""
 
 
 def rss_kib() -> int:
@@ -48,27 +47,17 @@ def campaign(
         target.replay()
     start, memory = time.monotonic(), rss_kib()
     outcomes: dict[str, Counter[str]] = {target.name: Counter() for target in targets}
-    played = 0
-    while True:
-        for target in targets:
-            turn = SLICE if count is None else min(SLICE, count - played)
-            for number in range(seed + played, seed + played + turn):
-                if seconds is not None and time.monotonic() - start > seconds:
-                    break
-                try:
-                    outcomes[target.name][case(target, number)] += 1
-                except Exception:
-                    traceback.print_exc()
-                    print(f"python -m tests.fuzz --target {target.name} --seed {number} --count 1")
-                    return 1
-            if rss_kib() > memory + GROWTH_KIB:
-                print(f"{target.name}: grew by more than {GROWTH_KIB >> 10} MiB by seed {number}")
-                return 1
-        played += SLICE
-        if (count is not None and played >= count) or (
-            seconds is not None and time.monotonic() - start > seconds
-        ):
+    for number in itertools.count(seed) if count is None else range(seed, seed + count):
+        if seconds is not None and time.monotonic() - start > seconds:
             break
+        for target in targets:
+            try:
+                outcomes[target.name][case(target, number)] += 1
+                assert rss_kib() < memory + GROWTH_KIB, f"grew by {GROWTH_KIB >> 10} MiB or more"
+            except Exception:
+                traceback.print_exc()
+                print(f"python -m tests.fuzz --target {target.name} --seed {number} --count 1")
+                return 1
     for name, counter in outcomes.items():
         common = ", ".join(f"{outcome}: {n}" for outcome, n in counter.most_common(6))
         print(f"{name}: {counter.total()} cases, {len(counter)} outcomes ({common})")

@@ -22,7 +22,7 @@ from nri_numa.scheduler.fit import MOST_SCORE
 from nri_numa.scheduler.nodes import Nodes
 from nri_numa.scheduler.pod_reader import PodReader
 from nri_numa.scheduler.published import read
-from tests.fuzz.readers import Fed
+from tests.fuzz.targets import Target
 from tests.unit.scheduler.objects import PREFIX, topology
 
 
@@ -39,7 +39,7 @@ def short(*sentences: str) -> None:
         assert len(one) < 3000
 
 
-class Extender(Fed):
+class Extender(Target):
     """A NodeResourceTopology that anybody may have edited, and what kube-scheduler asks of it."""
 
     name = "extender"
@@ -86,7 +86,7 @@ class Extender(Fed):
         return f"{request.nothing} {bool(request.wrong)} {len(found.fits) > 0}"
 
 
-class Capacity(Fed):
+class Capacity(Target):
     """What sources say of the capacity of nodes, and what the agent is handed."""
 
     name = "capacity"

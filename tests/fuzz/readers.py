@@ -9,10 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import random
-import shutil
-import tempfile
-from pathlib import Path
 
 import h11
 import msgspec
@@ -33,17 +29,10 @@ from nri_numa.web.protocol import JSON, Connection
 from nri_numa.web.server import Place
 from tests.beds.http_view import FakeView
 from tests.beds.world import PREFIX, World, container, pod, resources
-from tests.fuzz.targets import MACHINE, Target
+from tests.fuzz.targets import MACHINE, Stored, Target
 
 
-class Fed(Target):
-    """A target that is nothing but its reader."""
-
-    def one(self, rng: random.Random) -> str:
-        return self.feed(self.from_corpus(rng))
-
-
-class SlotIds(Fed):
+class SlotIds(Target):
     """The ids that the kubelet handed to a container, and a pod's annotations beside them."""
 
     name = "slots"
@@ -70,7 +59,7 @@ class SlotIds(Fed):
         return f"{requested.cpus} {requested.slots is not None}"
 
 
-class KubeletState(Fed):
+class KubeletState(Target):
     """``cpu_manager_state`` and ``memory_manager_state``: grants, or one sentence."""
 
     name = "kubelet-state"
@@ -91,7 +80,7 @@ class KubeletState(Fed):
         return f"{read} {bool(found.cpus)} {bool(found.mems)}"
 
 
-class KubeletConfig(Fed):
+class KubeletConfig(Target):
     """The kubelet's configuration file, a drop-in, and a command line."""
 
     name = "kubelet-config"
@@ -116,18 +105,11 @@ class KubeletConfig(Fed):
         return f"{unread} {len(left_out)}"
 
 
-class NoticesFile(Fed):
+class NoticesFile(Stored):
     """The file of notices: what it says goes on, or a new sequence begins."""
 
     name = "notices"
     identity = {"boot": "b", "machine": "m"}  # noqa: RUF012  # nobody changes it
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.directory = Path(tempfile.mkdtemp(prefix="nri-numa-fuzz-"))
-
-    def close(self) -> None:
-        shutil.rmtree(self.directory, ignore_errors=True)
 
     def feed(self, data: bytes) -> str:
         """Open it, let something happen again, and open it once more: nothing is lost."""
@@ -160,7 +142,7 @@ class NoticesFile(Fed):
         return problem, file, notices
 
 
-class Manifests(Fed):
+class Manifests(Target):
     """Manifests of `simulate`: workloads, or every mistake on a line of its own."""
 
     name = "manifests"
@@ -195,7 +177,7 @@ class _Writer:
         """Never has to wait."""
 
 
-class HTTP(Fed):
+class HTTP(Target):
     """What clients send to the HTTP address, from the first byte to the answers."""
 
     name = "http"

@@ -143,9 +143,9 @@ class Target(ABC):
         data = rng.choice([*self.corpus, *self.found])
         return data if rng.random() < 0.05 else mutate(rng, data)
 
-    @abstractmethod
     def one(self, rng: random.Random) -> str:
         """Make one input and try it; returns a word for the outcome."""
+        return self.feed(self.from_corpus(rng))
 
     def replay(self) -> int:
         """Try the corpus itself; how many inputs that were."""
@@ -153,12 +153,24 @@ class Target(ABC):
             self.feed(data)
         return len(self.corpus) + len(self.found)
 
+    @abstractmethod
     def feed(self, data: bytes) -> str:
-        raise NotImplementedError
+        """Try one input; returns a word for the outcome."""
 
     def close(self) -> None:
         """Remove what it made; most make nothing."""
         return
+
+
+class Stored(Target):
+    """A target with a directory of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.directory = Path(tempfile.mkdtemp(prefix="nri-numa-fuzz-"))
+
+    def close(self) -> None:
+        shutil.rmtree(self.directory, ignore_errors=True)
 
 
 class Protocol(Target):
@@ -264,17 +276,10 @@ class Assigned(Target):
         return "/".join(sorted(a.kind.value for a in state.allocations.values()))
 
 
-class Checkpoint(Target):
+class Checkpoint(Stored):
     """The file of what was meant: used or set aside, and whatever it says, the node stays right."""
 
     name = "checkpoint"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.directory = Path(tempfile.mkdtemp(prefix="nri-numa-fuzz-"))
-
-    def close(self) -> None:
-        shutil.rmtree(self.directory, ignore_errors=True)
 
     def one(self, rng: random.Random) -> str:
         """Damaged bytes, or intact lines with damaged documents in them."""

@@ -32,21 +32,14 @@ class Functions:
             Whether that is all of the difference: what runs when a module is imported (constants,
             defaults, decorators) is none of a function's code. If not, nothing is changed.
         """
-        pairs = list(
-            _differences(
-                compile(before, str(path), "exec", dont_inherit=True),
-                compile(after, str(path), "exec", dont_inherit=True),
-            )
-        )
-        if not pairs or any(new is None for _, new in pairs):
+        codes = [compile(each, str(path), "exec", dont_inherit=True) for each in (before, after)]
+        pairs = list(_differences(*codes))
+        found = [(one, new) for old, new in pairs for one in self._by_place.get(_place(old), [])]
+        if not found or any(new is None for _, new in pairs):
             return False
-        found = [(self._by_place.get(_place(old), []), new) for old, new in pairs]
-        if not any(functions for functions, _ in found):
-            return False
-        for functions, new in found:
-            for function in functions:
-                if new is not None:
-                    function.__code__ = new
+        for function, new in found:
+            if new is not None:
+                function.__code__ = new
         return True
 
 

@@ -164,11 +164,19 @@ def test_all_cpus_do_not_reach_those_that_are_strictly_reserved() -> None:
     assert (world.allocation(one).kind, world.has(one)[0]) == (Kind.UNBOUND, "1-3")
 
 
-def test_a_pin_belongs_to_a_foreign_container_only(world: World) -> None:
-    one = plain(world)
-    document = world.store.documents["c/" + one] | {"pinned": "1"}
-    _, (problem,) = journal.state_from({"c/" + one: document})
-    assert "only a foreign container is pinned by another component" in problem
+@pytest.mark.parametrize(
+    ("field", "said"),
+    [
+        ({"pinned": "1"}, "only a foreign container is pinned by another component"),
+        ({"soft": True}, "only a list of shared CPUs can be soft"),
+    ],
+)
+def test_what_the_checkpoint_says_of_the_wrong_kind_of_container_is_left_out(
+    world: World, field: dict[str, object], said: str
+) -> None:
+    document = world.store.documents["c/" + plain(world)] | field
+    _, (problem,) = journal.state_from({"c/plain-app": document})
+    assert said in problem
 
 
 def test_a_cpuset_on_a_container_whose_memory_we_bind_is_answered_with_the_pool() -> None:

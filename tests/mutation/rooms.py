@@ -15,7 +15,7 @@ ROOMS: Final = {
             f"tests/properties/test_{name}.py"
             for name in (
                 *("merge", "allocator", "holds", "accounting", "resize", "requested", "strict"),
-                *("tenants", "served_memory", "refusals", "strangers"),
+                *("tenants", "refusals", "strangers"),
                 *("kubelet_node", "agent_machine"),
             )
         ),

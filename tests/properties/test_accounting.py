@@ -86,12 +86,6 @@ def _asks(milli: int, annotations: dict[str, str]) -> tuple[PodSandbox, Containe
     return of, container(of, wants=wants)
 
 
-def _admitted(world: World, milli: int, annotations: dict[str, str]) -> Admitted | None:
-    of, made = _asks(milli, annotations)
-    decision = admit(world.agent.machine, world.agent.state, of, made)
-    return decision if isinstance(decision, Admitted) else None
-
-
 def _drained_but(world: World, numa_node: int) -> Machine:
     """The machine with nothing to give but on one NUMA node."""
     machine = world.agent.machine
@@ -186,8 +180,9 @@ def test_wide_owners_leave_what_was_promised(
     """Wherever the CPUs of one that spans NUMA nodes come from."""
     world = lived(World(MACHINES[machine](), settings), steps)
     requested = {"policy": "best-effort", "cpus": "exclusive"}
-    decision = _admitted(world, 1000 * count, requested)
-    if decision is not None:
+    of, made = _asks(1000 * count, requested)
+    decision = admit(world.agent.machine, world.agent.state, of, made)
+    if isinstance(decision, Admitted):
         never_overcommitted(world.agent.machine, decision.state)
 
 

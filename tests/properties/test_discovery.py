@@ -82,43 +82,24 @@ def test_any_damage_gives_a_consistent_machine_or_an_error(data: st.DataObject) 
     _consistent(machine)
 
 
-@settings(deadline=None)
-@given(
+MADE_UP = st.builds(
+    synthetic,
     sockets=st.integers(1, 4),
     numa_per_socket=st.integers(1, 3),
-    cores=st.integers(1, 5),
+    cores_per_numa=st.integers(1, 5),
     threads=st.integers(1, 4),
     numbering=st.sampled_from(Numbering),
     cores_per_l3=st.none() | st.integers(0, 3),
-    efficient=st.integers(0, 3),
-    memory_only=st.lists(st.integers(1, 9), max_size=2),
-    offline=st.frozensets(st.integers(1, 60), max_size=6),
-    skipped=st.frozensets(st.integers(1, 30), max_size=6),
+    efficient_cores_per_numa=st.integers(0, 3),
+    memory_only_gib=st.lists(st.integers(1, 9), max_size=2),
+    offline=st.builds(CPUSet, st.frozensets(st.integers(1, 60), max_size=6)),
+    skipped_cpus=st.builds(CPUSet, st.frozensets(st.integers(1, 30), max_size=6)),
 )
-def test_every_made_up_machine_is_read_back(
-    sockets: int,
-    numa_per_socket: int,
-    cores: int,
-    threads: int,
-    numbering: Numbering,
-    cores_per_l3: int | None,
-    efficient: int,
-    memory_only: list[int],
-    offline: frozenset[int],
-    skipped: frozenset[int],
-) -> None:
-    machine = synthetic(
-        sockets=sockets,
-        numa_per_socket=numa_per_socket,
-        cores_per_numa=cores,
-        threads=threads,
-        numbering=numbering,
-        cores_per_l3=cores_per_l3,
-        efficient_cores_per_numa=efficient,
-        memory_only_gib=memory_only,
-        offline=CPUSet(offline),
-        skipped_cpus=CPUSet(skipped),
-    )
+
+
+@settings(deadline=None)
+@given(MADE_UP)
+def test_every_made_up_machine_is_read_back(machine: Topology) -> None:
     files = {name: text.strip() for name, text in sysfs_files(machine).items()}
     assert discover_tree(ArchiveTree("root", files, set(), set())) == machine
     _consistent(machine)

@@ -29,11 +29,6 @@ def answer(session: Any, event: Any) -> None:
         session.reply(event.stream)
 
 
-def digest(event: Any) -> str:
-    """Describe an event fully; protobuf messages print their content."""
-    return repr(event)
-
-
 def feed(session: Any, packets: list[bytes]) -> tuple[list[str], str, bytes]:
     """Return (events, how it ended, bytes sent) of a session fed with packets."""
     seen: list[str] = []
@@ -41,7 +36,7 @@ def feed(session: Any, packets: list[bytes]) -> tuple[list[str], str, bytes]:
         for packet in packets:
             session.receive_data(packet)
             while (event := session.next_event()) is not None:
-                seen.append(digest(event))
+                seen.append(repr(event))
                 answer(session, event)
     except RemoteProtocolError as error:
         return seen, str(error), session.data_to_send()

@@ -47,32 +47,28 @@ CONTAINERS = st.lists(st.tuples(CPUS, MEMORY, PAGES), min_size=1, max_size=3)
 PODS = st.tuples(ANNOTATIONS, CONTAINERS, st.sampled_from(list(QoSClass)), st.booleans())
 
 
-@st.composite
-def nodes(draw: st.DrawFn) -> Topology:
-    return synthetic(
-        sockets=draw(st.sampled_from([1, 2])),
-        numa_per_socket=draw(st.sampled_from([1, 2, 4])),
-        cores_per_numa=draw(st.sampled_from([1, 2, 4])),
-        threads=draw(st.sampled_from([1, 2])),
-        memory_gib=8,
-        hugepages=draw(st.sampled_from([{}, {GIB: 2 * GIB}, {GIB: GIB, MIB2: GIB}])),
-        memory_only_gib=draw(st.sampled_from([(), (8,)])),
-    )
-
-
-@st.composite
-def configured(draw: st.DrawFn) -> Settings:
-    return Settings(
-        kubelet_memory=draw(st.sampled_from([False, False, True])),
-        kubelet_cpus=draw(st.sampled_from([False, False, True])),
-        reserved_cpus=draw(st.sampled_from([CPUSet(), CPUSet([0])])),
-        limits=Limits(pool=draw(st.sampled_from([None, CPUAmount(3)]))),
-    )
+NODES = st.builds(
+    synthetic,
+    sockets=st.sampled_from([1, 2]),
+    numa_per_socket=st.sampled_from([1, 2, 4]),
+    cores_per_numa=st.sampled_from([1, 2, 4]),
+    threads=st.sampled_from([1, 2]),
+    memory_gib=st.just(8),
+    hugepages=st.sampled_from([{}, {GIB: 2 * GIB}, {GIB: GIB, MIB2: GIB}]),
+    memory_only_gib=st.sampled_from([(), (8,)]),
+)
+SETTINGS = st.builds(
+    Settings,
+    kubelet_memory=st.sampled_from([False, False, True]),
+    kubelet_cpus=st.sampled_from([False, False, True]),
+    reserved_cpus=st.sampled_from([CPUSet(), CPUSet([0])]),
+    limits=st.builds(Limits, pool=st.sampled_from([None, CPUAmount(3)])),
+)
 
 
 @given(
-    nodes(),
-    configured(),
+    NODES,
+    SETTINGS,
     st.lists(PODS, min_size=1, max_size=6),
     st.none() | st.integers(0, 6),
 )

@@ -120,23 +120,20 @@ def test_peak_hours_are_the_minutes_of_their_windows(windows: list[tuple[int, in
 maybe = st.none() | st.integers(-(2**63), 2**64)
 
 
-@given(maybe, maybe, maybe, maybe, st.dictionaries(st.integers(), st.integers()), maybe, maybe)
+TOLD = st.builds(
+    Resources,
+    cpu_shares=maybe,
+    cpu_quota=maybe,
+    cpu_period=maybe,
+    memory_limit=maybe,
+    hugepages=st.dictionaries(st.integers(), st.integers()),
+)
+
+
+@given(TOLD, maybe, maybe)
 def test_no_resources_make_the_demand_fail_and_nothing_negative_is_needed(
-    shares: int | None,
-    quota: int | None,
-    period: int | None,
-    limit: int | None,
-    hugepages: dict[int, int],
-    score: int | None,
-    capacity: int | None,
+    resources: Resources, score: int | None, capacity: int | None
 ) -> None:
-    resources = Resources(
-        cpu_shares=shares,
-        cpu_quota=quota,
-        cpu_period=period,
-        memory_limit=limit,
-        hugepages=hugepages,
-    )
     container = Container(id="c", pod_id="p", name="main", resources=resources, oom_score_adj=score)
     requested = asked({f"{PREFIX}/cpus": "exclusive"})
     assert isinstance(requested, Requested)

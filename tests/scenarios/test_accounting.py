@@ -8,7 +8,6 @@ from functools import partial
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.agent.view import LiveView
 from nri_numa.engine.accounting import take_within
 from nri_numa.engine.cpus.allocator import ChosenCPUs, TakeRequest
 from nri_numa.engine.decision import Machine, Reading, Refused
@@ -31,19 +30,11 @@ SINGLE = {"policy": "single-numa-node"}
 usual = partial(World, machines.dual_no_smt())
 
 
-def _view(world: World) -> LiveView:
-    return live_view(world.agent, memory=world.reading)
-
-
-def _isolated(world: World, count: int) -> None:
-    for n in range(count):
-        world.put(f"isolated{n}", ISOLATE, 1, 1)
-
-
 def test_case_11_idle_siblings_are_not_free_for_shared_containers() -> None:
     """Two NUMA nodes of 4 cores; 3 cores of each are isolated, so 2 CPUs of each are left."""
     world = World(synthetic(sockets=2, numa_per_socket=1, cores_per_numa=4), MANY_IDLE)
-    _isolated(world, 6)
+    for n in range(6):
+        world.put(f"isolated{n}", ISOLATE, 1, 1)
     for n in range(2):
         world.put(f"shared{n}", SINGLE, 1.5, 1)
 
@@ -52,9 +43,10 @@ def test_case_11_idle_siblings_are_not_free_for_shared_containers() -> None:
     assert refused.reason == "TopologyAffinityError"
     assert "free: NUMA node 0: 0.5 CPUs" in refused.message
     assert "NUMA node 1: 0.5 CPUs" in refused.message
-    nodes = _view(world).listing().head.numa_nodes
+    view = live_view(world.agent, memory=world.reading)
+    nodes = view.listing().head.numa_nodes
     assert [n.cpu_available_milli for n in nodes] == [500, 500]
-    assert [n.available_cpus for n in _view(world).snapshot().numa_nodes] == [0.5, 0.5]
+    assert [n.available_cpus for n in view.snapshot().numa_nodes] == [0.5, 0.5]
 
 
 def test_case_11_owners_leave_what_shared_containers_were_promised(world: World) -> None:

@@ -29,6 +29,7 @@ from tests.beds.world import World, container, pod, resources, says, two_nodes
 from tests.machines import named as machines
 
 GPU = "0000:3b:00.0"
+SINGLE = {"policy": "single-numa-node"}
 ON_0, ON_1 = CPUSet.parse("0-3"), CPUSet.parse("4-7")
 
 
@@ -48,18 +49,36 @@ def with_gpus(
     return replace(made, devices=devices, device_notes=notes)
 
 
-@pytest.mark.parametrize("policy", ["single-numa-node", "restricted", "best-effort"])
-@pytest.mark.parametrize("cpus", ["shared", "exclusive"])
-def test_a_container_is_placed_where_its_gpu_is(world: World, policy: str, cpus: str) -> None:
-    of = pod("a", {"policy": policy, "cpus": cpus})
-    where, mems = world.place(of, with_gpus(of))
-    assert CPUSet.parse(where) <= ON_1
-    assert mems == "1"
-    assert f"on NUMA node 1 because its GPU {GPU} is there" in world.steps("a-app")
+POLICIES = ("single-numa-node", "restricted", "best-effort")
+MANY = {f"gpu{i}": (1,) for i in range(9)}
+
+
+@pytest.mark.parametrize(
+    ("asks", "gpus", "numa_node", "said"),
+    [
+        *(
+            ({"policy": policy, "cpus": cpus}, {GPU: (1,)}, 1, f"{GPU} is there")
+            for policy in POLICIES
+            for cpus in ("shared", "exclusive")
+        ),
+        (SINGLE, MANY, 1, "gpu0, gpu1, gpu2, gpu3 and 5 more are there"),
+        (SINGLE, {"gpu": ()}, 0, ""),  # of no NUMA node
+        ({"cpus": "exclusive"}, {GPU: (1,)}, 0, ""),  # without a policy they do not bind
+    ],
+)
+def test_a_container_is_placed_where_its_gpus_are(
+    world: World, asks: dict[str, str], gpus: dict[str, tuple[int, ...]], numa_node: int, said: str
+) -> None:
+    of = pod("a", asks)
+    where, mems = world.place(of, with_gpus(of, **gpus))
+    assert CPUSet.parse(where) <= (ON_0, ON_1)[numa_node]
+    assert mems == str(numa_node)
+    because = [step for step in world.steps("a-app") if "GPU" in step]
+    assert because == [f"on NUMA node {numa_node} because its GPU {said}"] * bool(said)
 
 
 def test_the_explanation_says_so_in_a_sentence(world: World) -> None:
-    of = pod("a", {"policy": "single-numa-node"})
+    of = pod("a", SINGLE)
     world.place(of, with_gpus(of, notes=("variable PCIDEVICE_X names nothing: no hint",)))
     allocation = world.allocation("a-app")
     document = of_allocation(allocation, world.agent.grounds_of("a-app"), "4-7")
@@ -68,12 +87,6 @@ def test_the_explanation_says_so_in_a_sentence(world: World) -> None:
     assert "Variable PCIDEVICE_X names nothing: no hint." in text
     (gpu,) = [r for r in document["resources"] if r["resource"] == "GPU"]
     assert gpu["needed"] == 1
-
-
-def test_without_a_policy_devices_do_not_bind(world: World) -> None:
-    of = pod("a", {"cpus": "exclusive"})
-    world.place(of, with_gpus(of))
-    assert not any("GPU" in step for step in world.steps("a-app"))
 
 
 def test_devices_ignore_places_as_if_there_were_none_and_says_so(world: World) -> None:
@@ -93,8 +106,7 @@ def test_devices_ignore_places_as_if_there_were_none_and_says_so(world: World) -
 def test_devices_is_a_key_of_rules_and_defaults_and_its_values_are_checked() -> None:
     world = two_nodes(defaults={"devices": "ignore", "policy": "restricted"})
     of = pod("a")
-    where, _ = world.place(of, with_gpus(of))
-    assert CPUSet.parse(where) <= ON_0
+    assert CPUSet.parse(world.place(of, with_gpus(of))[0]) <= ON_0
     refused = world.refused("b", {"devices": "alined"})
     assert "expected one of align, ignore (did you mean align?)" in refused.message
     assert DeviceUse("align") is DeviceUse.ALIGN
@@ -102,11 +114,9 @@ def test_devices_is_a_key_of_rules_and_defaults_and_its_values_are_checked() -> 
 
 def test_a_single_container_may_ignore_what_the_pod_aligns(world: World) -> None:
     of = pod("a", {"policy": "single-numa-node", "devices.app": "ignore"})
-    where, _ = world.place(of, with_gpus(of))
-    assert CPUSet.parse(where) <= ON_0
+    assert CPUSet.parse(world.place(of, with_gpus(of))[0]) <= ON_0
     helper = replace(with_gpus(of), id="a-helper", name="helper")
-    where, _ = world.place(of, helper)
-    assert CPUSet.parse(where) <= ON_1
+    assert CPUSet.parse(world.place(of, helper)[0]) <= ON_1
 
 
 def test_where_the_gpus_numa_node_is_full_it_is_refused_with_both_reasons(world: World) -> None:
@@ -118,60 +128,34 @@ def test_where_the_gpus_numa_node_is_full_it_is_refused_with_both_reasons(world:
 def test_a_device_of_several_numa_nodes_suits_each_of_them(world: World) -> None:
     world.put("full", {"numacpu": "0-3", "cpus": "exclusive"}, 4, 1)
     of = pod("a", {"policy": "single-numa-node", "cpus": "exclusive"})
-    where, _ = world.place(of, with_gpus(of, gpu=(0, 1)))
-    assert CPUSet.parse(where) <= ON_1
+    assert CPUSet.parse(world.place(of, with_gpus(of, gpu=(0, 1)))[0]) <= ON_1
 
 
 def test_devices_on_two_numa_nodes_have_no_single_one(world: World) -> None:
-    of = pod("a", {"policy": "single-numa-node"})
+    of = pod("a", SINGLE)
     says(world.refuse(of, with_gpus(of, a=(0,), b=(1,))), "", "GPU")
     of = pod("b", {"policy": "best-effort"})
-    _, mems = world.place(of, with_gpus(of, a=(0,), b=(1,)))
-    said = [step for step in world.steps("b-app") if "GPU" in step]
-    assert mems in ("0", "1", "0-1")
-    assert said
+    assert world.place(of, with_gpus(of, a=(0,), b=(1,)))[1] in ("0", "1", "0-1")
+    assert [step for step in world.steps("b-app") if "GPU" in step]
 
 
-def test_a_pod_as_a_whole_goes_where_the_devices_of_all_its_containers_are(world: World) -> None:
-    """The first container has none; it goes where the second one's is."""
-    of = pod("a", {"policy": "single-numa-node", "scope": "pod"}, total=resources(2, 2))
-    first = replace(
-        container(of, "first", resources(1, 1)), pod_devices=(request("GPU", {GPU: (1,)}),)
-    )
-    _, mems = world.place(of, first)
-    assert mems == "1"
-    _, mems = world.place(of, replace(with_gpus(of, 1), id="a-second", name="second"))
-    assert mems == "1"
-
-
-def test_a_container_by_itself_is_not_moved_by_the_devices_of_others(world: World) -> None:
-    of = pod("a", {"policy": "single-numa-node"})
-    first = replace(
-        container(of, "first", resources(1, 1)), pod_devices=(request("GPU", {GPU: (1,)}),)
-    )
-    _, mems = world.place(of, first)
-    assert mems == "0"
-
-
-def test_many_devices_are_named_in_part(world: World) -> None:
-    of = pod("a", {"policy": "single-numa-node"})
-    world.place(of, with_gpus(of, **{f"gpu{i}": (1,) for i in range(9)}))
-    expected = "on NUMA node 1 because its GPU gpu0, gpu1, gpu2, gpu3 and 5 more are there"
-    assert expected in world.steps("a-app")
+@pytest.mark.parametrize(("scope", "numa_node"), [("pod", "1"), ("container", "0")])
+def test_a_pod_as_a_whole_goes_where_the_devices_of_all_its_containers_are(
+    world: World, scope: str, numa_node: str
+) -> None:
+    """The first container has none; with its pod it goes where the second one's is."""
+    of = pod("a", {**SINGLE, "scope": scope}, total=resources(2, 2))
+    theirs = (request("GPU", {GPU: (1,)}),)
+    first = replace(container(of, "first", resources(1, 1)), pod_devices=theirs)
+    assert world.place(of, first)[1] == numa_node
+    assert world.place(of, replace(with_gpus(of, 1), id="a-second", name="second"))[1] == "1"
 
 
 def test_what_gives_no_hint_is_said_of_a_container_without_any_other_device(world: World) -> None:
-    of = pod("a", {"policy": "single-numa-node"})
+    of = pod("a", SINGLE)
     note = "variable PCIDEVICE_X names nothing: no hint"
     world.place(of, replace(container(of, wants=resources(1, 1)), device_notes=(note,)))
     assert note in world.steps("a-app")
-
-
-def test_devices_of_no_numa_node_are_no_wish(world: World) -> None:
-    of = pod("a", {"policy": "single-numa-node"})
-    _, mems = world.place(of, with_gpus(of, gpu=()))
-    assert mems == "0"
-    assert not any("GPU" in step for step in world.steps("a-app"))
 
 
 @pytest.mark.parametrize(
@@ -212,8 +196,8 @@ def test_pods_without_devices_keep_away_from_free_ones() -> None:
     """Both went to NUMA nodes in turn, until nothing was left beside the GPUs."""
     world = World(machines.dual_smt_16(), reading=Reading(devices={0: 2, 1: 0}))
     for name in ("a", "b"):
-        assert world.put(name, {"policy": "single-numa-node"}, 3, 1)[1] == "1"
-    assert world.put("c", {"policy": "single-numa-node"}, 3, 1)[1] == "0", "it fits nowhere else"
+        assert world.put(name, SINGLE, 3, 1)[1] == "1"
+    assert world.put("c", SINGLE, 3, 1)[1] == "0", "it fits nowhere else"
 
 
 def test_a_device_of_two_numa_nodes_counts_on_the_one_that_was_chosen() -> None:

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from nri_numa.engine.decision import Reading
 from nri_numa.engine.state import Kind
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.model.cpuset import CPUSet, NUMASet
+from nri_numa.model.machine import Topology
 from nri_numa.model.settings import Rule, Settings
 from nri_numa.model.workload import QoSClass, Strategy
 from tests.beds.world import GIB, World, container, pod, resources, says, two_nodes
 from tests.machines import named as machines
 
 usual = two_nodes
-
-
-def test_memory_only_still_stays_off_owned_cpus() -> None:
-    world = World(machines.single_smt())
-    world.put("m", {"numamem": "0"})
-    world.put("x", {"cpus": "exclusive"}, 2)
-    assert world.cpus("m-app").isdisjoint(world.cpus("x-app"))
-    assert world.has("m-app")[1] == "0"
 
 
 def test_the_containers_own_key_beats_the_pods() -> None:
@@ -67,16 +61,29 @@ def test_what_does_not_exist_is_refused(
     assert not world.agent.state.allocations
 
 
-def test_an_offline_cpu_is_refused_as_offline() -> None:
-    world = World(synthetic(sockets=1, numa_per_socket=1, cores_per_numa=4, offline=CPUSet([5])))
-    says(world.refused("a", {"numacpu": "4-5"}), "CPUOffline", "CPU 5 is offline", "0-4,6-7")
-
-
-def test_a_cpu_outside_our_own_cpuset_is_refused() -> None:
-    world = World(
-        synthetic(sockets=1, numa_per_socket=1, cores_per_numa=4, allowed=CPUSet(range(4)))
-    )
-    says(world.refused("a", {"numacpu": "3-4"}), "CPUNotAllowed", "CPU 4", "0-3")
+@pytest.mark.parametrize(
+    ("topology", "asks", "reason", "words"),
+    [
+        (
+            machines.single_smt(offline=CPUSet([5])), {"numacpu": "4-5"},
+            "CPUOffline", ("CPU 5 is offline", "0-4,6-7"),
+        ),
+        (
+            machines.single_smt(allowed=CPUSet(range(4))), {"numacpu": "3-4"},
+            "CPUNotAllowed", ("CPU 4", "0-3"),
+        ),
+        (machines.single_smt(memory_gib=0), {"numamem": "0"}, "NUMANodeWithoutMemory", ()),
+        (
+            replace(machines.snc_smt(), withheld_memory=NUMASet([3])), {"numamem": "3"},
+            "NUMANodeNotAllowed", ("NUMA node 3",),
+        ),
+    ],
+    ids=["offline", "outside our cpuset", "without memory", "memory outside our cpuset"],
+)  # fmt: skip
+def test_what_is_there_and_cannot_be_had_is_refused_as_such(
+    topology: Topology, asks: dict[str, str], reason: str, words: tuple[str, ...]
+) -> None:
+    says(World(topology).refused("a", asks), reason, *words)
 
 
 def test_reserved_cpus_are_out_of_reach_of_lists_but_those_of_a_rule() -> None:
@@ -106,12 +113,6 @@ def test_exclusive_lists_may_not_overlap_other_lists() -> None:
     refused = world.refused("b", {"numacpu": "1-2", "cpus": "exclusive"}, 2)
     assert refused.reason == "CPUListed"
     assert "default/a/app" in refused.message
-
-
-def test_a_node_without_memory_is_refused() -> None:
-    topology = synthetic(sockets=1, numa_per_socket=2, cores_per_numa=2, memory_gib=0)
-    world = World(topology)
-    says(world.refused("a", {"numamem": "0"}), "NUMANodeWithoutMemory")
 
 
 @pytest.mark.parametrize("wishes", [{}, {"policy": "best-effort"}])

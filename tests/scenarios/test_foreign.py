@@ -14,7 +14,7 @@ from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import QoSClass, Resources
 from nri_numa.store import journal
-from tests.beds.world import World, container, pod, resources
+from tests.beds.world import World, container, pod
 from tests.machines import named as machines
 
 OWN = {"cpus": "exclusive"}
@@ -31,87 +31,71 @@ def plain(world: World, name: str = "plain", cpus: str = "") -> str:
     return made.id
 
 
-def owner(world: World, cpus: int = 1, name: str = "own") -> str:
-    """A container with CPUs of its own."""
-    of = pod(name, OWN)
-    made = container(of, wants=resources(cpus, 1))
-    world.place(of, made)
-    return made.id
-
-
-def kind(world: World, container_id: str) -> Kind:
-    return world.allocation(container_id).kind
-
-
-def overlaps(world: World) -> float | None:
-    return world.metrics.registry.get_sample_value("nri_numa_foreign_on_owned_cpus")
-
-
 def test_a_pin_that_is_taken_back_is_no_pin_any_more(world: World) -> None:
     """It was foreign for ever once, and then stayed on the CPU of a later owner."""
     one = plain(world)
     world.update(one, Resources(cpus="2"))
-    assert kind(world, one) is Kind.FOREIGN
+    assert world.allocation(one).kind is Kind.FOREIGN
     world.update(one, Resources(cpus="0-3"))
-    assert kind(world, one) is Kind.UNBOUND
-    own = owner(world)
+    assert world.allocation(one).kind is Kind.UNBOUND
+    world.put("own", OWN, 1, 1)
     assert world.has(one)[0] == "1-3"
     world.check()
-    world.stop(own)
+    world.stop("own-app")
     assert world.has(one)[0] == "0-3"
 
 
 def test_a_pin_on_exclusive_cpus_is_said_when_its_container_is_created(world: World) -> None:
     """Another plugin, called before us, writes a CPU that is exclusive to somebody."""
-    own = owner(world)
-    assert (world.has(own)[0], overlaps(world)) == ("0", 0)
+    world.put("own", OWN, 1, 1)
+    assert (world.has("own-app")[0], world.count("foreign_on_owned_cpus")) == ("0", 0)
     one = plain(world, cpus="0")
-    assert kind(world, one) is Kind.FOREIGN
-    assert overlaps(world) == 1
+    assert world.allocation(one).kind is Kind.FOREIGN
+    assert world.count("foreign_on_owned_cpus") == 1
     assert world.count("foreign_overlaps_total") == 1
     real = Moment(world.agent.machine, world.agent.state, {}).actual(one)
     assert real is not None
     assert (real.cpus, real.intruder, real.owners) == ("0", True, ("default/own/app",))
     assert real.text == "pinned by another component to CPU 0"
-    assert Moment(world.agent.machine, world.agent.state, {}).actual(own) is None
+    assert Moment(world.agent.machine, world.agent.state, {}).actual("own-app") is None
     world.stop(one)
-    assert overlaps(world) == 0
+    assert world.count("foreign_on_owned_cpus") == 0
 
 
 def test_all_cpus_are_the_shared_pool_while_somebody_owns_some(world: World) -> None:
     one = plain(world)
     world.update(one, Resources(cpus="2-3"))
-    own = owner(world)
+    world.put("own", OWN, 1, 1)
     world.update(one, Resources(cpus="0-3"))
-    assert kind(world, one) is Kind.UNBOUND
+    assert world.allocation(one).kind is Kind.UNBOUND
     assert world.has(one)[0] == "1-3"
-    assert not world.cpus(one) & world.cpus(own)
+    assert not world.cpus(one) & world.cpus("own-app")
     assert "holds the whole shared pool" in world.allocation(one).reason
 
 
 def test_the_shared_pool_itself_pins_nobody(world: World) -> None:
-    own = owner(world)
+    world.put("own", OWN, 1, 1)
     one = plain(world)
     before = world.agent.state
     world.update(one, Resources(cpus="1-3"))
     assert world.agent.state is before
-    world.stop(own)
+    world.stop("own-app")
     assert world.has(one)[0] == "0-3"
 
 
 def test_a_foreign_container_may_go_where_its_manager_says(world: World) -> None:
     """Also onto an owner's CPU: it is left alone, and said and counted."""
     one = plain(world)
-    own = owner(world)
+    world.put("own", OWN, 1, 1)
     world.update(one, Resources(cpus="3"))
-    assert overlaps(world) == 0
+    assert world.count("foreign_on_owned_cpus") == 0
     world.update(one, Resources(cpus="0"))
-    assert (kind(world, one), world.has(one)[0]) == (Kind.FOREIGN, "0")
-    assert world.cpus(own) == CPUSet.parse("0")
-    assert overlaps(world) == 1
+    assert (world.allocation(one).kind, world.has(one)[0]) == (Kind.FOREIGN, "0")
+    assert world.cpus("own-app") == CPUSet.parse("0")
+    assert world.count("foreign_on_owned_cpus") == 1
     world.update(one, Resources(cpus="0-3"))
-    assert (kind(world, one), world.has(one)[0]) == (Kind.UNBOUND, "1-3")
-    assert overlaps(world) == 0
+    assert (world.allocation(one).kind, world.has(one)[0]) == (Kind.UNBOUND, "1-3")
+    assert world.count("foreign_on_owned_cpus") == 0
 
 
 @pytest.mark.parametrize("asked", [Resources(cpu_shares=512), Resources(cpus="x"), Resources()])
@@ -129,25 +113,25 @@ def test_a_pin_that_was_taken_back_in_a_gap(world: World, now: str, restart: boo
     """The plugin is away while somebody writes; the runtime tells afterwards."""
     one = plain(world)
     world.update(one, Resources(cpus="0-2"))  # wide: not kept for last
-    owner(world)
-    assert overlaps(world) == 1
+    world.put("own", OWN, 1, 1)
+    assert world.count("foreign_on_owned_cpus") == 1
     world.unseen(one, cpus=now)
     if restart:
         world.boot()
     world.synchronize()
-    assert (kind(world, one), world.has(one)[0]) == (Kind.UNBOUND, "1-3")
-    assert overlaps(world) == 0
+    assert (world.allocation(one).kind, world.has(one)[0]) == (Kind.UNBOUND, "1-3")
+    assert world.count("foreign_on_owned_cpus") == 0
 
 
 def test_a_pin_that_was_changed_in_a_gap_is_known_as_it_is(world: World) -> None:
     one = plain(world, cpus="3")
-    owner(world)
+    world.put("own", OWN, 1, 1)
     world.unseen(one, cpus="0")
     world.synchronize()
     assert world.has(one)[0] == "0"
     allocation = world.allocation(one)
     assert (allocation.kind, allocation.pinned) == (Kind.FOREIGN, CPUSet.parse("0"))
-    assert overlaps(world) == 1
+    assert world.count("foreign_on_owned_cpus") == 1
     assert journal.state_from(world.store.documents)[0].allocations[one] == allocation
 
 
@@ -163,8 +147,8 @@ def test_a_cpuset_nobody_can_read_stays_as_it_is(world: World) -> None:
 def test_a_container_that_is_created_with_a_cpuset(world: World, cpus: str, expected: Kind) -> None:
     """All CPUs are what the kubelet's static policy gives to everybody while it pins nobody."""
     one = plain(world, cpus=cpus)
-    assert kind(world, one) is expected
-    owner(world)
+    assert world.allocation(one).kind is expected
+    world.put("own", OWN, 1, 1)
     assert world.has(one)[0] == "1-3"
     world.synchronize()
     if expected is Kind.UNBOUND:
@@ -177,14 +161,22 @@ def test_all_cpus_do_not_reach_those_that_are_strictly_reserved() -> None:
     one = plain(world)
     assert world.has(one)[0] == "1-3"
     world.update(one, Resources(cpus="0-3"))
-    assert (kind(world, one), world.has(one)[0]) == (Kind.UNBOUND, "1-3")
+    assert (world.allocation(one).kind, world.has(one)[0]) == (Kind.UNBOUND, "1-3")
 
 
-def test_a_pin_belongs_to_a_foreign_container_only(world: World) -> None:
-    one = plain(world)
-    document = world.store.documents["c/" + one] | {"pinned": "1"}
-    _, (problem,) = journal.state_from({"c/" + one: document})
-    assert "only a foreign container is pinned by another component" in problem
+@pytest.mark.parametrize(
+    ("field", "said"),
+    [
+        ({"pinned": "1"}, "only a foreign container is pinned by another component"),
+        ({"soft": True}, "only a list of shared CPUs can be soft"),
+    ],
+)
+def test_what_the_checkpoint_says_of_the_wrong_kind_of_container_is_left_out(
+    world: World, field: dict[str, object], said: str
+) -> None:
+    document = world.store.documents["c/" + plain(world)] | field
+    _, (problem,) = journal.state_from({"c/plain-app": document})
+    assert said in problem
 
 
 def test_a_cpuset_on_a_container_whose_memory_we_bind_is_answered_with_the_pool() -> None:

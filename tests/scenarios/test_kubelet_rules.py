@@ -337,12 +337,6 @@ def test_static_cpus_gives_guaranteed_pods_cpus_without_a_policy() -> None:
     assert world.put("listed", {"numamem": "1"}, 2, 1)[1] == "1"
 
 
-def test_static_cpus_refuses_a_pod_that_there_are_no_cpus_for() -> None:
-    world = World(machines.single_no_smt(), STATIC)
-    assert world.refused("a", {}, 5).reason == "NotEnoughCPUs"
-    assert World(machines.single_no_smt()).put("a", {}, 3, 1) == ("", "")
-
-
 def test_static_cpus_with_the_kubelets_memory_manager_gives_memory_nodes_too() -> None:
     world = World(machines.dual_no_smt(), Settings(static_cpus=True, kubelet_memory=True))
     assert world.put("a", {}, 2, 12)[1] == "0"

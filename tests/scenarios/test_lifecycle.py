@@ -7,7 +7,8 @@ from functools import partial
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.engine.decision import Refused
+from nri_numa.engine import admit
+from nri_numa.engine.decision import Machine, Refused
 from nri_numa.engine.state import (
     Charge,
     Kind,
@@ -338,3 +339,11 @@ def test_a_broken_rule_is_counted_and_never_stops_us(world: World) -> None:
     value = world.metrics.registry.get_sample_value("nri_numa_invariant_violations_total")
     assert value
     assert value >= 1
+
+
+def test_forgetting_what_is_not_there_changes_nothing() -> None:
+    state = NodeState()
+    machine = Machine(topology=machines.single_no_smt(), settings=Settings())
+    assert admit.forget_pod(machine, state, "u").state is state
+    assert state.without_pod("u") is state
+    assert admit.release(machine, state, "x").state is state

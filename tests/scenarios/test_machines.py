@@ -18,7 +18,7 @@ from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import QoSClass, Refusal, Requested, Resources
-from tests.beds.world import GIB, World, container, pod, resources, says, two_by_four
+from tests.beds.world import GIB, World, container, pod, resources, says
 from tests.machines import named as machines
 from tests.machines.named import write_tree
 
@@ -315,59 +315,53 @@ def test_case_13_cpus_of_an_offline_numa_node_are_not_near_the_only_online_one(
     says(world.refused("wide", SINGLE, 4, 1), "", "free: NUMA node 0: 1 CPU")
 
 
-def _siblings(
-    files: dict[str, str], groups: Mapping[str, str], name: str = "core_siblings_list"
+Told = Mapping[str, Mapping[str, str]]
+"""Files of ``topology`` by CPUs that have them with the same text."""
+EIGHT = [f"{i}-{i + 1}" for i in range(0, 16, 2)]
+HALVES = {"0-3": "0-3", "4-7": "4-7"}
+SELF = {str(i): str(i) for i in range(8)}
+
+
+@pytest.mark.parametrize(
+    ("sockets", "cores", "unknown", "told", "expected"),
+    [
+        # An s390 in a partition: 16 CPUs in 8 sockets were read as one.
+        (8, 2, "0-15", {"core_siblings_list": dict(zip(EIGHT, EIGHT, strict=True))}, EIGHT),
+        # Nothing is known of the socket: each CPU by itself.
+        (2, 4, "0-7", {"core_siblings_list": SELF, "book_siblings_list": HALVES}, [*HALVES]),
+        (2, 4, "0-7", {"core_siblings_list": SELF, "drawer_siblings_list": HALVES}, [*HALVES]),
+        # Package ids are unique in a book only.
+        (
+            4,
+            2,
+            "",
+            {
+                "book_id": {"0-3": "0", "4-7": "1"},
+                "physical_package_id": {"0-1,4-5": "0", "2-3,6-7": "1"},
+            },
+            ["0-1", "2-3", "4-5", "6-7"],
+        ),
+        # Unknown and known packages keep apart.
+        (2, 4, "4-7", {"core_siblings_list": {"4-7": "4-7"}}, [*HALVES]),
+    ],
+)
+def test_case_14_what_tells_the_sockets(
+    tmp_path: Path, sockets: int, cores: int, unknown: str, told: Told, expected: list[str]
 ) -> None:
-    for cpus, told in groups.items():
-        low, _, high = cpus.partition("-")
-        for i in range(int(low), int(high or low) + 1):
-            files[f"{CPU}/cpu{i}/topology/physical_package_id"] = "-1\n"
-            files[f"{CPU}/cpu{i}/topology/{name}"] = f"{told}\n"
-
-
-EIGHT = {f"{i * 2}-{i * 2 + 1}": f"{i * 2}-{i * 2 + 1}" for i in range(8)}
-
-
-def test_case_14_siblings_tell_the_sockets_where_package_ids_are_minus_one(tmp_path: Path) -> None:
-    """An s390 in a partition: 16 CPUs in 8 sockets were read as one."""
-    base = synthetic(sockets=8, numa_per_socket=1, cores_per_numa=2, threads=1)
-    machine = _read(tmp_path, base, lambda files: _siblings(files, EIGHT))
-    assert [str(s.cpus) for s in machine.sockets.values()] == list(EIGHT.values())
-    assert list(machine.sockets) == list(range(8))
-    assert machine.warnings == (
-        "CPUs 0-15 report no package id that can be read; the socket is taken from its siblings",
-    )
-
-
-@pytest.mark.parametrize("level", ["book", "drawer"])
-def test_case_14_books_and_drawers_tell_it_too(tmp_path: Path, level: str) -> None:
-    base = two_by_four()
+    """Package ids of minus one are none."""
+    base = synthetic(sockets=sockets, numa_per_socket=1, cores_per_numa=cores, threads=1)
 
     def change(files: dict[str, str]) -> None:
-        _siblings(files, {"0-3": "0-3", "4-7": "4-7"}, f"{level}_siblings_list")
-        for i in range(8):  # nothing is known of the socket: each CPU by itself
-            files[f"{CPU}/cpu{i}/topology/core_siblings_list"] = f"{i}\n"
+        for name, groups in {"physical_package_id": {unknown: "-1"}, **told}.items():
+            for cpus, text in groups.items():
+                for i in CPUSet.parse(cpus):
+                    files[f"{CPU}/cpu{i}/topology/{name}"] = f"{text}\n"
 
     machine = _read(tmp_path, base, change)
-    assert [str(s.cpus) for s in machine.sockets.values()] == ["0-3", "4-7"]
-
-
-def test_case_14_package_ids_are_unique_in_a_book_only(tmp_path: Path) -> None:
-    base = synthetic(sockets=4, numa_per_socket=1, cores_per_numa=2, threads=1)
-
-    def change(files: dict[str, str]) -> None:
-        for i in range(8):
-            files[f"{CPU}/cpu{i}/topology/book_id"] = f"{i // 4}\n"
-            files[f"{CPU}/cpu{i}/topology/physical_package_id"] = f"{i // 2 % 2}\n"
-
-    machine = _read(tmp_path, base, change)
-    assert [str(s.cpus) for s in machine.sockets.values()] == ["0-1", "2-3", "4-5", "6-7"]
-
-
-def test_case_14_unknown_and_known_packages_keep_apart(tmp_path: Path) -> None:
-    base = two_by_four()
-    machine = _read(tmp_path, base, lambda files: _siblings(files, {"4-7": "4-7"}))
-    assert {i: str(s.cpus) for i, s in machine.sockets.items()} == {0: "0-3", 1: "4-7"}
+    assert {i: str(s.cpus) for i, s in machine.sockets.items()} == dict(enumerate(expected))
+    if unknown:
+        said = f"CPUs {unknown} report no package id that can be read; the socket is taken from its"
+        assert machine.warnings == (f"{said} siblings",)
 
 
 def test_case_14_sockets_count_before_ids_where_no_cache_is_told() -> None:

@@ -47,20 +47,34 @@ def given(
     return admitted(world, pod("a", annotations), **more).adjustment.memory_policy
 
 
+LISTED = {"numamem": "0-1"}
+
+
 @pytest.mark.parametrize(
-    ("mode", "nodes"),
+    ("asks", "mode", "nodes"),
     [
-        ("local", ""),
-        ("preferred", "0"),
-        ("preferred-many", "0-1"),
-        ("bind", "0-1"),
-        ("interleave", "0-1"),
-        ("weighted-interleave", "0-1"),
+        (LISTED, "local", ""),
+        ({}, "local", ""),
+        (LISTED, "preferred", "0"),
+        ({**LISTED, "numacpu": "4-5"}, "preferred", "1"),  # beside its CPUs
+        (LISTED, "preferred-many", "0-1"),
+        (LISTED, "bind", "0-1"),
+        (LISTED, "interleave", "0-1"),
+        (LISTED, "weighted-interleave", "0-1"),
     ],
 )
-def test_it_is_about_the_memory_nodes_of_the_container(mode: str, nodes: str) -> None:
-    found = given(two_nodes(), {"numamem": "0-1", "mempolicy": mode})
+def test_it_is_about_the_memory_nodes_of_the_container(
+    asks: dict[str, str], mode: str, nodes: str
+) -> None:
+    found = given(two_nodes(), {**asks, "mempolicy": mode})
     assert found == MemoryPolicySetting(MemoryPolicy(mode), NUMASet.parse(nodes))
+
+
+@pytest.mark.parametrize("own", [{"mempolicy": "default"}, {"bind": "none"}, {"bind": "cpu"}])
+def test_one_container_may_go_without(own: dict[str, str]) -> None:
+    """The stronger level wins: one that opts out of pins has no memory policy either."""
+    asks = {"policy": "restricted", "mempolicy": "bind"}
+    assert given(two_nodes(), asks | {f"{key}.app": value for key, value in own.items()}) is None
 
 
 def booked(world: World, name: str = "a-app") -> dict[int, float]:
@@ -118,11 +132,6 @@ def test_computed_memory_nodes_count_as_listed_ones_do(world: World) -> None:
     wide = admitted(world, pod("b", {"policy": "best-effort", "mempolicy": "interleave"}), cpus=6)
     assert wide.adjustment.memory_policy is not None
     assert str(wide.adjustment.memory_policy.nodes) == "0-1"
-
-
-def test_preferred_is_one_node_beside_the_cpus() -> None:
-    asks = {"numacpu": "4-5", "numamem": "0-1", "mempolicy": "preferred"}
-    assert given(two_nodes(), asks) == MemoryPolicySetting(MemoryPolicy.PREFERRED, NUMASet([1]))
 
 
 def test_who_does_not_ask_gets_the_answer_that_was_always_given() -> None:
@@ -189,11 +198,6 @@ def test_a_list_of_memory_nodes_is_no_excuse_to_go_without(more: dict[str, str])
     assert untouched.adjustment.memory_policy is None
 
 
-def test_one_container_may_go_without() -> None:
-    asks = {"numamem": "0", "mempolicy": "bind", "mempolicy.app": "default"}
-    assert given(two_nodes(), asks) is None
-
-
 # --- without memory nodes ---------------------------------------------------------------------
 
 
@@ -203,10 +207,6 @@ def test_a_policy_on_nodes_needs_memory_nodes(asks: dict[str, str]) -> None:
     assert refused.reason == "MemoryPolicyWithoutNodes"
     assert "mempolicy is 'bind' (annotation numa.kubernetes.io/mempolicy)" in refused.message
     assert "expected numamem, or a policy that pins its memory" in refused.message
-
-
-def test_memory_near_the_cpu_needs_none() -> None:
-    assert given(two_nodes(), {"mempolicy": "local"}) == MemoryPolicySetting(MemoryPolicy.LOCAL)
 
 
 def test_a_rule_or_a_default_stops_nobody_who_is_not_pinned() -> None:
@@ -228,9 +228,6 @@ def test_it_contradicts_memory_that_is_left_alone(bind: str) -> None:
     assert "expected no mempolicy 'local'" in refused.message or "expected no bind" in (
         refused.message
     )
-    # The stronger level wins: a container that opts out of pins has no memory policy either.
-    asks = {"policy": "restricted", "mempolicy": "bind", "bind.app": bind}
-    assert given(two_nodes(), asks) is None
 
 
 def test_what_others_pin_is_left_to_them(world: World) -> None:

@@ -11,10 +11,9 @@ from msgspec.structs import replace
 from nri_numa.engine.decision import Reading
 from nri_numa.engine.state import Kind
 from nri_numa.machine.synthetic import synthetic
-from nri_numa.model.cpuset import CPUSet, NUMASet
+from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.settings import EVERYTHING, CPUAmount, Limits, Permission, Settings
 from nri_numa.model.workload import QoSClass, Resources
-from tests.beds.allocations import allocation
 from tests.beds.explained import of_decision
 from tests.beds.world import GIB, PREFIX, World, container, pod, resources, says
 from tests.machines import named as machines
@@ -26,10 +25,6 @@ BEST_EFFORT, BURSTABLE = QoSClass.BEST_EFFORT, QoSClass.BURSTABLE
 
 
 usual = partial(World, machines.single_smt())
-
-
-def four() -> World:
-    return World(machines.single_no_smt())
 
 
 # --- siblings that are kept idle ----------------------------------------------------------------
@@ -97,10 +92,8 @@ def test_huge_pages_are_given_back(restart: str) -> None:
     for name in "ab":
         world.put(name, SINGLE, 1, 1, pages=pages)
     mems = world.has("a-app")[1]
-    if restart == "loss":
-        world.store.documents.clear()
     if restart:
-        world.restart()
+        world.restart(lost=restart == "loss")
     assert "hugepages-1Gi" in world.refused("c", SINGLE, 1, 1, pages=pages).message
     world.stop("a-app")
     world.put("c", SINGLE, 1, 1, pages=pages)
@@ -113,7 +106,7 @@ def test_huge_pages_are_given_back(restart: str) -> None:
 
 def test_a_container_is_not_among_those_who_are_told_of_its_own_change() -> None:
     """The runtime would write it twice, once from its own request and once from the other list."""
-    world = four()
+    world = World(machines.single_no_smt())
     world.put("own", {"policy": "best-effort"}, 2)
     world.put("plain", qos=BEST_EFFORT)
     world.sent.clear()
@@ -124,7 +117,7 @@ def test_a_container_is_not_among_those_who_are_told_of_its_own_change() -> None
 
 def test_a_container_that_does_not_exist_yet_is_not_updated() -> None:
     """It takes the place of an owner, which widens the pool that it will be in."""
-    world = four()
+    world = World(machines.single_no_smt())
     world.ends_whole = False
     of = pod("again", {"policy": "best-effort"})
     world.place(of, container(of, wants=resources(2), id="one"))
@@ -139,7 +132,7 @@ def test_a_container_that_does_not_exist_yet_is_not_updated() -> None:
 
 def test_a_plain_container_of_a_gap_does_not_push_its_neighbour_out_of_the_pod() -> None:
     """When the pod goes without a word, the CPUs of its owner are free again."""
-    world = four()
+    world = World(machines.single_no_smt())
     of = pod("both", {"cpus.app": "exclusive"})
     world.place(of, wants=resources(2))
     world.put("before", qos=BEST_EFFORT)
@@ -155,7 +148,7 @@ def test_a_plain_container_of_a_gap_does_not_push_its_neighbour_out_of_the_pod()
 
 def test_an_owner_keeps_its_cpus_where_a_list_was_widened_onto_them() -> None:
     """Both carry our signature; the one that shares is decided anew, not the one that owns."""
-    world = four()
+    world = World(machines.single_no_smt())
     world.put("a", {"numacpu": "3"}, qos=BEST_EFFORT)
     world.put("z", OWN, 2)
     had = world.cpus("z-app")
@@ -275,12 +268,6 @@ def test_a_refusal_names_only_what_is_needed() -> None:
     assert "0 CPUs" not in refused.message
 
 
-def test_memory_outside_our_own_cpuset_is_refused_as_such() -> None:
-    topology = replace(machines.snc_smt(), withheld_memory=NUMASet([3]))
-    world = World(topology)
-    says(world.refused("a", {"numamem": "3"}), "NUMANodeNotAllowed", "NUMA node 3")
-
-
 def test_pairing_across_numa_nodes_is_told_as_the_reason() -> None:
     from nri_numa.engine.admit import admit
     from nri_numa.engine.decision import Admitted
@@ -296,23 +283,6 @@ def test_pairing_across_numa_nodes_is_told_as_the_reason() -> None:
     assert isinstance(decision, Admitted)
     told = sentences.text(of_decision(world.agent.machine, decision))
     assert "beside containers of the opposite load" in " ".join(told.split())
-
-
-def test_what_cannot_be_true_of_an_allocation_is_said() -> None:
-    from nri_numa.engine.state import contradiction
-
-    base = allocation()
-    one, other = CPUSet([1]), CPUSet([2])
-    assert contradiction(base) == ""
-    assert "must own" in contradiction(replace(base, kind=Kind.EXCLUSIVE))
-    assert "must have NUMA" in contradiction(replace(base, kind=Kind.SHARED))
-    assert "cannot own" in contradiction(replace(base, owned=True, cpus=one))
-    owner = replace(base, kind=Kind.EXCLUSIVE, owned=True, cpus=one)
-    assert contradiction(replace(owner, idle=other)) == ""
-    assert "siblings" in contradiction(replace(owner, idle=one))
-    assert "siblings" in contradiction(replace(base, idle=other))
-    assert "can be soft" in contradiction(replace(base, soft=True))
-    assert "foreign" in contradiction(replace(base, kind=Kind.FOREIGN, mems=NUMASet([0])))
 
 
 def test_a_quota_comes_back_when_an_owner_becomes_shared_without_a_new_one() -> None:

@@ -271,16 +271,12 @@ def two(world: World, annotations: dict[str, str] = LIST) -> PodSandbox:
     return of
 
 
-def others(world: World) -> str:
-    return world.has("plain-app")[0]
-
-
 def test_two_containers_share_the_list_and_nobody_else_does(world: World) -> None:
     two(world)
     state = world.agent.state
     assert str(state.owned) == "2-5"
     assert sum(c.cpu_milli for c in state.charges.values()) == 4000, "counted once"
-    assert others(world) == "0-1,6-15"
+    assert world.has("plain-app")[0] == "0-1,6-15"
     says(world.refused("other", {"numacpu": "5"}), "CPUOwned", "default/db/log, default/db/main")
 
 
@@ -322,11 +318,8 @@ def test_one_that_ends_takes_nothing_from_the_other(world: World) -> None:
 def test_both_are_known_again_after_a_restart(world: World, lost: str) -> None:
     two(world)
     before = world.agent.state
-    if lost != "nothing":
-        world.store.documents.clear()
-    if lost == "checkpoint and key":
-        world.key = b"another key"
-    assert world.restart() == ()
+    key = b"another key" if lost == "checkpoint and key" else None
+    assert world.restart(lost=lost != "nothing", key=key) == ()
     world.check()
     after = world.agent.state
     assert (after.owned, after.charges) == (before.owned, before.charges)

@@ -110,30 +110,26 @@ def test_case_19_memory_and_huge_pages_that_never_meet() -> None:
     )
 
 
-def test_case_19_any_two_where_all_pairs_fit() -> None:
+ONE_LESS = synthetic(
+    sockets=2, numa_per_socket=4, cores_per_numa=8, memory_gib=6, offline=CPUSet([0])
+)
+"""32 CPUs are on any two of its NUMA nodes but the first."""
+SIXTEEN = synthetic(sockets=4, numa_per_socket=4, cores_per_numa=2, threads=1, memory_gib=6)
+"""Too large to count sets: the poorest NUMA nodes tell."""
+
+
+@pytest.mark.parametrize(
+    ("topology", "cpus", "said"),
+    [
+        (EIGHT, 24, "2 NUMA nodes: any two of them."),
+        (EIGHT, 40, "3 NUMA nodes: any three of them."),
+        (ONE_LESS, 32, "2 NUMA nodes: NUMA nodes 1-2 or 1,3 or 1,4 or 1,5 or 17 other sets."),
+        (SIXTEEN, 3, "2 NUMA nodes: any two of them."),
+    ],
+)
+def test_case_19_sets_are_named_or_counted(topology: Topology, cpus: float, said: str) -> None:
     """It read "0-1 or 0,2 or 0,3 or 0,4" where all 28 pairs fit."""
-    assert "would need 2 NUMA nodes: any two of them." in told(EIGHT, {"policy": "best-effort"}, 24)
-    assert "would need 3 NUMA nodes: any three of them." in told(
-        EIGHT, {"policy": "best-effort"}, 40
-    )
-
-
-def test_case_19_some_pairs_are_counted() -> None:
-    """Where not all fit, those that are not named are counted."""
-    # NUMA node 0 has one CPU fewer: 32 CPUs are on any two of the other seven.
-    topology = synthetic(
-        sockets=2, numa_per_socket=4, cores_per_numa=8, threads=2, memory_gib=6,
-        offline=CPUSet([0]),
-    )  # fmt: skip
-    text = told(topology, {"policy": "best-effort"}, 32)
-    assert "would need 2 NUMA nodes: NUMA nodes 1-2 or 1,3 or 1,4 or 1,5 or 17 other sets." in text
-
-
-def test_case_19_many_numa_nodes_are_not_counted() -> None:
-    """On machines too large to count sets, the poorest NUMA nodes tell."""
-    topology = synthetic(sockets=4, numa_per_socket=4, cores_per_numa=2, threads=1, memory_gib=6)
-    text = told(topology, {"policy": "best-effort"}, 3)
-    assert "would need 2 NUMA nodes: any two of them." in text
+    assert f"would need {said}" in told(topology, {"policy": "best-effort"}, cpus)
 
 
 @pytest.mark.parametrize("policy", ["none", "best-effort", "restricted", "single-numa-node"])

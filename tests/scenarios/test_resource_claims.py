@@ -19,7 +19,7 @@ from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.nri.wire.versions import Event
 from nri_numa.runtime import RequestRefused
 from tests.beds.nri_requests import NRIRequests
-from tests.beds.world import PREFIX, World, container, pod, resources, two_by_four, two_nodes
+from tests.beds.world import PREFIX, World, container, pod, resources, says, two_by_four, two_nodes
 from tests.unit.agent.test_claims import Bed
 from tests.unit.dra.test_claims import UID, config, result
 
@@ -88,29 +88,28 @@ def test_a_new_process_finds_it_and_says_who_has_it(world: World) -> None:
     assert world.refuse(*claiming("b", text)).reason == "ClaimInUse"
 
 
-def test_what_is_said_of_a_claim_that_does_not_count(world: World) -> None:
-    refused = world.refuse(*claiming("a", f"{NOT_PREPARED}its claim is gone"))
-    assert (refused.reason, refused.message) == (
-        "ClaimNotPrepared",
-        "pod default/a, container app: its claim is gone",
-    )
+LIMIT = "2 CPUs of a ResourceClaim, expected 2000m: as many as the claim has"
 
 
-def test_the_cpu_limit_must_be_what_the_claim_has() -> None:
-    refused = two_nodes().refuse(*claiming("a", result_text(0, UID, 0, 2), cpus=1))
-    assert refused.reason == "SlotsMismatch"
-    assert "2 CPUs of a ResourceClaim, expected 2000m: as many as the claim has" in refused.message
-
-
-def test_lists_of_cpus_contradict_a_claim() -> None:
-    text = result_text(0, UID, 0, 1)
-    refused = two_nodes().refuse(*claiming("a", text, cpus=1, asks={"numacpu": "1"}))
-    assert refused.reason == "SlotsConflict"
-    assert "1 CPU of a ResourceClaim" in refused.message
-
-
-def test_more_than_the_numa_node_has_is_refused(world: World) -> None:
-    world.refuse(*claiming("a", result_text(0, UID, 0, 5), cpus=5))
+@pytest.mark.parametrize(
+    ("text", "cpus", "asks", "reason", "said"),
+    [
+        (f"{NOT_PREPARED}its claim is gone", 2, {}, "ClaimNotPrepared", "app: its claim is gone"),
+        (result_text(0, UID, 0, 2), 1, {}, "SlotsMismatch", LIMIT),
+        (
+            result_text(0, UID, 0, 1),
+            1,
+            {"numacpu": "1"},
+            "SlotsConflict",
+            "1 CPU of a ResourceClaim",
+        ),
+        (result_text(0, UID, 0, 5), 5, {}, "NotEnoughCPUs", "5 exclusive CPUs needed"),
+    ],
+)
+def test_what_does_not_fit_a_claim_is_refused(
+    world: World, text: str, cpus: float, asks: dict[str, str], reason: str, said: str
+) -> None:
+    says(world.refuse(*claiming("a", text, cpus=cpus, asks=asks)), reason, said)
 
 
 @pytest.mark.parametrize(

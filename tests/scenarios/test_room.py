@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -505,8 +505,8 @@ MIB = 1 << 20
 
 def moving(
     world: World, clock: Ticking, migrate: Callable[..., Iterator[Step]], config: AgentConfig
-) -> None:
-    """A hundred looks of the mover, whose pages move as ``migrate`` says."""
+) -> list[str]:
+    """A hundred looks of the mover, whose pages move as ``migrate`` says; what is noted of them."""
 
     async def live() -> None:
         mover = Mover(world.agent, world.metrics, CgroupWriter(world.cgroups), clock)
@@ -522,6 +522,25 @@ def moving(
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("nri_numa.agent.mover.migrate", migrate)
         asyncio.run(live())
+    return [n.message.rpartition(" in ")[0] for n in world.agent.notices.after()]
+
+
+def far(
+    directory: Path, gib: float, used: Mapping[str, tuple[int, int]], settings: Settings,
+    reading: Reading | None = None,
+) -> World:  # fmt: skip
+    """Containers of two CPUs, on NUMA node 0 and so on, with so many bytes on both."""
+    topology = machine(2, 8)
+    tree = CgroupTree(directory, 2, topology.online, NUMASet([0, 1]))
+    world = World(topology, settings, reading=reading, cgroups=CgroupReader(str(directory)))
+    for name, (zero, one) in used.items():
+        tree.write(f"/{name}")
+        stat = tree.directory(f"/{name}") / "memory.numa_stat"
+        stat.write_text(f"anon N0={zero} N1={one}\n")
+        of = pod(name, SINGLE)
+        world.place(of, replace(container(of, wants=resources(2, gib)), cgroups_path=f"/{name}"))
+    world.synchronize()
+    return world
 
 
 def test_each_move_is_timed_by_itself() -> None:
@@ -598,15 +617,7 @@ def test_far_memory_comes_home_while_no_pod_starts(
     said: str,
 ) -> None:
     """Whether it is movable or not; by the minute no more than the budget has."""
-    topology = machine(2, 8)
-    tree = CgroupTree(tmp_path / "cgroup", 2, topology.online, NUMASet([0, 1]))
-    tree.write("/a")
-    stat = tree.directory("/a") / "memory.numa_stat"
-    stat.write_text(f"anon N0={128 * MIB} N1={128 * MIB}\n")
-    world = World(topology, Settings(room_budget=budget), cgroups=CgroupReader(str(tree.root)))
-    of = pod("a", SINGLE)
-    world.place(of, replace(container(of, wants=resources(2, 1)), cgroups_path="/a"))
-    world.synchronize()
+    world = far(tmp_path / "cgroup", 1, {"a": (128 * MIB, 128 * MIB)}, Settings(room_budget=budget))
     steps = iter(range(1, 17))
 
     def migrate(*of_what: object) -> Iterator[Step]:
@@ -621,14 +632,8 @@ def test_far_memory_comes_home_while_no_pod_starts(
                 assert shown.moving == "from NUMA node 1 to 0, 16 MiB so far"
             yield Step(8 * MIB, 0)
 
-    moving(
-        world,
-        Ticking(),
-        migrate,
-        AgentConfig(cgroup_root=str(tree.root), room=Room(far_pages=part)),
-    )
-    found = [n.message.rpartition(" in ")[0] for n in world.agent.notices.after()]
-    assert found == [said] * bool(said)
+    config = AgentConfig(cgroup_root=str(tmp_path / "cgroup"), room=Room(far_pages=part))
+    assert moving(world, Ticking(), migrate, config) == [said] * bool(said)
     assert world.agent.moving == {}
 
 
@@ -637,26 +642,16 @@ def test_far_memory_comes_home_before_a_neighbour_has_too_little(
     tmp_path: Path, free: int, says: int
 ) -> None:
     """Of two GiB that are the neighbour's one is not used yet, and has to be free."""
-    topology = machine(2, 8)
-    tree = CgroupTree(tmp_path / "cgroup", 2, topology.online, NUMASet([0, 1]))
-    for name, used in (("/a", (GIB, 128 * MIB)), ("/b", (256 * MIB, GIB))):
-        tree.write(name)
-        stat = tree.directory(name) / "memory.numa_stat"
-        stat.write_text(f"anon N0={used[0]} N1={used[1]}\n")
     settings = Settings(strategy=Strategy.SPREAD, room_budget=(GIB, 9))
-    cgroups, reading = CgroupReader(str(tree.root)), Reading(memory={0: 8 * GIB, 1: 8 * GIB})
-    world = World(topology, settings, cgroups=cgroups, reading=reading)
-    for name in "ab":
-        of = pod(name, SINGLE)
-        world.place(of, replace(container(of, wants=resources(2, 2)), cgroups_path=f"/{name}"))
-    world.synchronize()
+    reading = Reading(memory={0: 8 * GIB, 1: 8 * GIB})
+    used = {"a": (GIB, 128 * MIB), "b": (256 * MIB, GIB)}
+    world = far(tmp_path / "cgroup", 2, used, settings, reading)
     world.reading = replace(reading, memory={0: 8 * GIB, 1: free})
 
     def migrate(*of_what: object) -> Iterator[Step]:
         if of_what[2:] == (NUMASet([1]), 0):
             yield Step(128 * MIB, 0)
 
-    config = AgentConfig(cgroup_root=str(tree.root), room=Room(far_pages=0.5))
-    moving(world, Ticking(), migrate, config)
-    found = [n.message.rpartition(" in ")[0] for n in world.agent.notices.after()]
+    config = AgentConfig(cgroup_root=str(tmp_path / "cgroup"), room=Room(far_pages=0.5))
+    found = moving(world, Ticking(), migrate, config)
     assert found == says * ["256 MiB of far memory moved from NUMA node 1 to 0"]

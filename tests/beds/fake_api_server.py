@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import ssl
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -95,20 +96,13 @@ class FakeAPIServer(Bed):
                 plain = isinstance(said.body, str)
                 data = str(said.body).encode() if plain else json.dumps(said.body).encode()
                 self.send_response_only(said.status)
-                self.send_header("Date", formatdate(None, usegmt=True))
+                self.send_header("Date", formatdate(time.time() + fake.skew, usegmt=True))
                 self.send_header("Content-Type", "text/plain" if plain else "application/json")
                 self.send_header("Content-Length", str(len(data)))
                 for name, value in said.headers.items():
                     self.send_header(name, value)
                 self.end_headers()
                 self.wfile.write(data)
-
-            def send_header(self, keyword: str, value: str) -> None:
-                if keyword == "Date" and fake.skew:
-                    import time
-
-                    value = formatdate(time.time() + fake.skew, usegmt=True)
-                super().send_header(keyword, value)
 
             do_GET = do_POST = do_PATCH = do_PUT = _any
 

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 
+from msgspec.structs import replace
+
 from nri_numa.agent.serving import About
 from nri_numa.config import HTTP
 from nri_numa.engine.decision import Machine
@@ -14,10 +16,10 @@ from nri_numa.machine.pci import PCIDevice
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import Settings
-from nri_numa.model.workload import Container, PodSandbox, QoSClass, Resources
 from nri_numa.observe.metrics import Metrics
 from nri_numa.web.api import AgentServer
 from nri_numa.web.responses import Link
+from tests.beds import world
 from tests.beds.loop_thread import LoopThread
 from tests.beds.views import live_view
 from tests.beds.world import StillClock, agent_of
@@ -96,27 +98,17 @@ class PageBed(LoopThread):
         **annotations: str,
     ) -> None:
         """A Guaranteed container; somebody else set ``pinned`` as its cpuset already."""
-        sandbox = PodSandbox(
+        asked = {key.replace("_", "-"): text for key, text in annotations.items()}
+        sandbox = replace(
+            world.pod(pod, asked, namespace=namespace),
             id=f"sandbox-{namespace}-{pod}",
             uid=f"uid-{namespace}-{pod}",
-            namespace=namespace,
-            name=pod,
-            qos=QoSClass.GUARANTEED,
-            annotations={
-                f"numa.kubernetes.io/{k.replace('_', '-')}": v for k, v in annotations.items()
-            },
         )
-        made = Container(
+        made = world.container(
+            sandbox,
+            container,
+            replace(world.resources(cpus, memory / world.GIB), cpus=pinned),
             id=f"{hash((namespace, pod, container)) & (1 << 64) - 1:064x}",
-            pod_id=sandbox.id,
-            name=container,
-            resources=Resources(
-                cpu_quota=int(cpus * 100_000),
-                cpu_period=100_000,
-                cpu_shares=max(2, int(cpus * 1024)),
-                memory_limit=memory,
-                cpus=pinned,
-            ),
         )
         self.do(lambda: self.agent.create_container(sandbox, made))
 

@@ -18,6 +18,7 @@ from nri_numa.cli.machine import topology_lines
 from nri_numa.cli.output import WIDTH
 from nri_numa.machine.sysfs import discover, read_memory, read_online
 from nri_numa.machine.tree import LINKS, NEEDED
+from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import CoreKind, Topology
 
 pytestmark = pytest.mark.slow
@@ -291,9 +292,7 @@ def test_a_captured_machine_is_read_as_it_is(name: str) -> None:
 
 
 def _of_kind(machine: Topology, kind: CoreKind) -> str:
-    return ",".join(str(c.cpus) for c in machine.cores.values() if c.kind is kind).replace(
-        "12,13,14,15,16,17,18,19", "12-19"
-    )
+    return str(CPUSet(i for c in machine.cores.values() if c.kind is kind for i in c.cpus))
 
 
 @pytest.mark.parametrize("name", MACHINES)

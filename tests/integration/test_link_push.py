@@ -150,29 +150,29 @@ async def push_once(link: NRILink, plugin: RecordingPlugin) -> Any:
         return await link.push([update("c", "1")])
 
 
-async def test_a_runtime_that_never_answers_a_push_costs_one_timeout(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("settings", "detail"),
+    [
+        ({"push_timeout": 0.02}, "no answer within 0.02 s"),
+        ({}, "the link broke before the answer came"),
+    ],
+)
+async def test_a_push_without_an_answer_ends(
+    tmp_path: Path, settings: dict[str, float], detail: str
+) -> None:
+    """After one timeout, or with the link that breaks meanwhile."""
+
     async def serve(runtime: RawRuntime, number: int) -> None:
         await runtime.handshake(describe(2))
-        await runtime.reader.read()
+        assert isinstance(await runtime.next_event(), ev.UpdateContainersRequested)
+        if settings:
+            await runtime.reader.read()
 
     plugin = RecordingPlugin()
     path = str(tmp_path / "nri.sock")
     async with raw_runtime(path, serve):
-        result = await push_once(link_to(path, plugin, push_timeout=0.02), plugin)
-    assert (result.ok, result.detail) == (False, "no answer within 0.02 s")
-
-
-async def test_a_link_that_breaks_during_a_push_ends_it(tmp_path: Path) -> None:
-    async def serve(runtime: RawRuntime, number: int) -> None:
-        await runtime.handshake(describe(2))
-        event = await runtime.next_event()
-        assert isinstance(event, ev.UpdateContainersRequested)
-
-    plugin = RecordingPlugin()
-    path = str(tmp_path / "nri.sock")
-    async with raw_runtime(path, serve):
-        result = await push_once(link_to(path, plugin), plugin)
-    assert (result.ok, result.detail) == (False, "the link broke before the answer came")
+        result = await push_once(link_to(path, plugin, **settings), plugin)
+    assert (result.ok, result.detail) == (False, detail)
 
 
 @pytest.mark.parametrize(

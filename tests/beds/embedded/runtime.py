@@ -263,7 +263,7 @@ class EmbeddedRuntime:
         async with self._lock:
             container = self._container(container_id)
             if container.state is not ContainerState.CREATED:
-                raise CRIError(f"container {container_id} is {container.state.value}")
+                raise CRIError(f"container {container_id} is {container.state.name}")
             # As with a real runtime: no StopContainer before the container is removed.
             problem = self._world.machine.problem(container.message.linux.resources.cpu)
             if problem is not None:
@@ -289,7 +289,7 @@ class EmbeddedRuntime:
         async with self._lock:
             container = self._container(container_id)
             if container.state is ContainerState.EXITED:
-                raise CRIError(f"container {container_id} is {container.state.value}")
+                raise CRIError(f"container {container_id} is {container.state.name}")
             pod = self._pod(container.pod_id).message
             asked = pb.LinuxResources()
             asked.CopyFrom(resources)

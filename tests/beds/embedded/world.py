@@ -22,23 +22,11 @@ class CRIError(Exception):
 
 
 class ContainerState(enum.Enum):
-    """The life of a container."""
+    """The life of a container, by the numbers of NRI's messages."""
 
-    CREATED = "created"
-    RUNNING = "running"
-    EXITED = "exited"
-
-    @property
-    def protocol(self) -> pb.ContainerState:
-        """The number it has in NRI messages."""
-        return _PROTOCOL_STATES[self]
-
-
-_PROTOCOL_STATES = {
-    ContainerState.CREATED: pb.CONTAINER_CREATED,
-    ContainerState.RUNNING: pb.CONTAINER_RUNNING,
-    ContainerState.EXITED: pb.CONTAINER_STOPPED,
-}
+    CREATED = pb.CONTAINER_CREATED
+    RUNNING = pb.CONTAINER_RUNNING
+    EXITED = pb.CONTAINER_STOPPED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +109,7 @@ class EmbeddedContainer:
         """Return what a plugin is shown now."""
         message = pb.Container()
         message.CopyFrom(self.message)
-        message.state = self.state.protocol
+        message.state = self.state.value
         return message
 
 

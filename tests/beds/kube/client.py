@@ -155,6 +155,10 @@ class Client:
             raise KubeError(f"GET {path}: {status}: {document.get('message', document)}")
         return document
 
+    def node(self, name: str) -> JsonObject:
+        """A Node; one that is not there says nothing of itself."""
+        return self.get(f"/api/v1/nodes/{name}") or {"status": {}, "spec": {}}
+
     # -- pods ------------------------------------------------------------------------------
 
     def pod(self, name: str, namespace: str = "default") -> JsonObject | None:
@@ -218,6 +222,11 @@ def is_ready(pod: JsonObject) -> bool:
     """Whether a pod says that it is Ready."""
     conditions = pod["status"].get("conditions", [])
     return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+
+
+def takes_pods(node: JsonObject) -> bool:
+    """Whether a Node is Ready and has no taints."""
+    return is_ready(node) and not node["spec"].get("taints")
 
 
 def waiting_reason(pod: JsonObject) -> tuple[str, str]:

@@ -15,7 +15,7 @@ from tests.beds import cgroups
 from tests.beds.containerd import Containerd, find_binaries
 from tests.beds.cri import Seen, allowed
 from tests.beds.debs import CNI_PLUGINS, DebCache
-from tests.beds.kube.client import PATIENCE_S, JsonObject, is_ready
+from tests.beds.kube.client import PATIENCE_S, JsonObject, takes_pods
 from tests.beds.kube.control_plane import ControlPlane
 from tests.beds.kube.namespaces import ADDRESS, Namespaces
 from tests.beds.plugin_process import PluginProcess
@@ -146,7 +146,10 @@ class Node(Bed):
             wait_for(
                 [self.kubelet],
                 # Its old word that it is Ready is still there.
-                lambda: self._last_heartbeat() != before and self._takes_pods(),
+                lambda: (
+                    self._last_heartbeat() != before
+                    and takes_pods(self.control.client.node(self.name))
+                ),
                 f"node {self.name} Ready",
             )
 
@@ -173,16 +176,9 @@ class Node(Bed):
             self.plugin.write_config(before)
             self.plugin.restart()
 
-    def _object(self) -> JsonObject:
-        return self.control.client.get(f"/api/v1/nodes/{self.name}") or {"status": {}, "spec": {}}
-
     def _last_heartbeat(self) -> str:
-        conditions = self._object()["status"].get("conditions", [])
+        conditions = self.control.client.node(self.name)["status"].get("conditions", [])
         return next((str(c["lastHeartbeatTime"]) for c in conditions if c["type"] == "Ready"), "")
-
-    def _takes_pods(self) -> bool:
-        node = self._object()
-        return is_ready(node) and not node["spec"].get("taints")
 
     def close(self) -> None:
         """End everything of the node, containers too."""

@@ -26,7 +26,7 @@ import msgspec
 from tests.beds.containerd import find_binaries
 from tests.beds.cri import poll
 from tests.beds.debs import CNI_PLUGINS, DebCache
-from tests.beds.kube.client import JsonObject, is_ready
+from tests.beds.kube.client import JsonObject, takes_pods
 from tests.beds.kube.control_plane import ControlPlane
 from tests.beds.kube.namespaces import ADDRESS
 from tests.beds.processes import Bed
@@ -146,9 +146,13 @@ class VirtualNode(Bed):
             booted(self._parts, self.machine, self.directory, self._lock, more=more, enter=enter)
         )
 
+        client = self.control.client
+
         def ready() -> bool | None:
             self._insist_on_running()
-            return True if self._boot_id() != before and self._takes_pods() else None
+            return (
+                True if self._boot_id() != before and takes_pods(client.node(self.name)) else None
+            )
 
         poll(ready, f"node {self.name} Ready", timeout_s=_READY_LIMIT_S)
 
@@ -175,15 +179,9 @@ class VirtualNode(Bed):
                 f"machine {self.machine.name} ended", f"read {self.directory}/console.log"
             )
 
-    def _object(self) -> JsonObject:
-        return self.control.client.get(f"/api/v1/nodes/{self.name}") or {"status": {}, "spec": {}}
-
     def _boot_id(self) -> str:
-        return str(self._object()["status"].get("nodeInfo", {}).get("bootID", ""))
-
-    def _takes_pods(self) -> bool:
-        node = self._object()
-        return is_ready(node) and not node["spec"].get("taints")
+        node = self.control.client.node(self.name)
+        return str(node["status"].get("nodeInfo", {}).get("bootID", ""))
 
     def publish(self, files: Mapping[str, bytes]) -> None:
         """Have ``nri-numa publish`` run in the guest, until the machine ends."""

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from nri_numa import config as configuration
-from nri_numa.config import AgentConfig, node_name
+from nri_numa.config import node_name
 from nri_numa.errors import ConfigError
 
 
-def test_the_machine_s_own_name_where_nothing_is_said() -> None:
-    assert node_name(AgentConfig()) == socket.gethostname().lower()
+@pytest.mark.parametrize("environment", [{}, {"NRI_NUMA_NODE_NAME": ""}])
+def test_the_machine_s_own_name_where_nothing_is_said(environment: dict[str, str]) -> None:
+    assert node_name(configuration.load(None, env=environment)) == socket.gethostname().lower()
 
 
 def test_the_downward_api_s_environment_wins_over_the_file(tmp_path: Path) -> None:
@@ -30,9 +31,3 @@ def test_a_name_that_no_node_can_have_is_refused(name: str) -> None:
         configuration.load(None, env={"NRI_NUMA_NODE_NAME": name})
     (problem,) = caught.value.problems
     assert problem.startswith(f"nodeName: {name[:80]!r}, expected a node's name")
-
-
-def test_an_empty_environment_is_the_host_name() -> None:
-    assert node_name(configuration.load(None, env={"NRI_NUMA_NODE_NAME": ""})) == (
-        socket.gethostname().lower()
-    )

@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
-from hypothesis import strategies as st
 
 from nri_numa.safe_yaml import MAX_DEPTH, problem_of
 from nri_numa.simulate.manifests import MAX_DOCUMENTS, parse_all, shown
@@ -93,16 +91,6 @@ def test_depth_and_number_of_documents_are_bounded() -> None:
         list(parse_all("[" * (MAX_DEPTH + 1)))
     with pytest.raises(yaml.YAMLError, match="documents"):
         list(parse_all("--- a\n" * (MAX_DOCUMENTS + 1)))
-
-
-@given(st.text(max_size=60))
-def test_any_text_is_documents_or_a_yaml_error(text: str) -> None:
-    problem = ""
-    try:
-        list(parse_all(text))
-    except yaml.YAMLError as error:
-        problem = problem_of(error, text)
-    assert "\n" not in problem
 
 
 @pytest.mark.parametrize(

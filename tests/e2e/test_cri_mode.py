@@ -6,16 +6,19 @@ word, in ``/proc/PID/status``, and that it stays so.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from nri_numa.cri.client import CRIClient
 from nri_numa.model.cpuset import CPUSet
+from nri_numa.model.workload import ContainerUpdate
 from tests.beds.containerd import Containerd
 from tests.beds.cri import CRI, MIB, Container, Seen, guaranteed, poll
-from tests.beds.plugin_process import PluginProcess, StartPlugin
+from tests.beds.plugin_process import StartPlugin
 from tests.e2e.conftest import Beds, starting, without_pods
 from tests.machines.cpus import FIRST, LAST, MACHINE, NO_CPU
 
@@ -52,11 +55,6 @@ def settled(cri: CRI, container: Container, cpus: str) -> None:
     poll(lambda: cri.allowed(container).cpus == cpus, f"{container.pod.name} on CPUs {cpus}")
 
 
-def late(plugin: PluginProcess) -> dict[str, float | None]:
-    """By pod, the seconds that its container was late."""
-    return {c["pod"]: c.get("late") for c in plugin.json("/v1/assignments")["containers"]}
-
-
 def test_pods_that_start_together_get_their_cpus(bed: Containerd, start: StartPlugin) -> None:
     assert not bed.nri_socket.exists()
     before = bed.cri.pod("before", numacpu=LAST)
@@ -79,10 +77,13 @@ def test_pods_that_start_together_get_their_cpus(bed: Containerd, start: StartPl
             ),
             "the runtime's record",
         )
+
     # What a new listing found running is not measured; where nothing broke off that is "before".
-    names = poll(
-        lambda: [name for name, seconds in late(plugin).items() if seconds is not None], "lateness"
-    )
+    def measured() -> list[str]:
+        found = plugin.json("/v1/assignments")["containers"]
+        return [c["pod"] for c in found if c.get("late") is not None]
+
+    names = poll(measured, "lateness")
     assert set(names) <= {f"together{n}" for n in range(6)}
     assert plugin.metric("nri_numa_late_seconds_count") >= len(names)
     assert plugin.json("/v1/status")["link"]["over"] == "cri"
@@ -199,6 +200,23 @@ def test_what_was_placed_over_cri_is_given_back_over_cri(
     (one,) = json.loads(done.stdout)["containers"]
     assert (one["pod"], one["result"]) == ("given", "released")
     assert bed.cri.allowed(container).cpus == str(MACHINE)
+
+
+def test_what_containerd_says_of_what_it_cannot_do(bed: Containerd) -> None:
+    container = bed.cri.pod("client")
+
+    async def use() -> None:
+        async with CRIClient(str(bed.socket)) as client:
+            failed = await client.update(ContainerUpdate(container.id, "4000"))
+            assert failed is not None
+            assert not failed.unknown
+            absent = "f" * 64
+            failed = await client.update(ContainerUpdate(absent, "1"))
+            assert failed is not None
+            assert failed.unknown
+            assert await client.container_status(absent) is None
+
+    asyncio.run(use())
 
 
 def test_from_cri_to_nri_and_back_nothing_moves(

@@ -68,24 +68,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return
     place = items.index(ours[0])
     others = [item for item in items if item not in ours]
-    # What empties an emulated node comes last of it: its pods take minutes to come again.
     modules = list(dict.fromkeys(item.path for item in ours))
-    ours.sort(
-        key=lambda item: (modules.index(item.path), _machine(item), "claims" in _fixtures(item))
-    )
+
+    def place_of(item: pytest.Item) -> tuple[int, str, bool]:
+        """What empties an emulated node comes last: its pods take minutes to come again."""
+        parameters = getattr(getattr(item, "callspec", None), "params", {})
+        empties = "claims" in getattr(item, "fixturenames", ())
+        return modules.index(item.path), str(parameters.get("node", "")), empties
+
+    ours.sort(key=place_of)
     items[:] = [*others[:place], *ours, *others[place:]]
     for item in ours:
         if item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(_LIMIT_S))
-
-
-def _machine(item: pytest.Item) -> str:
-    parameters = getattr(item, "callspec", None)
-    return str(parameters.params.get("node", "")) if parameters else ""
-
-
-def _fixtures(item: pytest.Item) -> list[str]:
-    return list(getattr(item, "fixturenames", ()))
 
 
 @pytest.hookimpl(trylast=True)

@@ -44,11 +44,11 @@ def test_a_node_gets_exactly_what_the_tests_ran_with(name: str) -> None:
     lock = pins("lock")
     for distribution, lines in pins(name).items():
         # A tool of the tests may need something everywhere that a node needs on some systems only.
-        assert [_unmarked(line) for line in lock[distribution]] == [_unmarked(n) for n in lines]
-
-
-def _unmarked(line: str) -> str:
-    return re.sub(r" ; .*? (?=--hash)", " ", line)
+        one, other = (
+            [re.sub(r" ; .*? (?=--hash)", " ", line) for line in each]
+            for each in (lock[distribution], lines)
+        )
+        assert one == other
 
 
 def test_a_node_gets_no_tool_of_the_tests() -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests.beds.processes import group_alive
 from tests.beds.vm_bed import GuestDidNotBoot, Parts, Run
 from tests.beds.vm_kernel import Kernel
-from tests.beds.vm_records import Outcome, Result
+from tests.beds.vm_records import Outcome
 from tests.machines.vm_machine import parse_machine
 
 MACHINE = parse_machine(
@@ -55,14 +55,10 @@ def run(tmp_path: Path, script: str, *, boot_limit_s: float = 30, case_limit_s: 
     )
 
 
-def outcomes(results: list[Result]) -> list[tuple[str, str]]:
-    return [(result.case, result.outcome.value) for result in results]
-
-
 def test_results_are_handed_out_in_order(tmp_path: Path) -> None:
     bed = run(tmp_path, f"say '{BEGIN}'; say '{ONE}'; say '{START_TWO}'; say '{TWO}'; say '{END}'")
     results = list(bed)
-    assert outcomes(results) == [("one", "passed"), ("two", "failed")]
+    assert [(r.case, r.outcome.value) for r in results] == [("one", "passed"), ("two", "failed")]
     assert results[0].notes == ["64 MiB"]
     assert results[1].detail == "Traceback"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 from pathlib import Path
 
 import pytest
@@ -148,6 +149,18 @@ def test_maps_are_replaced_and_not_mixed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "\n# nothing\n", "http:\nlog:\n  level:\n", "{}", "---\n"])
 def test_empty_documents_and_empty_keys_are_the_defaults(tmp_path: Path, text: str) -> None:
     assert config.load(write(tmp_path, text)) == AgentConfig()
+
+
+@pytest.mark.parametrize("environment", [{}, {"NRI_NUMA_NODE_NAME": ""}])
+def test_the_machines_own_name_where_nothing_is_said(environment: dict[str, str]) -> None:
+    assert config.node_name(config.load(env=environment)) == socket.gethostname().lower()
+
+
+def test_the_downward_apis_environment_wins_over_the_file(tmp_path: Path) -> None:
+    file = write(tmp_path, "nodeName: from-file")
+    assert config.node_name(config.load(file)) == "from-file"
+    loaded = config.load(file, env={"NRI_NUMA_NODE_NAME": "worker-7.example.org"})
+    assert config.node_name(loaded) == "worker-7.example.org"
 
 
 # --- mistakes -----------------------------------------------------------------------------------

@@ -13,6 +13,10 @@ from nri_numa.errors import ConfigError
 @pytest.mark.parametrize(
     ("text", "words"),
     [
+        *(
+            (f"nodeName: '{name}'", f"nodeName: {name[:80]!r}, expected a node's name")
+            for name in ("Worker-7", "worker_7", "-a", "a" * 254, "a b", "a/b")
+        ),
         # publish, and the socket
         ("publish: {rate: 0}", "publish.rate: 0, expected more than 0"),
         ("reconcile: {maxRepairs: 0}", "reconcile.maxRepairs: 0, expected at least 1"),

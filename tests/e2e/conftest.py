@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.beds.containerd import MAIN_SERIES, SERIES, Containerd, find_binaries
-from tests.beds.cri import CRI
+from tests.beds.cri import CRI, CRIError, asks
 from tests.beds.plugin_process import PluginProcess, StartPlugin
 from tests.beds.reports import attach_if_failed, pytest_runtest_makereport  # noqa: F401  # the hook
 from tests.beds.testbed import TestbedUnavailable, require_root
@@ -54,32 +54,31 @@ class Beds:
         self._missing: dict[str, TestbedUnavailable] = {}
         self._count = 0
 
-    def get(self, series: str) -> Containerd:
+    def get(self, series: str, *, nri: bool = True) -> Containerd:
         """A daemon that runs and serves, without pods."""
         if series in self._missing:
             raise self._missing[series]
-        bed = self._running.get(series)
-        if bed is None:
+        name = f"{series}-{nri}"
+        if name not in self._running:
             self._count += 1
+            directory = self._directory / f"{series}-{self._count}"
             try:
                 require_root("containerd")  # before anything is downloaded in vain
-                bed = Containerd(find_binaries(series), self._directory / f"{series}-{self._count}")
-                bed.__enter__()
+                bed = Containerd(find_binaries(series), directory, nri=nri)
+                self._running[name] = bed.__enter__()
             except TestbedUnavailable as error:
                 self._missing[series] = error
                 raise
-            self._running[series] = bed
-        return bed
+        return self._running[name]
 
-    def drop(self, series: str) -> None:
+    def drop(self, bed: Containerd) -> None:
         """Give a daemon up; the next test gets a new one."""
-        bed = self._running.pop(series, None)
-        if bed is not None:
-            bed.close()
+        self._running = {name: one for name, one in self._running.items() if one is not bed}
+        bed.close()
 
     def close(self) -> None:
-        for series in list(self._running):
-            self.drop(series)
+        for bed in self._running.values():
+            bed.close()
 
 
 @pytest.fixture(scope="session")
@@ -97,8 +96,14 @@ def beds() -> Iterator[Beds]:
 @pytest.fixture
 def containerd(request: pytest.FixtureRequest, beds: Beds, series: str) -> Iterator[Containerd]:
     """A running containerd without pods."""
+    yield from without_pods(request, beds, series)
+
+
+def without_pods(
+    request: pytest.FixtureRequest, beds: Beds, series: str, *, nri: bool = True
+) -> Iterator[Containerd]:
     try:
-        bed = beds.get(series)
+        bed = beds.get(series, nri=nri)
     except TestbedUnavailable as error:
         unavailable(error)
         raise
@@ -111,7 +116,7 @@ def containerd(request: pytest.FixtureRequest, beds: Beds, series: str) -> Itera
         bed.cri.remove_all()
     except Exception:
         # What the test did to the daemon is not the next test's business.
-        beds.drop(series)
+        beds.drop(bed)
         raise
 
 
@@ -124,6 +129,10 @@ def cri(containerd: Containerd) -> CRI:
 @pytest.fixture
 def start_plugin(request: pytest.FixtureRequest, containerd: Containerd) -> Iterator[StartPlugin]:
     """Starts ``nri-numa run`` with a configuration of the test's own."""
+    yield from starting(request, containerd)
+
+
+def starting(request: pytest.FixtureRequest, containerd: Containerd) -> Iterator[StartPlugin]:
     starter = StartPlugin(containerd.directory, containerd.nri_socket)
     yield starter
     for number, plugin in enumerate(starter.started):
@@ -135,3 +144,11 @@ def start_plugin(request: pytest.FixtureRequest, containerd: Containerd) -> Iter
 def plugin(start_plugin: StartPlugin) -> PluginProcess:
     """``nri-numa run`` with the default configuration, ready."""
     return start_plugin()
+
+
+def refused(cri: CRI, name: str, **keys: str) -> str:
+    """Insist that a pod's container is not created; what its creation failed with."""
+    pod = cri.run_pod(name, annotations=asks(**keys))
+    with pytest.raises(CRIError, match=f"default/{name}") as caught:
+        cri.create(pod)
+    return caught.value.message

@@ -7,17 +7,14 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.beds.containerd import Containerd
-from tests.beds.cri import CRI, poll
-from tests.beds.plugin_process import PluginProcess, plugin_environment
+from tests.beds.cri import poll
+from tests.beds.plugin_process import plugin_environment
 
 pytestmark = pytest.mark.e2e
-
-PREFIX = "numa.kubernetes.io"
 
 
 def nri_numa(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -32,29 +29,10 @@ def nri_numa(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def document(done: subprocess.CompletedProcess[str]) -> Any:
-    """What a command wrote with ``-o json``."""
-    assert done.stdout, done.stderr
-    return json.loads(done.stdout)
-
-
-def test_the_checkpoint_can_be_read_while_the_plugin_runs(cri: CRI, plugin: PluginProcess) -> None:
-    container = cri.pod("kept", numacpu="1")
-    done = nri_numa("checkpoint", f"--state-dir={plugin.state_directory}", "-o", "json")
-    assert done.returncode == 0, done.stderr
-    assert container.id in done.stdout
-
-
 def test_check_sees_a_runtime_that_answers(containerd: Containerd, tmp_path: Path) -> None:
     config = tmp_path / "agent.yaml"
-    config.write_text(
-        json.dumps(
-            {
-                "runtime": {"nriSocket": str(containerd.nri_socket)},
-                "stateDir": str(tmp_path / "state"),
-            }
-        )
-    )
+    runtime = {"nriSocket": str(containerd.nri_socket)}
+    config.write_text(json.dumps({"runtime": runtime, "stateDir": str(tmp_path / "state")}))
     done = nri_numa("check", f"--config={config}")
     assert done.returncode == 0, done.stdout + done.stderr
     assert str(containerd.nri_socket) in done.stdout

@@ -6,57 +6,34 @@ word, in ``/proc/PID/status``, and that it stays so.
 
 from __future__ import annotations
 
+import asyncio
 import json
-import shutil
-import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
-from tests.beds.containerd import Containerd, find_binaries
+from nri_numa.cri.client import CRIClient
+from nri_numa.model.cpuset import CPUSet
+from nri_numa.model.workload import ContainerUpdate
+from tests.beds.containerd import Containerd
 from tests.beds.cri import CRI, MIB, Container, Seen, guaranteed, poll
-from tests.beds.plugin_process import PluginProcess, StartPlugin
-from tests.beds.reports import attach_if_failed
-from tests.beds.testbed import TestbedUnavailable, require_root
-from tests.e2e.conftest import unavailable
+from tests.beds.plugin_process import StartPlugin
+from tests.e2e.conftest import Beds, starting, without_pods
 from tests.machines.cpus import FIRST, LAST, MACHINE, NO_CPU
 
 pytestmark = pytest.mark.e2e
 
-KEY = "numa.kubernetes.io"
-
-
-@pytest.fixture(scope="module")
-def without_nri(series: str) -> Iterator[Containerd]:
-    directory = Path(tempfile.mkdtemp(prefix="nri-numa-cri-"))
-    try:
-        require_root("containerd")
-        with Containerd(find_binaries(series), directory / "c", nri=False) as containerd:
-            yield containerd
-    except TestbedUnavailable as error:
-        unavailable(error)
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-
 
 @pytest.fixture
-def bed(without_nri: Containerd) -> Iterator[Containerd]:
-    """The same, and empty again afterwards."""
-    yield without_nri
-    if not without_nri.running:
-        without_nri.start()
-    without_nri.cri.remove_all()
+def bed(request: pytest.FixtureRequest, beds: Beds, series: str) -> Iterator[Containerd]:
+    """A running containerd without pods, whose NRI is off."""
+    yield from without_pods(request, beds, series, nri=False)
 
 
 @pytest.fixture
 def start(request: pytest.FixtureRequest, bed: Containerd) -> Iterator[StartPlugin]:
-    starter = StartPlugin(bed.directory, bed.nri_socket)
-    yield starter
-    for number, plugin in enumerate(starter.started):
-        plugin.close()
-        attach_if_failed(request.node, f"plugin-{number}.log", plugin.log)
+    yield from starting(request, bed)
 
 
 def over_cri(containerd: Containerd) -> dict[str, object]:
@@ -66,9 +43,11 @@ def over_cri(containerd: Containerd) -> dict[str, object]:
     }
 
 
-def listed(cri: CRI, name: str, cpus: str) -> Container:
-    """A running container that asks for these CPUs."""
-    return cri.run(cri.run_pod(name, annotations={f"{KEY}/numacpu": cpus}))
+def owner_of(cri: CRI) -> tuple[Container, CPUSet]:
+    """A container with exclusive CPUs, and which it was given."""
+    owner = cri.owner()
+    poll(lambda: cri.cpus(owner) != MACHINE, "the owner's CPUs")
+    return owner, cri.cpus(owner)
 
 
 def settled(cri: CRI, container: Container, cpus: str) -> None:
@@ -76,20 +55,15 @@ def settled(cri: CRI, container: Container, cpus: str) -> None:
     poll(lambda: cri.allowed(container).cpus == cpus, f"{container.pod.name} on CPUs {cpus}")
 
 
-def late(plugin: PluginProcess) -> dict[str, float | None]:
-    """By pod, the seconds that its container was late."""
-    return {c["pod"]: c.get("late") for c in plugin.json("/v1/assignments")["containers"]}
-
-
 def test_pods_that_start_together_get_their_cpus(bed: Containerd, start: StartPlugin) -> None:
     assert not bed.nri_socket.exists()
-    before = listed(bed.cri, "before", LAST)
+    before = bed.cri.pod("before", numacpu=LAST)
     assert bed.cri.allowed(before).cpus == str(MACHINE)
     plugin = start(over_cri(bed))
     settled(bed.cri, before, LAST)  # found by the listing at the start
 
     def run(n: int) -> Container:
-        return listed(bed.cri, f"together{n}", FIRST if n % 2 else LAST)
+        return bed.cri.pod(f"together{n}", numacpu=FIRST if n % 2 else LAST)
 
     with ThreadPoolExecutor(4) as pool:
         together = list(pool.map(run, range(6)))
@@ -103,10 +77,13 @@ def test_pods_that_start_together_get_their_cpus(bed: Containerd, start: StartPl
             ),
             "the runtime's record",
         )
+
     # What a new listing found running is not measured; where nothing broke off that is "before".
-    names = poll(
-        lambda: [name for name, seconds in late(plugin).items() if seconds is not None], "lateness"
-    )
+    def measured() -> list[str]:
+        found = plugin.json("/v1/assignments")["containers"]
+        return [c["pod"] for c in found if c.get("late") is not None]
+
+    names = poll(measured, "lateness")
     assert set(names) <= {f"together{n}" for n in range(6)}
     assert plugin.metric("nri_numa_late_seconds_count") >= len(names)
     assert plugin.json("/v1/status")["link"]["over"] == "cri"
@@ -120,13 +97,10 @@ def test_neighbours_leave_exclusive_cpus_and_get_them_back(
     plugin = start(over_cri(bed))
     cri = bed.cri
     neighbour = cri.pod("neighbour")
-    pod = cri.run_pod("owner", annotations={f"{KEY}/cpus": "exclusive"})
-    owner = cri.run(pod, resources=guaranteed(1))
-    poll(lambda: cri.allowed(owner).cpus != str(MACHINE), "the owner's CPUs")
-    owned = cri.allowed(owner).cpus
-    settled(cri, neighbour, str(MACHINE - type(MACHINE).parse(owned)))
-    cri.stop_pod(pod)
-    settled(cri, neighbour, str(MACHINE))
+    owner, owned = owner_of(cri)
+    cri.settles(neighbour, MACHINE - owned)
+    cri.stop_pod(owner.pod)
+    cri.settles(neighbour, MACHINE)
     plugin.json("/v1/status")
     assert plugin.metric("nri_numa_internal_errors_total") == 0
 
@@ -136,15 +110,14 @@ def test_updates_of_a_neighbour_bring_no_owned_cpu_back(
 ) -> None:
     """The runtime remembers a set of before the owner, and writes it with each update of memory."""
     plugin = start(over_cri(bed))
-    cri, owns = bed.cri, {f"{KEY}/cpus": "exclusive", f"{KEY}/numacpu": FIRST}
-    first = cri.run(cri.run_pod("first", annotations=owns), resources=guaranteed(1))
+    cri = bed.cri
+    first = cri.pod("first", limit=1, cpus="exclusive", numacpu=FIRST)
     settled(cri, first, FIRST)
-    neighbour = cri.run(cri.run_pod("neighbour"), resources=guaranteed(0.5))
+    neighbour = cri.pod("neighbour", limit=0.5)
     settled(cri, neighbour, LAST)
     cri.remove_pod(first.pod)
-    settled(cri, neighbour, str(MACHINE))
-    owns[f"{KEY}/numacpu"] = LAST
-    cri.run(cri.run_pod("second", annotations=owns), resources=guaranteed(1))
+    cri.settles(neighbour, MACHINE)
+    cri.pod("second", limit=1, cpus="exclusive", numacpu=LAST)
     settled(cri, neighbour, FIRST)
     for mib in range(96, 102):  # more often than drift is put right before it is given up
         cri.update(neighbour, guaranteed(0.5, mib * MIB))
@@ -162,9 +135,8 @@ def test_a_resize_that_nobody_tells_of_is_decided_about(
     """As the kubelet resizes in place: the runtime is told, and whoever watches it is not."""
     plugin = start(over_cri(bed))
     cri = bed.cri
-    asks = {f"{KEY}/policy": "single-numa-node"}
-    owner = cri.run(cri.run_pod("sized-own", annotations=asks), resources=guaranteed(1))
-    shared = cri.run(cri.run_pod("sized-shared", annotations=asks), resources=guaranteed(0.25))
+    owner = cri.pod("sized-own", limit=1, policy="single-numa-node")
+    shared = cri.pod("sized-shared", limit=0.25, policy="single-numa-node")
 
     def has() -> dict[str, tuple[int, int]]:
         found = plugin.json("/v1/assignments")["containers"]
@@ -191,7 +163,7 @@ def test_a_resize_that_nobody_tells_of_is_decided_about(
 
 def test_a_refused_container_runs_and_that_is_said(bed: Containerd, start: StartPlugin) -> None:
     plugin = start(over_cri(bed))
-    refused = listed(bed.cri, "refused", NO_CPU)
+    refused = bed.cri.pod("refused", numacpu=NO_CPU)
     poll(lambda: plugin.json("/v1/refusals")["refusals"], "the refusal")
     poll(lambda: plugin.metric("nri_numa_refused_running_total") == 1, "the count")
     assert bed.cri.running(refused)
@@ -206,13 +178,13 @@ def test_a_refused_container_runs_and_that_is_said(bed: Containerd, start: Start
 
 def test_restarts_of_agent_and_runtime_move_nothing(bed: Containerd, start: StartPlugin) -> None:
     plugin = start(over_cri(bed))
-    container = listed(bed.cri, "stays", FIRST)
+    container = bed.cri.pod("stays", numacpu=FIRST)
     settled(bed.cri, container, FIRST)
     plugin.restart(kill=True)
     assert bed.cri.allowed(container).cpus == FIRST
     bed.restart()
     assert bed.cri.allowed(container).cpus == FIRST
-    settled(bed.cri, listed(bed.cri, "afterwards", LAST), LAST)
+    settled(bed.cri, bed.cri.pod("afterwards", numacpu=LAST), LAST)
     assert bed.cri.allowed(container).cpus == FIRST
 
 
@@ -220,7 +192,7 @@ def test_what_was_placed_over_cri_is_given_back_over_cri(
     bed: Containerd, start: StartPlugin
 ) -> None:
     plugin = start(over_cri(bed))
-    container = listed(bed.cri, "given", FIRST)
+    container = bed.cri.pod("given", numacpu=FIRST)
     settled(bed.cri, container, FIRST)
     plugin.terminate()
     done = plugin.release("-o", "json")
@@ -230,24 +202,37 @@ def test_what_was_placed_over_cri_is_given_back_over_cri(
     assert bed.cri.allowed(container).cpus == str(MACHINE)
 
 
+def test_what_containerd_says_of_what_it_cannot_do(bed: Containerd) -> None:
+    container = bed.cri.pod("client")
+
+    async def use() -> None:
+        async with CRIClient(str(bed.socket)) as client:
+            failed = await client.update(ContainerUpdate(container.id, "4000"))
+            assert failed is not None
+            assert not failed.unknown
+            absent = "f" * 64
+            failed = await client.update(ContainerUpdate(absent, "1"))
+            assert failed is not None
+            assert failed.unknown
+            assert await client.container_status(absent) is None
+
+    asyncio.run(use())
+
+
 def test_from_cri_to_nri_and_back_nothing_moves(
     containerd: Containerd, cri: CRI, start_plugin: StartPlugin
 ) -> None:
     plugin = start_plugin(over_cri(containerd))
-    pod = cri.run_pod("owner", annotations={f"{KEY}/cpus": "exclusive"})
-    owner = cri.run(pod, resources=guaranteed(1))
-    neighbour = cri.pod("neighbour")
-    poll(lambda: cri.allowed(owner).cpus != str(MACHINE), "the owner's CPUs")
-    owned = cri.allowed(owner).cpus
-    shared = str(MACHINE - type(MACHINE).parse(owned))
-    settled(cri, neighbour, shared)
+    owner, owned = owner_of(cri)
+    neighbour, shared = cri.pod("neighbour"), MACHINE - owned
+    cri.settles(neighbour, shared)
     plugin.terminate()
     for runtime in ({}, over_cri(containerd)):
         plugin.write_config(runtime)
         plugin.start()
-        assert (cri.allowed(owner).cpus, cri.allowed(neighbour).cpus) == (owned, shared)
+        assert (cri.cpus(owner), cri.cpus(neighbour)) == (owned, shared)
         kinds = {c["pod"]: c["kind"] for c in plugin.json("/v1/assignments")["containers"]}
         assert kinds == {"owner": "exclusive", "neighbour": "unbound"}
         assert not [r for r in plugin.records() if r.get("gap") is True]
         plugin.terminate()
-    assert (cri.allowed(owner).cpus, cri.allowed(neighbour).cpus) == (owned, shared)
+    assert (cri.cpus(owner), cri.cpus(neighbour)) == (owned, shared)

@@ -71,14 +71,8 @@ class Node:
                 ready = name in self.containers
                 return (0, f"pod/{name} condition met\n") if ready else (1, "timed out\n")
             case ["kubectl", "logs", name]:
-                lines = poll(
-                    lambda: (
-                        (self.containerd.cri.logs(self.containers[name])[1:] or None)
-                        and self.containerd.cri.logs(self.containers[name])
-                    ),
-                    "log",
-                )
-                return 0, "\n".join(lines) + "\n"
+                poll(lambda: self.containerd.cri.logs(self.containers[name])[1:], "log")
+                return 0, "\n".join(self.containerd.cri.logs(self.containers[name])) + "\n"
             case ["kubectl", "describe", "pod", name]:
                 return 0, f"Name: {name}\nEvents:\n  Warning  Failed  {self.failures.get(name)}\n"
             case ["kubectl", "delete", "pod", *names]:

@@ -10,16 +10,9 @@ import pytest
 
 from nri_numa.model.cpuset import CPUSet
 from tests.beds.containerd import Containerd
-from tests.beds.cri import (
-    CRI,
-    CRIError,
-    QoS,
-    Resources,
-    burstable,
-    guaranteed,
-    poll,
-)
+from tests.beds.cri import CRI, QoS, Resources, burstable, guaranteed, poll
 from tests.beds.plugin_process import PluginProcess, StartPlugin
+from tests.e2e.conftest import refused
 from tests.machines.cpus import LAST, MACHINE
 
 pytestmark = pytest.mark.e2e
@@ -129,48 +122,34 @@ def test_an_owner_that_exits_by_itself_has_its_cpus_again(cri: CRI, plugin: Plug
 def test_listed_cpus_of_an_owner_are_refused(cri: CRI, plugin: PluginProcess) -> None:
     owner = cri.owner()
     taken = cri.first_line(owner).cpus
-    pod = cri.run_pod("thief", annotations={"numa.kubernetes.io/numacpu": taken})
-    with pytest.raises(CRIError) as caught:
-        cri.create(pod)
-    for words in ("default/thief", "numacpu", taken, "default/owner/main"):
-        assert words in caught.value.message
+    said = refused(cri, "thief", numacpu=taken)
+    assert all(words in said for words in ("numacpu", taken, "default/owner/main"))
 
 
 def test_an_unpaid_list_gives_way_to_an_owner(cri: CRI, plugin: PluginProcess) -> None:
     listed = cri.pod("listed", numacpu=str(MACHINE))
     assert cri.cpus(listed) == MACHINE
-    pod = cri.run_pod("owner", annotations=EXCLUSIVE)
-    own = cri.cpus(cri.run(pod, resources=guaranteed(1)))
-    assert cri.cpus(listed) == MACHINE - own
-    cri.remove_pod(pod)
+    owner = cri.owner()
+    assert cri.cpus(listed) == MACHINE - cri.cpus(owner)
+    cri.remove_pod(owner.pod)
     cri.settles(listed, MACHINE)
 
 
 def test_listed_cpus_can_be_owned(cri: CRI, plugin: PluginProcess) -> None:
     shared = cri.pod("shared")
-    annotations = {**EXCLUSIVE, "numa.kubernetes.io/numacpu": LAST}
-    owner = cri.run(cri.run_pod("owner", annotations=annotations), resources=guaranteed(1))
+    owner = cri.pod("owner", limit=1, cpus="exclusive", numacpu=LAST)
     assert cri.first_line(owner).cpus == LAST
     assert cri.cpus(shared) == MACHINE - CPUSet.parse(LAST)
-
-
-def test_exclusive_cpus_run_without_quota(cri: CRI, plugin: PluginProcess) -> None:
-    """A quota of n CPUs on n own CPUs would only throttle in bursts; the kubelet lifts it too."""
-    owner = cri.owner()
-    quota = cri.info(owner)["runtimeSpec"]["linux"]["resources"]["cpu"]["quota"]
-    assert quota == -1
 
 
 def test_nobody_widens_a_pin_by_accident(cri: CRI, plugin: PluginProcess) -> None:
     """Somebody else's cpuset in an update does not move an owner, a list or the shared ones."""
     owner = cri.owner()
-    listed_pod = cri.run_pod("listed", annotations={"numa.kubernetes.io/numacpu": LAST})
-    listed = cri.run(listed_pod)
-    shared = cri.pod("shared")
-    before = [cri.cpus(each) for each in (owner, listed, shared)]
-    for container in (owner, listed, shared):
+    all_of_them = [owner, cri.pod("listed", numacpu=LAST), cri.pod("shared")]
+    before = [cri.cpus(each) for each in all_of_them]
+    for container in all_of_them:
         cri.update(container, Resources(cpus=str(MACHINE)))
-    assert [cri.cpus(each) for each in (owner, listed, shared)] == before
+    assert [cri.cpus(each) for each in all_of_them] == before
 
 
 def test_files_say_what_containers_have_while_they_run(cri: CRI, start_plugin: StartPlugin) -> None:

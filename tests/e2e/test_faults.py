@@ -11,20 +11,13 @@ import time
 import pytest
 
 from nri_numa.model.cpuset import CPUSet
-from tests.beds.cri import (
-    BEST_EFFORT,
-    CRI,
-    CRIError,
-    Resources,
-    poll,
-    with_cpus,
-)
+from tests.beds.cri import BEST_EFFORT, CRI, Resources, poll, with_cpus
 from tests.beds.plugin_process import PluginProcess
+from tests.e2e.conftest import refused
 from tests.machines.cpus import MACHINE
 
 pytestmark = pytest.mark.e2e
 
-EXCLUSIVE = {"numa.kubernetes.io/cpus": "exclusive"}
 MARK = "numa.kubernetes.io/assigned"
 
 
@@ -33,20 +26,17 @@ def test_a_plugin_that_hangs_is_dropped_and_comes_back(cri: CRI, plugin: PluginP
     owner = cri.owner()
     own = cri.cpus(owner)
     listed = CPUSet([max(MACHINE - own)])
-    asks = {"numa.kubernetes.io/numacpu": str(listed)}
     os.kill(plugin.pid, signal.SIGSTOP)
     begin = time.monotonic()
     try:
-        missed = cri.run(cri.run_pod("missed", annotations=asks))
+        missed = cri.pod("missed", numacpu=str(listed))
     finally:
         os.kill(plugin.pid, signal.SIGCONT)
     assert time.monotonic() - begin < 15
     assert CPUSet.parse(cri.first_line(missed).cpus) == MACHINE
     cri.settles(missed, listed)
     assert cri.cpus(owner) == own
-    late = cri.run_pod("late", annotations={"numa.kubernetes.io/numacpu": str(own)})
-    with pytest.raises(CRIError, match="default/late"):
-        cri.create(late)
+    refused(cri, "late", numacpu=str(own))
 
 
 @pytest.mark.parametrize("lost", ["checkpoint", "directory"])

@@ -12,18 +12,9 @@ import pytest
 
 from nri_numa.model.cpuset import NO_CPUS, CPUSet
 from tests.beds.containerd import Containerd
-from tests.beds.cri import (
-    CRI,
-    Container,
-    CRIError,
-    QoS,
-    Resources,
-    asks,
-    burstable,
-    guaranteed,
-    poll,
-)
+from tests.beds.cri import CRI, Container, CRIError, QoS, Resources, burstable, guaranteed, poll
 from tests.beds.plugin_process import PluginProcess
+from tests.e2e.conftest import refused
 from tests.machines.cpus import MACHINE
 
 pytestmark = [pytest.mark.e2e, pytest.mark.every_series]
@@ -60,11 +51,9 @@ class Node:
     def check(self, cri: CRI) -> None:
         """Nobody moved, and nobody gets what the owner has."""
         assert self.now(cri) == self.seen
-        late = cri.run_pod("late", annotations=asks(numacpu=str(self.seen[0])))
-        with pytest.raises(CRIError, match="default/late"):
-            cri.create(late)
+        refused(cri, "late", numacpu=str(self.seen[0]))
         assert self.now(cri) == self.seen
-        cri.remove_pod(late)
+        # Of a pod older than its runtime no stop is reported: the cgroup that is gone shows it.
         cri.remove_pod(self.owner.pod)
         cri.settles(self.shared, MACHINE)
 
@@ -128,10 +117,8 @@ def test_kill_between_any_two_steps(cri: CRI, plugin: PluginProcess, killed_afte
             cri.settles(shared, MACHINE - taken)
         assert cri.cpus(listed) == CPUSet.parse("1")
     # All CPUs but the listed one are free again, and can be owned.
-    pod = cri.run_pod("final", annotations=EXCLUSIVE)
     most = max(1, len(MACHINE) - 2)
-    final = cri.run(pod, resources=guaranteed(most))
-    assert len(cri.cpus(final)) == most
+    assert len(cri.cpus(cri.owner("final", most))) == most
 
 
 def test_containers_started_while_we_were_away_are_found(cri: CRI, plugin: PluginProcess) -> None:
@@ -170,17 +157,6 @@ def test_containerd_restart_loses_nothing(
     node.check(cri)
 
 
-def test_a_pod_older_than_its_runtime_gives_back_when_it_ends(
-    containerd: Containerd, cri: CRI, plugin: PluginProcess
-) -> None:
-    """The runtime reports no stop of its sandbox; the cgroup that is gone shows it."""
-    node = Node.create(cri)
-    containerd.restart(kill=True)
-    plugin.wait_ready()
-    cri.remove_pod(node.owner.pod)
-    cri.settles(node.shared, MACHINE)
-
-
 def test_a_failed_start_keeps_its_cpus_for_its_pod_alone(cri: CRI, plugin: PluginProcess) -> None:
     """Not reported by the runtime: the next attempt has the same CPUs, until the sandbox stops."""
     shared = cri.pod("shared")
@@ -190,9 +166,7 @@ def test_a_failed_start_keeps_its_cpus_for_its_pod_alone(cri: CRI, plugin: Plugi
     assert len(own) == 1
     with pytest.raises(CRIError, match="missing"):
         cri.start(failed)
-    late = cri.run_pod("late", annotations={"numa.kubernetes.io/numacpu": str(own)})
-    with pytest.raises(CRIError, match="default/late"):
-        cri.create(late)
+    refused(cri, "late", numacpu=str(own))
     again = cri.run(pod, resources=guaranteed(1), attempt=1)
     assert cri.cpus(again) == own
     cri.stop(again)

@@ -26,24 +26,17 @@ pytestmark = pytest.mark.e2e
 
 @pytest.mark.core
 def test_cpus_and_mems_as_listed(cri: CRI, plugin: PluginProcess) -> None:
-    pod = cri.run_pod("listed", annotations=asks(numacpu="1", numamem="0"))
-    container = cri.run(pod)
+    container = cri.pod("listed", numacpu="1", numamem="0")
     assert cri.first_line(container) == Seen(cpus="1", mems="0")
     assert cri.allowed(container) == Seen(cpus="1", mems="0")
 
 
 def test_cpus_only_leaves_the_memory_alone(cri: CRI, plugin: PluginProcess) -> None:
-    pod = cri.run_pod("cpus-only", annotations=asks(numacpu=LAST))
-    container = cri.run(pod)
+    container = cri.pod("cpus-only", numacpu=LAST)
     assert cri.first_line(container) == Seen(cpus=LAST, mems=allowed("self").mems)
     spec = cri.info(container)["runtimeSpec"]["linux"]["resources"]["cpu"]
     assert spec["cpus"] == LAST
     assert not spec.get("mems")
-
-
-def test_memory_only_leaves_the_cpus_alone(cri: CRI, plugin: PluginProcess) -> None:
-    pod = cri.run_pod("mems-only", annotations=asks(numamem="0"))
-    assert cri.first_line(cri.run(pod)) == Seen(cpus=allowed("self").cpus, mems="0")
 
 
 def test_keys_for_one_container_beat_those_of_the_pod(cri: CRI, plugin: PluginProcess) -> None:
@@ -65,8 +58,7 @@ def test_nothing_asked_is_nothing_changed(cri: CRI, plugin: PluginProcess) -> No
 
 
 def test_the_decision_can_be_read_back(cri: CRI, plugin: PluginProcess) -> None:
-    pod = cri.run_pod("read-back", annotations=asks(numacpu=LAST, numamem="0"))
-    container = cri.run(pod)
+    container = cri.pod("read-back", numacpu=LAST, numamem="0")
     assigned = json.loads(cri.spec_annotations(container)[f"{PREFIX}/assigned"])
     assert (assigned["cpus"], assigned["mems"]) == (LAST, "0")
     assert assigned["reason"]
@@ -113,8 +105,7 @@ def test_observe_changes_nothing(cri: CRI, start_plugin: StartPlugin) -> None:
 
 def test_the_plugin_leaves_the_rest_of_the_container_alone(cri: CRI, plugin: PluginProcess) -> None:
     """Memory limit and shares that were asked for arrive unchanged beside the pin."""
-    pod = cri.run_pod("rest", annotations=asks(numacpu="1"))
-    container = cri.run(pod, resources=guaranteed(0.5))
+    container = cri.pod("rest", limit=0.5, numacpu="1")
     resources = cri.info(container)["runtimeSpec"]["linux"]["resources"]
     assert resources["memory"]["limit"] == guaranteed(0.5).memory
     assert (resources["cpu"]["shares"], resources["cpu"]["quota"]) == (512, 50_000)

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.beds.containerd import Containerd
-from tests.beds.cri import CRI, CRIError, Seen, allowed, asks, poll
+from tests.beds.cri import CRI, Seen, allowed, poll
 from tests.beds.plugin_process import REPOSITORY, free_port
+from tests.e2e.conftest import refused
 from tests.machines.cpus import LAST, MACHINE
 
 pytestmark = [pytest.mark.e2e, pytest.mark.every_series]
@@ -104,9 +105,7 @@ def test_the_next_one_started_goes_on(
     for kill in (False, True):
         containerd.restart(kill=kill)
         assert (cri.allowed(owner), cri.allowed(shared)) == before
-    late = cri.run_pod("late", annotations=asks(numacpu=before[0].cpus))
-    with pytest.raises(CRIError, match="default/late"):
-        cri.create(late)
+    refused(cri, "late", numacpu=before[0].cpus)
     # NRI 0.6 tells launched plugins no stop of a pod older than itself: the plugin looks.
     cri.remove_pod(owner.pod)
     cri.settles(shared, MACHINE)

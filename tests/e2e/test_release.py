@@ -10,14 +10,12 @@ from typing import Any
 
 import pytest
 
-from tests.beds.cgroups import hierarchies
+from tests.beds.cgroups import CGROUP_ROOT, unified
 from tests.beds.containerd import Containerd
 from tests.beds.cri import CRI, allowed, guaranteed, poll, with_cpus
 from tests.beds.plugin_process import PluginProcess, StartPlugin
 
 pytestmark = pytest.mark.e2e
-
-PREFIX = "numa.kubernetes.io"
 
 
 def results(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
@@ -27,28 +25,19 @@ def results(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 def quota(pid: int) -> int:
     """CFS quota of a process's cgroup, -1 for none."""
-    lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
-    for line in lines:
+    wanted, name = ("", "cpu.max") if unified() else ("cpu", "cpu.cfs_quota_us")
+    for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
-        for root in hierarchies():
-            for name in ("cpu.cfs_quota_us", "cpu.max"):
-                file = Path(f"{root.parent}/cpu{path}/{name}")
-                unified = Path(f"{root}{path}/{name}")
-                for found in (file, unified):
-                    if found.is_file() and ("cpu" in controllers.split(",") or not controllers):
-                        word = found.read_text().split()[0]
-                        return -1 if word == "max" else int(word)
-    raise AssertionError(f"no quota in {lines}")
+        if wanted in controllers.split(","):
+            word = (CGROUP_ROOT / wanted / path.lstrip("/") / name).read_text().split()[0]
+            return -1 if word == "max" else int(word)
+    raise LookupError(f"no cgroup of process {pid}")
 
 
 def test_everything_is_given_back(containerd: Containerd, cri: CRI, plugin: PluginProcess) -> None:
     """CPUs, memory nodes and CPU limits come back; whom somebody else pinned stays."""
     whole = allowed("self")
-    listed = cri.run(
-        cri.run_pod(
-            "listed", annotations={f"{PREFIX}/numacpu": "1", f"{PREFIX}/numamem": whole.mems}
-        )
-    )
+    listed = cri.pod("listed", numacpu="1", numamem=whole.mems)
     owner = cri.owner()
     unbound = cri.pod("unbound")
     foreign = cri.run(cri.run_pod("foreign"), resources=with_cpus(guaranteed(1), "0"))

@@ -84,10 +84,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     plugin = yaml.safe_load(options.config.read_text()) if options.config else None
     begin = time.monotonic()
-    for number in (
-        signal.SIGTERM,
-        signal.SIGHUP,
-    ):  # a terminal that is closed must not leave it all
+    # A terminal that is closed must not leave it all.
+    for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     print("starting Kubernetes, containerd and nri-numa: 20 seconds or so", file=sys.stderr)
     try:

@@ -23,6 +23,7 @@ from tests.beds.cri import poll
 from tests.beds.kube.bed import KubeBed
 from tests.beds.kube.client import Client
 from tests.beds.kube.node import Node
+from tests.beds.kube.service import MANIFESTS
 from tests.beds.plugin_process import REPOSITORY
 from tests.beds.reports import attach_if_failed, pytest_runtest_makereport  # noqa: F401  # the hook
 from tests.beds.testbed import TestbedUnavailable
@@ -31,11 +32,27 @@ Numa = Callable[..., "subprocess.CompletedProcess[str]"]
 """Runs ``kubectl numa`` with these arguments."""
 
 
-def unavailable(error: TestbedUnavailable) -> None:
-    """Skip, or fail where the bed must be there."""
-    if os.environ.get("NRI_NUMA_REQUIRE_KUBE") == "1":
-        pytest.fail(f"NRI_NUMA_REQUIRE_KUBE=1, but {error}", pytrace=False)
+def unavailable(error: TestbedUnavailable, *beds: str) -> None:
+    """Skip, or fail where one of the beds must be there."""
+    for name in (f"NRI_NUMA_REQUIRE_{bed}" for bed in beds):
+        if os.environ.get(name) == "1":
+            pytest.fail(f"{name}=1, but {error}", pytrace=False)
     pytest.skip(str(error))
+
+
+NRT = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies"
+
+
+@contextlib.contextmanager
+def applied(client: Client, api: str, *files: str) -> Iterator[None]:
+    """Shipped manifests until the end, once the API server serves the kind that is theirs."""
+    names = [f"--filename={MANIFESTS / file}" for file in files]
+    client.kubectl("apply", *names)
+    try:
+        poll(lambda: client.request("GET", api)[0] == 200, "the kind to be served")
+        yield
+    finally:
+        client.kubectl("delete", "--ignore-not-found", *names)
 
 
 # Each wait has its own limit; this one is for what has none.
@@ -51,24 +68,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return
     place = items.index(ours[0])
     others = [item for item in items if item not in ours]
-    # What empties an emulated node comes last of it: its pods take minutes to come again.
     modules = list(dict.fromkeys(item.path for item in ours))
-    ours.sort(
-        key=lambda item: (modules.index(item.path), _machine(item), "claims" in _fixtures(item))
-    )
+
+    def place_of(item: pytest.Item) -> tuple[int, str, bool]:
+        """What empties an emulated node comes last: its pods take minutes to come again."""
+        parameters = getattr(getattr(item, "callspec", None), "params", {})
+        empties = "claims" in getattr(item, "fixturenames", ())
+        return modules.index(item.path), str(parameters.get("node", "")), empties
+
+    ours.sort(key=place_of)
     items[:] = [*others[:place], *ours, *others[place:]]
     for item in ours:
         if item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(_LIMIT_S))
-
-
-def _machine(item: pytest.Item) -> str:
-    parameters = getattr(item, "callspec", None)
-    return str(parameters.params.get("node", "")) if parameters else ""
-
-
-def _fixtures(item: pytest.Item) -> list[str]:
-    return list(getattr(item, "fixturenames", ()))
 
 
 @pytest.hookimpl(trylast=True)
@@ -87,7 +99,7 @@ def session_bed(request: pytest.FixtureRequest) -> Iterator[KubeBed]:
         try:
             bed = stack.enter_context(KubeBed(build=False))
         except TestbedUnavailable as error:
-            unavailable(error)
+            unavailable(error, "KUBE")
         yield bed
 
 

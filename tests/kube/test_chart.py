@@ -23,12 +23,12 @@ from tests.beds.kube.release import Release
 from tests.beds.kube.service import MANIFESTS
 from tests.beds.plugin_process import free_port
 from tests.beds.processes import wait_for
+from tests.kube.conftest import NRT
 from tests.kube.test_publish import wait_event
 from tests.shipped.test_install_manifests import helm
 
 pytestmark = pytest.mark.kube
 
-NRT = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies"
 DEFINITION = (
     "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/"
     "noderesourcetopologies.topology.node.k8s.io"

@@ -69,12 +69,6 @@ def counted(count: int, resource: str = RESOURCE) -> JsonObject:
     return made
 
 
-def refusals(node: Node) -> list[JsonObject]:
-    """What the agent refused since it started, at most the last 256."""
-    found: list[JsonObject] = node.plugin.json("/v1/refusals")["refusals"]
-    return found
-
-
 def assignment(node: Node, name: str) -> JsonObject:
     """What the agent says of a pod's only container."""
     (found,) = node.plugin.json(f"/v1/assignments?pod={name}")["containers"]
@@ -98,7 +92,8 @@ def test_the_scheduler_keeps_who_would_be_refused(
     pending = client.wait_pod("kept-back", lambda it: RESOURCE in unscheduled(it), "kept back")
     assert "nodeName" not in pending["spec"]
     assert f"Insufficient {RESOURCE}" in unscheduled(pending)
-    assert [one for one in refusals(node) if one["pod"] == "kept-back"] == []
+    refusals = node.plugin.json("/v1/refusals")["refusals"]  # at most the last 256
+    assert [one for one in refusals if one["pod"] == "kept-back"] == []
     assert node.cpus(first) == own
     client.kubectl("delete", "pod", "first")
     assert len(node.cpus(client.wait_ready("kept-back"))) == 1

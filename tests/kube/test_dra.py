@@ -55,6 +55,11 @@ def no_claims(publisher: Publisher, bed: KubeBed) -> Iterator[None]:
     )
 
 
+def countable(device: JsonObject) -> int:
+    """CPUs that claims of a device may have, all together."""
+    return int(device["capacity"][f"{DRIVER}/cpu"]["value"])
+
+
 def health(pod: JsonObject) -> list[str]:
     """Of the devices of its first container."""
     told = pod["status"]["containerStatuses"][0].get("allocatedResourcesStatus", [])
@@ -71,7 +76,7 @@ def test_a_claim_is_counted_and_met(client: Client, node: Node, publisher: Publi
     """The scheduler chooses the NUMA node; what does not fit is kept back and not refused."""
     device = wait_slice(client, publisher)["spec"]["devices"][0]
     number = device["attributes"]["resource.kubernetes.io/numaNode"]["int"]
-    most = int(device["capacity"][f"{DRIVER}/cpu"]["value"])
+    most = countable(device)
     here = f"device.attributes['resource.kubernetes.io'].numaNode == {number}"
     client.apply(template("dra-counted", most, cel=here))
     placed = client.run(claiming("dra-first", "dra-counted", most))
@@ -119,8 +124,7 @@ def test_a_pod_that_is_deleted_at_once_is_waited_for(
     client: Client, node: Node, publisher: Publisher
 ) -> None:
     """The scheduler gives its claim's CPUs away while its container still ends; none is refused."""
-    device = wait_slice(client, publisher)["spec"]["devices"][0]
-    most = int(device["capacity"][f"{DRIVER}/cpu"]["value"])
+    most = countable(wait_slice(client, publisher)["spec"]["devices"][0])
     client.apply(template("dra-at-once", most))
     client.run(claiming("dra-ends", "dra-at-once", most))
     client.kubectl("delete", "pod", "dra-ends", "--grace-period=0", "--force", "--wait=false")
@@ -214,8 +218,7 @@ def test_beside_the_kubelets_static_policy(
     """It grants CPUs to each Guaranteed pod, claims or not: these are then the claim's CPUs."""
     node.restart_kubelet(STATIC)
     try:
-        device = wait_slice(client, publisher)["spec"]["devices"][0]
-        counted = device["capacity"][f"{DRIVER}/cpu"]["value"]
+        counted = countable(wait_slice(client, publisher)["spec"]["devices"][0])
         client.apply(template("dra-static", 1))
         placed = client.run(claiming("dra-static", "dra-static", 1))
         own = granted(node, placed)
@@ -225,8 +228,7 @@ def test_beside_the_kubelets_static_policy(
         (seen,) = node.plugin.json("/v1/assignments?pod=dra-static")["containers"]
         assert (seen["kind"], seen["cpus"]) == ("exclusive", str(own))
         # What the claim has stays counted as its device's, or the scheduler would count it twice.
-        device = wait_slice(client, publisher)["spec"]["devices"][0]
-        assert device["capacity"][f"{DRIVER}/cpu"]["value"] == counted
+        assert countable(wait_slice(client, publisher)["spec"]["devices"][0]) == counted
     finally:
         client.delete_pods()
         node.restart_kubelet(NONE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -16,41 +16,35 @@ from tests.beds.kube.bed import KubeBed
 from tests.beds.kube.client import Client, JsonObject, is_ready
 from tests.beds.kube.device_plugin import DevicePluginDaemon
 from tests.beds.kube.manifests import EXCLUSIVE, PREFIX, container, definition, pod
-from tests.beds.kube.publisher import MANIFESTS, Publisher, install, token
+from tests.beds.kube.publisher import Publisher, install, token
 from tests.beds.processes import wait_for
+from tests.kube.conftest import NRT, applied
 from tests.kube.test_publish import Thief
 
 pytestmark = pytest.mark.kube
 
-API = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies"
-DIRECTORY = MANIFESTS / "publish-topology"
 ON = {"nodeResourceTopology": True, "events": False}
 DEVICE = "counted.example.com/device"
 COUNTED = {
     "NRI_NUMA_DEVICE_PLUGIN_RESOURCE_NAME": DEVICE,
     "NRI_NUMA_DEVICE_PLUGIN_TOPOLOGY": "true",
 }
-NAMES = ("role.yaml", "policies.yaml", "crd.yaml")
+TOPOLOGY = [f"publish-topology/{name}.yaml" for name in ("role", "policies", "crd")]
 
 
 @pytest.fixture
 def defined(client: Client) -> Iterator[Client]:
     """The publisher's rights, and the definition of the object, which is served."""
     install(client)
-    files = [f"--filename={DIRECTORY / name}" for name in NAMES]
-    client.kubectl("apply", *files)
-    try:
-        poll(lambda: client.request("GET", API)[0] == 200, "the definition to be served")
+    with applied(client, NRT, *TOPOLOGY):
         yield client
-    finally:
-        client.kubectl("delete", "--ignore-not-found", *files)
 
 
 def wait_object(client: Client, publisher: Publisher, right: Any, what: str) -> JsonObject:
     """Wait until the object is as it should be."""
 
     def ask() -> JsonObject | None:
-        status, found = client.request("GET", f"{API}/bed")
+        status, found = client.request("GET", f"{NRT}/bed")
         return found if status == 200 and right(found) else None
 
     return wait_for([publisher], ask, what)
@@ -113,7 +107,7 @@ def test_it_follows_what_pods_take_and_give_back(bed: KubeBed, defined: Client) 
         nodes = [one for one in first["zones"] if one["type"] == "Node"]
         assert sum(int(attributes(one).get(free, 0)) for one in nodes) == available
         assert attributes(first)["nodeTopologyPodsFingerprintMethod"] == METHOD
-        old = defined.request("GET", API.replace("v1alpha2", "v1alpha1"))
+        old = defined.request("GET", NRT.replace("v1alpha2", "v1alpha1"))
         assert old[0] == 404
 
         bed_pod = pod("nrt-exclusive", container(cpus="1", memory="64Mi"), annotations=EXCLUSIVE)
@@ -145,36 +139,30 @@ def test_a_pod_whose_image_is_not_there_yet_is_named_and_not_charged(
     bed: KubeBed, defined: Client
 ) -> None:
     """The scheduler's plugin counts no Pending pod: it keeps what it set aside for this one."""
+
+    def names(*more: tuple[str, str]) -> Callable[[JsonObject], bool]:
+        def right(it: JsonObject) -> bool:
+            pods = [*running(defined), *more]
+            return attributes(it)["nodeTopologyPodsFingerprint"] == fingerprint(pods)
+
+        return right
+
     with (
         # As the chart has it: agent and publisher read one file.
         bed.node.configured(publish=ON),
         Publisher(bed, token(defined, "bed"), config=ON) as process,
     ):
-        first = wait_object(
-            defined, process,
-            lambda it: attributes(it)["nodeTopologyPodsFingerprint"]
-            == fingerprint(running(defined)),
-            "the object",
-        )  # fmt: skip
+        first = wait_object(defined, process, names(), "the object")
         absent = {**container(cpus="1", memory="64Mi"), "image": "localhost/absent:1"}
         defined.apply(pod("nrt-absent", absent, annotations=EXCLUSIVE))
-        named = wait_object(
-            defined, process,
-            lambda it: attributes(it)["nodeTopologyPodsFingerprint"]
-            == fingerprint([*running(defined), ("default", "nrt-absent")]),
-            "it to name a pod without containers",
-        )  # fmt: skip
+        name = ("default", "nrt-absent")
+        named = wait_object(defined, process, names(name), "it to name a pod without containers")
         found = defined.pod("nrt-absent")
         assert found is not None
         assert (found["spec"]["nodeName"], found["status"]["phase"]) == ("bed", "Pending")
         assert left(named) == left(first)
         defined.delete_pods()
-        wait_object(
-            defined, process,
-            lambda it: attributes(it)["nodeTopologyPodsFingerprint"]
-            == fingerprint(running(defined)),
-            "it to name the pod no more",
-        )  # fmt: skip
+        wait_object(defined, process, names(), "it to name the pod no more")
 
 
 def test_a_token_is_worth_nothing_for_another_node(bed: KubeBed, defined: Client) -> None:
@@ -190,19 +178,19 @@ def test_a_token_is_worth_nothing_for_another_node(bed: KubeBed, defined: Client
     uid = defined.ask("GET", "/api/v1/nodes/bed")["metadata"]["uid"]
     owner = {"apiVersion": "v1", "kind": "Node", "name": "bed", "uid": uid}
     # The API server compiles new policies in a moment of its own.
-    poll(lambda: "token names" in thief.does("POST", API, object_of("other")), "the policy")
-    said = thief.does("POST", API, object_of("bed", finalizers=["example.com/stay"]))
+    poll(lambda: "token names" in thief.does("POST", NRT, object_of("other")), "the policy")
+    said = thief.does("POST", NRT, object_of("bed", finalizers=["example.com/stay"]))
     assert "finalizers nothing" in said
-    said = thief.does("POST", API, object_of("bed", ownerReferences=[{**owner, "name": "other"}]))
+    said = thief.does("POST", NRT, object_of("bed", ownerReferences=[{**owner, "name": "other"}]))
     assert "only name the Node of the token" in said
-    assert thief.does("POST", API, object_of("bed", ownerReferences=[owner])) == ""
-    assert thief.does("PATCH", f"{API}/bed", {"zones": []}) == ""
+    assert thief.does("POST", NRT, object_of("bed", ownerReferences=[owner])) == ""
+    assert thief.does("PATCH", f"{NRT}/bed", {"zones": []}) == ""
     defined.apply(object_of("other"))
     assert "token names" in thief.does(
-        "PATCH", f"{API}/other", {"metadata": {"labels": {"a": "b"}}}
+        "PATCH", f"{NRT}/other", {"metadata": {"labels": {"a": "b"}}}
     )
-    assert thief.does("DELETE", f"{API}/bed").startswith("403 ")
-    assert thief.does("GET", API).startswith("403 ")
+    assert thief.does("DELETE", f"{NRT}/bed").startswith("403 ")
+    assert thief.does("GET", NRT).startswith("403 ")
 
 
 def test_another_publisher_is_named_and_not_fought(bed: KubeBed, defined: Client) -> None:
@@ -215,14 +203,14 @@ def test_another_publisher_is_named_and_not_fought(bed: KubeBed, defined: Client
         "apply", "--server-side", "--field-manager=nfd-topology-updater", "--filename=-",
         documents=[theirs],
     )  # fmt: skip
-    before = defined.ask("GET", f"{API}/bed")
+    before = defined.ask("GET", f"{NRT}/bed")
     credentials = token(defined, "bed")
     with Publisher(bed, credentials, config=ON) as process:
         (line,) = poll(
             lambda: process.records("the NodeResourceTopology is not written"), "its complaint"
         )
         assert "belong to nfd-topology-updater" in line["problem"]
-        assert defined.ask("GET", f"{API}/bed") == before
+        assert defined.ask("GET", f"{NRT}/bed") == before
     force = {**ON, "nodeResourceTopologyForce": True}
     with Publisher(bed, credentials, config=force) as process:
         taken = wait_object(defined, process, lambda it: zone_names(it)[:1] == ["node-0"], "ours")
@@ -249,7 +237,7 @@ def test_what_somebody_wrote_through_the_old_version_is_cured(
     with Publisher(bed, credentials, config=ON) as process:
         wait_object(defined, process, lambda it: it["zones"], "the object")
     defined.ask("PATCH", path, versions)
-    former = f"{API.replace('v1alpha2', 'v1alpha1')}/bed"
+    former = f"{NRT.replace('v1alpha2', 'v1alpha1')}/bed"
     found = poll(lambda: defined.get(former), "the old version")
     found["zones"][0]["type"] = "Other"
     status, said = defined.request("PUT", f"{former}?fieldManager=koordlet", found)
@@ -317,16 +305,15 @@ NUMATOPOLOGY = definition("Numatopology", "nodeinfo.volcano.sh", "v1alpha1")
 def test_volcanos_object_has_the_same_cpus(bed: KubeBed, client: Client) -> None:
     """With the shipped rights."""
     install(client)
-    files = [
-        f"--filename={MANIFESTS / 'publish-volcano' / n}" for n in ("role.yaml", "policies.yaml")
-    ]
-    client.kubectl("apply", *files)
     api = "/apis/nodeinfo.volcano.sh/v1alpha1/numatopologies"
     config = {"numatopology": True, "events": False}
+    files = ("publish-volcano/role.yaml", "publish-volcano/policies.yaml")
     try:
         client.apply(NUMATOPOLOGY)
-        poll(lambda: client.request("GET", api)[0] == 200, "the definition to be served")
-        with Publisher(bed, token(client, "bed"), config=config) as process:
+        with (
+            applied(client, api, *files),
+            Publisher(bed, token(client, "bed"), config=config) as process,
+        ):
 
             def spec(right: Any) -> JsonObject:
                 def ask() -> JsonObject | None:
@@ -351,5 +338,4 @@ def test_volcanos_object_has_the_same_cpus(bed: KubeBed, client: Client) -> None
             after = spec(taken)
             assert theirs not in after["numares"]["cpu"].get("allocatable", "").split(",")
     finally:
-        client.kubectl("delete", "--ignore-not-found", *files)
         client.kubectl("delete", "--ignore-not-found", "crd", NUMATOPOLOGY["metadata"]["name"])

@@ -25,15 +25,13 @@ from tests.beds.kube.extender import ACCOUNT, SCHEDULER, Extender, install, make
 from tests.beds.kube.manifests import PREFIX, asks, container, pod
 from tests.beds.kube.service import MANIFESTS, NAMESPACE
 from tests.beds.processes import wait_for
-from tests.kube.conftest import Numa
-from tests.kube.test_publish import Thief
+from tests.kube.conftest import NRT, Numa, applied
+from tests.kube.test_publish import Thief, answers
 
 pytestmark = pytest.mark.kube
 
-NRT = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies"
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/nri-numa/leases/numa-scheduler"
 NODES = ("numa-fake-a", "numa-fake-b")
-CRD = MANIFESTS / "publish-topology/crd.yaml"
 PLACED = f"{PREFIX}/placed"
 SINGLE = asks(policy="single-numa-node", cpus="exclusive")
 
@@ -91,19 +89,17 @@ def fleet(session_bed: KubeBed) -> Iterator[Client]:
     """Two nodes as objects, and the kind of their zones."""
     client = session_bed.client
     install(client)
-    client.kubectl("apply", f"--filename={CRD}")
-    poll(lambda: client.request("GET", NRT)[0] == 200, "the kind")
-    try:
-        for name in NODES:
-            client.add_node(name, labels={"numa-fake": "yes"})
-            publish(client, name, 4, 4)
-        yield client
-    finally:
-        client.delete_pods()
-        for name in NODES:
-            for path in (f"/api/v1/nodes/{name}", f"{NRT}/{name}"):
-                client.request("DELETE", path)
-        client.kubectl("delete", "--ignore-not-found", f"--filename={CRD}")
+    with applied(client, NRT, "publish-topology/crd.yaml"):
+        try:
+            for name in NODES:
+                client.add_node(name, labels={"numa-fake": "yes"})
+                publish(client, name, 4, 4)
+            yield client
+        finally:
+            client.delete_pods()
+            for name in NODES:
+                for path in (f"/api/v1/nodes/{name}", f"{NRT}/{name}"):
+                    client.request("DELETE", path)
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +139,12 @@ def placed(it: JsonObject) -> Any:
     return json.loads(it["metadata"]["annotations"][PLACED])
 
 
+def no_room(client: Client, name: str, cpus: int, most: int) -> None:
+    """Until the scheduler says that this is why a pod has no node."""
+    why = f"needs {cpus} exclusive CPUs on one NUMA node; most free for exclusive use: {most}"
+    assert not bound(client.wait_pod(name, lambda it: why in unscheduled(it), "refused"))
+
+
 def test_a_pod_goes_to_the_only_node_with_room_on_one_numa_node(
     there: Client, extender: Extender
 ) -> None:
@@ -157,8 +159,7 @@ def test_a_pod_goes_to_the_only_node_with_room_on_one_numa_node(
 
 def test_a_refused_pod_says_why_and_is_woken(there: Client, extender: Extender) -> None:
     there.apply(wanting("extender-waits", 12, annotations=SINGLE))
-    why = "needs 12 exclusive CPUs on one NUMA node; most free for exclusive use: 4"
-    there.wait_pod("extender-waits", lambda it: why in unscheduled(it), "refused")
+    no_room(there, "extender-waits", 12, 4)
     # A change of the object wakes nobody; our touch of the Node does.
     publish(there, NODES[0], 12, 4)
     found = there.wait_pod("extender-waits", bound, "bound")
@@ -188,9 +189,7 @@ def test_a_restarted_extender_remembers_its_promises(there: Client, extender: Ex
     extender.process.start()
     extender.wait_ready()
     there.apply(wanting("extender-after", 3, annotations=SINGLE))
-    why = "needs 3 exclusive CPUs on one NUMA node; most free for exclusive use: 1"
-    found = there.wait_pod("extender-after", lambda it: why in unscheduled(it), "refused")
-    assert not bound(found)
+    no_room(there, "extender-after", 3, 1)
 
 
 def test_who_started_before_the_extender_did_is_not_overlooked(there: Client, bed: KubeBed) -> None:
@@ -213,9 +212,7 @@ def test_who_started_before_the_extender_did_is_not_overlooked(there: Client, be
     patient = {"lease": "", "settle": "10m"}
     with Extender(bed, config=patient, port=19898, scheduler_port=10273, name=mine):
         there.apply(wanting("unseen-next", 3, scheduler=mine, annotations=SINGLE))
-        why = "needs 3 exclusive CPUs on one NUMA node; most free for exclusive use: 1"
-        found = there.wait_pod("unseen-next", lambda it: why in unscheduled(it), "refused")
-        assert not bound(found)
+        no_room(there, "unseen-next", 3, 1)
 
 
 def test_without_the_extender_ordinary_pods_go_on(there: Client, extender: Extender) -> None:
@@ -452,7 +449,7 @@ class Burst:
         status, said = etcd.ask("POST", "/v3/kv/compaction", {"revision": revision["revision"]})
         assert status == 200, said
         self.server.start()
-        wait_for([self.server], self.answers, "the API server")
+        wait_for([self.server], lambda: answers(self.client), "the API server")
 
     def leaderless(self) -> None:
         """The one that leads dies with its scheduler, and nobody knows what it has written."""
@@ -490,11 +487,6 @@ class Burst:
         text = self.first.get("/metrics")
         name = 'nri_numa_scheduler_calls_total{result="answered",verb="filter"} '
         return sum(float(one.split()[-1]) for one in text.splitlines() if one.startswith(name))
-
-    def answers(self) -> bool:
-        with contextlib.suppress(OSError):
-            return self.client.request("GET", "/readyz")[0] == 200
-        return False
 
 
 @pytest.mark.parametrize("trouble", ["slow", "429", "410", "failover", "charged"])

@@ -14,17 +14,17 @@ from tests.beds.kube.bed import KubeBed
 from tests.beds.kube.client import Client, JsonObject, waiting_reason
 from tests.beds.kube.controller import Controller
 from tests.beds.kube.manifests import PREFIX, asks, container, template, workload
-from tests.beds.kube.publisher import MANIFESTS, Publisher, install, token
+from tests.beds.kube.publisher import Publisher, install, token
+from tests.kube.conftest import NRT, applied
+from tests.kube.test_node_resource_topology import TOPOLOGY
 from tests.kube.test_scheduler_extender import publish
 
 pytestmark = pytest.mark.kube
 
-API = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies"
 OTHER = "stuck-other"
-FILES = [
-    f"--filename={MANIFESTS / 'publish-topology' / name}"
-    for name in ("role.yaml", "policies.yaml", "crd.yaml")
-]
+ASKING = asks(policy__main="single-numa-node")
+TOLERANT = [{"operator": "Exists"}]  # the other Node never reports
+STUCK = {"evict": True, "after": "1s", "perMinute": 600, "perWorkload": 1}
 
 
 @pytest.fixture
@@ -32,30 +32,28 @@ def full(bed: KubeBed, client: Client) -> Iterator[Client]:
     """A node without any room for new containers, which says so; afterwards it is as before."""
     install(client)
     controllers.install(client)
-    client.kubectl("apply", *FILES)
-    poll(lambda: client.request("GET", API)[0] == 200, "the kind")
     section = controllers.offline_capacity(bed)
     published = {"nodeResourceTopology": True}
-    try:
-        with (
-            bed.node.configured(**section),
-            Publisher(bed, token(client, "bed"), config=published, more=section),
-        ):
-            client.kubectl("annotate", "node", "bed", f"{PREFIX}/drained=0")
-            poll(lambda: factor(client) == "0", "a NodeResourceTopology that says so")
-            yield client
-            client.delete_pods()
-    finally:
-        for path in (f"/api/v1/nodes/{OTHER}", f"{API}/{OTHER}"):
-            client.request("DELETE", path)
-        for key in ("drained", "numa-ids"):
-            client.kubectl("annotate", "node", "bed", f"{PREFIX}/{key}-")
-        client.kubectl("delete", "--ignore-not-found", *FILES)
+    with applied(client, NRT, *TOPOLOGY):
+        try:
+            with (
+                bed.node.configured(**section),
+                Publisher(bed, token(client, "bed"), config=published, more=section),
+            ):
+                client.kubectl("annotate", "node", "bed", f"{PREFIX}/drained=0")
+                poll(lambda: factor(client) == "0", "a NodeResourceTopology that says so")
+                yield client
+                client.delete_pods()
+        finally:
+            for path in (f"/api/v1/nodes/{OTHER}", f"{NRT}/{OTHER}"):
+                client.request("DELETE", path)
+            for key in ("drained", "numa-ids"):
+                client.kubectl("annotate", "node", "bed", f"{PREFIX}/{key}-")
 
 
 def factor(client: Client) -> str:
     """What the node publishes as the capacity factor of its first NUMA node."""
-    found = client.get(f"{API}/bed")
+    found = client.get(f"{NRT}/bed")
     zones = [z for z in (found or {}).get("zones", []) if z["name"] == "node-0"]
     attributes = {a["name"]: a["value"] for z in zones for a in z.get("attributes", [])}
     return attributes.get(f"{PREFIX}/capacity-factor", "")
@@ -109,17 +107,11 @@ def test_who_is_refused_for_ever_goes_where_there_is_room(bed: KubeBed, full: Cl
     """Also one of which a container runs: as long as another one never ran it is Pending, too."""
     names, helper = ("stuck-moved", "stuck-half"), container("helper")
     for name, more in zip(names, ((), (helper,)), strict=True):
-        pods = template(
-            *more,
-            container(),
-            annotations=asks(policy__main="single-numa-node"),
-            tolerations=[{"operator": "Exists"}],  # the other Node never reports
-        )
+        pods = template(*more, container(), annotations=ASKING, tolerations=TOLERANT)
         full.apply(workload("Deployment", name, pods))
     found = [poll(lambda n=n: refused(full, n), f"a refused pod of {n}") for n in names]
     assert [one["status"]["phase"] for one in found] == ["Pending", "Pending"]
-    stuck = {"evict": True, "after": "1s", "perMinute": 600, "perWorkload": 1}
-    with Controller(bed, 9893, stuck=stuck) as replica:
+    with Controller(bed, 9893, stuck=STUCK) as replica:
 
         def counts() -> bool | None:
             text = replica.ask("GET", "/metrics")[1]
@@ -142,10 +134,8 @@ def test_who_runs_in_part_goes_only_where_that_is_switched_on(bed: KubeBed, full
     """The kubelet's own phase, Events and pauses: a container ended, and its CPUs are no more."""
     full.kubectl("annotate", "node", "bed", f"{PREFIX}/drained-")
     poll(lambda: factor(full) == "", "room on the node")  # it tells none of 1
-    tolerations = [{"operator": "Exists"}]  # the other Node never reports
-    asking = asks(policy__main="single-numa-node")
     parts = (container("helper"), container())
-    half = template(*parts, annotations=asking, tolerations=tolerations)
+    half = template(*parts, annotations=ASKING, tolerations=TOLERANT)
     full.apply(workload("Deployment", "stuck-ended", half))
     run = poll(lambda: ready(full, "stuck-ended"), "a pod that runs")
     full.kubectl("annotate", "node", "bed", f"{PREFIX}/drained=0")
@@ -153,16 +143,15 @@ def test_who_runs_in_part_goes_only_where_that_is_switched_on(bed: KubeBed, full
     os.kill(bed.node.pid(run, "main"), signal.SIGKILL)
     found = poll(lambda: ended(full, "stuck-ended"), "a container that is refused")
     assert found["metadata"]["uid"] == run["metadata"]["uid"]
-    pending = template(annotations=asking, tolerations=tolerations)
+    pending = template(annotations=ASKING, tolerations=TOLERANT)
     full.apply(workload("Deployment", "stuck-never", pending))
     other = poll(lambda: refused(full, "stuck-never"), "a pod that never ran")
     add_other(full)
-    stuck = {"evict": True, "after": "1s", "perMinute": 600, "perWorkload": 1}
-    with Controller(bed, 9893, stuck=stuck):
+    with Controller(bed, 9893, stuck=STUCK):
         assert f"{OTHER} has room" in gone(full, other)["note"]
     left = full.pod(run["metadata"]["name"])
     assert left is not None
     assert left["metadata"]["uid"] == run["metadata"]["uid"]
     assert "deletionTimestamp" not in left["metadata"]
-    with Controller(bed, 9893, stuck={**stuck, "partlyRunning": True}):
+    with Controller(bed, 9893, stuck={**STUCK, "partlyRunning": True}):
         assert f"{OTHER} has room" in gone(full, found)["note"]

@@ -6,7 +6,6 @@ the node has systemd as its first process and the systemd cgroup driver; ``all``
 
 from __future__ import annotations
 
-import os
 import re
 import tempfile
 from collections.abc import Iterator
@@ -35,6 +34,7 @@ from tests.beds.kube.namespaces import Namespaces
 from tests.beds.kube.virtual_node import Look, VirtualNode, container_id
 from tests.beds.testbed import TestbedUnavailable, require_root
 from tests.beds.vm_bed import one_machine_at_a_time, prepare
+from tests.kube.conftest import unavailable
 from tests.vm.selection import MACHINES, booted
 
 NODES = [CPUSet(node.cpus) for node in MACHINES["kube-node"].numa]  # of both
@@ -75,14 +75,6 @@ PODS = [
 ]
 
 
-def unavailable(error: TestbedUnavailable) -> None:
-    """It was asked for by name, so it fails wherever one of both must be there."""
-    required = [name for name in ("KUBE", "VM") if os.environ.get(f"NRI_NUMA_REQUIRE_{name}")]
-    if required:
-        pytest.fail(f"NRI_NUMA_REQUIRE_{required[0]}=1, but {error}", pytrace=False)
-    pytest.skip(str(error))
-
-
 @pytest.fixture(scope="module", params=["kube-node", "kube-systemd"])
 def node(request: pytest.FixtureRequest) -> Iterator[VirtualNode]:
     machine = MACHINES[request.param]
@@ -108,7 +100,7 @@ def node(request: pytest.FixtureRequest) -> Iterator[VirtualNode]:
         ):
             yield node
     except TestbedUnavailable as error:
-        unavailable(error)
+        unavailable(error, "KUBE", "VM")  # it was asked for by name
 
 
 @pytest.fixture

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
+import re
 
 import pytest
 
@@ -23,12 +22,33 @@ from tests.beds.kube.manifests import (
 )
 from tests.beds.kube.node import Node
 from tests.beds.plugin_process import REPOSITORY
-from tests.machines.cpus import FIRST, LAST, MACHINE
+from tests.machines.cpus import FIRST, LAST, MACHINE, NO_CPU
 
 pytestmark = pytest.mark.kube
 
 # What the containers of all other tests do, without staying.
 ONCE = ("/bin/sh", "-c", FIRST_LINE_SCRIPT.replace("exec sleep 1000000", "true"))
+
+
+def test_cpus_and_mems_as_listed(client: Client, node: Node) -> None:
+    listed = client.run(pod("listed", annotations=asks(numacpu=LAST, numamem="0")))
+    assert node.allowed(listed) == Seen(cpus=LAST, mems="0")
+    # Another process of the container, started by the kubelet on request.
+    status = client.kubectl("exec", "listed", "--", "cat", "/proc/self/status")
+    assert re.search(rf"^Cpus_allowed_list:\s*{LAST}$", status, re.MULTILINE)
+    assert re.search(r"^Mems_allowed_list:\s*0$", status, re.MULTILINE)
+    # And the container's first instruction, by the kubelet's own log.
+    assert client.said("listed").startswith(f"cpus={LAST} mems=0 numa_cpus={LAST} ")
+
+
+def test_a_refusal_is_told_by_kubectl_describe(client: Client, node: Node) -> None:
+    client.apply(pod("refused", annotations=asks(numacpu=NO_CPU)))
+    refused = client.wait_refused("refused")
+    words = ("default/refused", "main", "numacpu", f"'{NO_CPU}'", "does not exist")
+    described = client.kubectl("describe", "pod", "refused")
+    waiting, _, events = described.partition("\nEvents:")
+    assert "Reason:       CreateContainerError" in waiting
+    assert all(word in refused and word in events for word in words)
 
 
 def test_deployment_and_its_rollout(client: Client, node: Node) -> None:
@@ -147,8 +167,10 @@ def test_resize_that_is_refused_is_told_in_the_pods_conditions(client: Client, n
 
 
 def test_kubelet_restart_moves_nobody(client: Client, node: Node) -> None:
-    owner = client.run(pod("owner", container(cpus="1"), annotations=EXCLUSIVE))
+    """And the exclusive CPU is everybody's again when its pod is deleted."""
     shared = client.run(pod("shared"))
+    assert node.cpus(shared) == MACHINE
+    owner = client.run(pod("owner", container(cpus="1"), annotations=EXCLUSIVE))
     own, pids = node.cpus(owner), [node.pid(owner), node.pid(shared)]
     assert len(own) == 1
     node.restart_kubelet()
@@ -156,6 +178,8 @@ def test_kubelet_restart_moves_nobody(client: Client, node: Node) -> None:
     assert [node.pid(client.wait_ready(name)) for name in ("owner", "shared")] == pids
     assert node.cpus(owner) == own
     assert node.cpus(shared) == node.cpus(late) == MACHINE - own
+    client.kubectl("delete", "pod", "owner")
+    poll(lambda: node.cpus(shared) == node.cpus(late) == MACHINE, "the CPU given back")
 
 
 def test_resources_of_the_pod_pay_for_its_container(client: Client, node: Node) -> None:
@@ -167,20 +191,6 @@ def test_resources_of_the_pod_pay_for_its_container(client: Client, node: Node) 
     shared = client.run(pod("shared"))
     assert len(node.cpus(owner)) == 1
     assert node.cpus(shared) == MACHINE - node.cpus(owner)
-
-
-def test_owner_that_is_killed_owns_again(client: Client, node: Node) -> None:
-    """The kubelet starts another container of the pod; between the two nobody owns anything."""
-    owner = client.run(pod("owner", container(cpus="1"), annotations=EXCLUSIVE))
-    shared = client.run(pod("shared"))
-    os.kill(node.pid(owner), signal.SIGKILL)
-    again = client.wait_pod(
-        "owner",
-        lambda it: is_ready(it) and it["status"]["containerStatuses"][0]["restartCount"] == 1,
-        "restarted",
-    )
-    assert len(node.cpus(again)) == 1
-    assert node.cpus(shared) == MACHINE - node.cpus(again)
 
 
 _KUBEVIRT = definition("VirtualMachine", "kubevirt.io", "v1", "Namespaced")

@@ -36,11 +36,6 @@ def test_the_drawing_is_of_this_code() -> None:
     assert docs_rooms.DRAWING.read_text() == docs_rooms.svg(), "run python -m tools.docs_regions"
 
 
-def test_arrows_that_follow_from_others_are_left_out_and_no_others() -> None:
-    arrows = {"a": {"b", "c", "d"}, "b": {"c"}, "c": set(), "d": set()}
-    assert docs_rooms.drawn(arrows) == {"a": {"b", "d"}, "b": {"c"}, "c": set(), "d": set()}
-
-
 def test_twenty_questions_have_one_file_each() -> None:
     asked = rows("Where would you look for…")
     assert len(asked) >= 20
@@ -77,9 +72,11 @@ def test_sources_that_pages_name_exist(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
-def test_folders_of_tests_and_dotted_names_exist(page: Path) -> None:
+def test_files_of_the_checkout_and_dotted_names_exist(page: Path) -> None:
+    """Paths that begin with one of the repository's own directories."""
     text = page.read_text()
-    for word in re.findall(r"(?<![\w/.-])((?:tests|bench)/\w[\w./-]*\w)", text):
+    tops = "tests|bench|config|tools|nri_numa|systemd"
+    for word in re.findall(rf"(?<![\w/.-])((?:{tops})/\w[\w./-]*\w)", text):
         assert (ROOT / word).exists(), word
     for word in re.findall(r"(?<![\w/.-])nri_numa\.(\w+(?:\.\w+)*)", text):
         path = PACKAGE.joinpath(*word.split("."))

@@ -114,14 +114,6 @@ def test_annotations_exist(page: Path) -> None:
             ), key
 
 
-@pytest.mark.parametrize("page", PAGES, ids=ids)
-def test_files_of_the_checkout_exist(page: Path) -> None:
-    """Paths that begin with one of the repository's own directories."""
-    for word in typed(page.read_text()):
-        for path in re.findall(r"(?<![\w/.-])(?:config|tools|nri_numa|systemd)/[\w./-]+\w", word):
-            assert (ROOT / path).exists(), path
-
-
 def test_configurations_that_pages_show_are_sound(tmp_path: Path) -> None:
     shown = [
         block

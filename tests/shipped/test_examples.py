@@ -10,11 +10,9 @@ import shlex
 from pathlib import Path
 
 import pytest
-import yaml
 from click.testing import CliRunner
 
 from nri_numa.cli import cli
-from nri_numa.engine.request.annotations import KEYS
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKLOADS = sorted((ROOT / "config/examples/workloads").glob("*.yaml"))
@@ -40,6 +38,7 @@ def test_a_workload_is_placed_as_its_header_says(
     assert len(shown) > 1
     missing = [line for line in shown if line != "#" and line not in done.output.splitlines()]
     assert not missing, done.output
+    assert " is ignored" not in done.output, "an annotation stands where it has no effect"
 
 
 def test_the_example_of_the_readme_gets_what_it_says(tmp_path: Path) -> None:
@@ -55,23 +54,3 @@ def test_the_example_of_the_readme_gets_what_it_says(tmp_path: Path) -> None:
     assert "4 exclusive CPUs on NUMA node" in done.output
     assert len(readme.splitlines()) <= 80
     assert len(re.findall(r"(?<!!)\[[^\]]+\]\(", readme)) <= 8
-
-
-@pytest.mark.parametrize("path", WORKLOADS, ids=lambda path: path.stem)
-def test_annotations_stand_where_they_have_an_effect(path: Path) -> None:
-    """On the pod, or on the template; and each is a key of ours with a container of the pod."""
-    for document in yaml.safe_load_all(path.read_text()):
-        pod = document["spec"].get("template", document)
-        if pod is not document:
-            assert "annotations" not in document["metadata"]
-        names = {one["name"] for one in pod["spec"].get("containers", [{"name": "compute"}])}
-        ours = [
-            key.removeprefix("numa.kubernetes.io/")
-            for key in pod["metadata"]["annotations"]
-            if key.startswith("numa.kubernetes.io/")
-        ]
-        assert ours
-        for key in ours:
-            name, _, container = key.partition(".")
-            assert name in KEYS
-            assert not container or container in names

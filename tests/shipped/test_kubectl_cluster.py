@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,32 +16,10 @@ import yaml
 
 from nri_numa.scheduler.node_room import NodeRoom
 from nri_numa.scheduler.published import read
-from tests.shipped.test_kubectl_plugin import PROGRAM, Run, runner
+from tests.shipped.test_kubectl_plugin import PROGRAM, Run
+from tests.shipped.test_kubectl_plugin import run as run
 from tests.unit.scheduler.objects import PREFIX, topology
 from tools import kubectl_plugin
-
-FAKE = """#!{python}
-import json, os, sys, urllib.parse
-world = json.load(open(os.path.join(os.path.dirname(__file__), "world.json")))
-words = [w for w in sys.argv[1:] if not w.startswith("--context")]
-raw = words[1].startswith("--raw=")
-url = urllib.parse.urlsplit(words[1].partition("=")[2])
-found = world.get(url.path.rpartition("/")[2] if raw else words[1])
-if words[0] != "get" or found is None:
-    print("Error from server (NotFound): the server could not find the requested resource",
-          file=sys.stderr)
-    sys.exit(1)
-if words[1] == "pod":
-    if words[2] not in found:
-        print('Error from server (NotFound): pods "%s" not found' % words[2], file=sys.stderr)
-        sys.exit(1)
-    print(json.dumps(found[words[2]]))
-elif raw:
-    text = json.dumps({{"items": found, "metadata": {{}}}})
-    print(text[: world.get("cut", len(text))])
-else:
-    print(json.dumps({{"items": found}}))
-"""
 
 REFUSED = (
     "failed to create containerd container: NRI: rpc error: code = Unknown desc = CPUsTaken: "
@@ -93,11 +68,6 @@ def world() -> dict[str, Any]:
         "pod": {"refused": refused},
         "events": [],
     }
-
-
-@pytest.fixture
-def run(tmp_path: Path, world: dict[str, Any]) -> Run:
-    return runner(tmp_path, FAKE, world)
 
 
 # --- the cluster ----------------------------------------------------------------------------------
@@ -252,22 +222,13 @@ def test_a_copy_of_one_file_says_what_is_missing(tmp_path: Path, run: Run) -> No
     lonely = tmp_path / "bin" / "kubectl-numa"
     lonely.parent.mkdir()
     shutil.copy(PROGRAM, lonely)
-    done = subprocess.run(
-        [sys.executable, str(lonely), "cluster"], capture_output=True, text=True, check=False
-    )
+    done = run("cluster", program=lonely)
     assert (done.returncode, done.stdout) == (3, "")
     assert "kubectl_numa_commands.py is not beside" in done.stderr
     # A link leads to where the others are.
     lonely.unlink()
     lonely.symlink_to(PROGRAM)
-    run("cluster")
-    done = subprocess.run(
-        [sys.executable, str(lonely), "cluster"],
-        env={**os.environ, "KUBECTL_PATH": str(tmp_path / "kubectl")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run("cluster", program=lonely)
     assert "worker-2" in done.stdout, done.stderr
 
 

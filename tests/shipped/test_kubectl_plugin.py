@@ -11,6 +11,7 @@ import io
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 import tarfile
@@ -32,6 +33,16 @@ world = json.load(open(os.path.join(os.path.dirname(__file__), "world.json")))
 words = [w for w in sys.argv[1:] if not w.startswith(("--context", "--kubeconfig"))]
 with open(os.path.join(os.path.dirname(__file__), "calls"), "a") as calls:
     calls.write(json.dumps(sys.argv[1:]) + "\\n")
+def fail(text):
+    print("Error from server " + text, file=sys.stderr)
+    sys.exit(1)
+if words[0] == "get" and words[1].startswith(("--raw=", "events")):
+    listed = words[1].partition("?")[0].rpartition("/")[2]
+    if listed not in world:
+        fail("(NotFound): the server could not find the requested resource")
+    text = json.dumps({{"items": world[listed], "metadata": {{}}}})
+    print(text[: world.get("cut", len(text))])
+    sys.exit(0)
 if words[0] == "exec":
     print("from the node")
     sys.exit(world.get("exit", 0))
@@ -41,16 +52,14 @@ if words[:2] == ["get", "--raw"]:
             print(json.dumps(document))
             sys.exit(0)
 if words[:2] == ["get", "pod"]:
-    if words[2] in world["pods"]:
-        print(json.dumps(world["pods"][words[2]]))
+    if words[2] in world["pod"]:
+        print(json.dumps(world["pod"][words[2]]))
         sys.exit(0)
     print("E1122 10:54:35.660653 30466 memcache.go:265] noise", file=sys.stderr)
-    print('Error from server (NotFound): pods "%s" not found' % words[2], file=sys.stderr)
-    sys.exit(1)
+    fail('(NotFound): pods "%s" not found' % words[2])
 if words[:2] == ["get", "pods"]:
     if "--all-namespaces" in words and world.get("forbidden"):
-        print("Error from server (Forbidden): pods is forbidden: User", file=sys.stderr)
-        sys.exit(1)
+        fail("(Forbidden): pods is forbidden: User")
     node = [w.partition("spec.nodeName=")[2] for w in words if "nodeName" in w]
     print(json.dumps({{"items": [
         p for p in world["agents"] if not node or p["spec"]["nodeName"] == node[0]
@@ -100,7 +109,7 @@ def pod(node: str = "", **status: Any) -> dict[str, Any]:
 @pytest.fixture
 def world(tmp_path: Path) -> dict[str, Any]:
     return {
-        "pods": {"database": pod("worker-2")},
+        "pod": {"database": pod("worker-2")},
         # Another part of nri-numa, which is no agent, comes first.
         "agents": [
             {
@@ -114,17 +123,20 @@ def world(tmp_path: Path) -> dict[str, Any]:
     }
 
 
-def runner(directory: Path, kubectl: str, world: dict[str, Any]) -> Run:
+@pytest.fixture
+def run(tmp_path: Path, world: dict[str, Any]) -> Run:
     """Runs the plugin with a program as kubectl that answers from this world."""
-    fake = directory / "kubectl"
-    fake.write_text(kubectl.format(python=sys.executable))
+    directory, fake = tmp_path, tmp_path / "kubectl"
+    fake.write_text(FAKE.format(python=sys.executable))
     fake.chmod(0o755)
 
-    def runs(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    def runs(
+        *arguments: str, program: Path = PROGRAM, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
         (directory / "world.json").write_text(json.dumps(world))
         clean = {key: text for key, text in os.environ.items() if key != "COLUMNS"}
         return subprocess.run(
-            [sys.executable, str(PROGRAM), *arguments],
+            [sys.executable, str(program), *arguments],
             env={**clean, "KUBECTL_PATH": str(fake), **environment},
             capture_output=True,
             text=True,
@@ -134,11 +146,6 @@ def runner(directory: Path, kubectl: str, world: dict[str, Any]) -> Run:
         )
 
     return runs
-
-
-@pytest.fixture
-def run(tmp_path: Path, world: dict[str, Any]) -> Run:
-    return runner(tmp_path, FAKE, world)
 
 
 def test_another_name_in_the_chart_is_found_by_what_it_does_not_change(
@@ -264,11 +271,11 @@ def test_what_cannot_be_asked_is_said(run: Run, arguments: list[str], code: int,
 
 def test_pods_and_agents_that_are_not_there_yet(run: Run, world: dict[str, Any]) -> None:
     condition = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes\x1b[31m"}
-    world["pods"]["database"] = pod(conditions=[condition])
+    world["pod"]["database"] = pod(conditions=[condition])
     done = run("explain", "database")
     assert done.returncode == 1
     assert "pod shop/database has no node yet: 0/3 nodes\\x1b[31m" in done.stderr
-    world["pods"]["database"] = pod("worker-1")
+    world["pod"]["database"] = pod("worker-1")
     world["agents"] = [agent("worker-1", state="waiting")]
     done = run("explain", "database")
     assert done.returncode == 3
@@ -458,18 +465,9 @@ def test_an_annotation_that_is_no_list_is_left_as_it_is(
 
 @pytest.mark.parametrize("file", [kubectl_plugin.PROGRAM, *kubectl_plugin.MODULES])
 def test_it_runs_on_an_old_python_and_needs_nothing_else(file: str) -> None:
-    tree = ast.parse((kubectl_plugin.SOURCES / file).read_text(), feature_version=(3, 9))
-    imported = {
-        name.split(".")[0]
-        for node in ast.walk(tree)
-        for name in (
-            [a.name for a in node.names]
-            if isinstance(node, ast.Import)
-            else [str(node.module)]
-            if isinstance(node, ast.ImportFrom)
-            else []
-        )
-    }
+    text = (kubectl_plugin.SOURCES / file).read_text()
+    ast.parse(text, feature_version=(3, 9))
+    imported = set(re.findall(r"^ *(?:import|from) (\w+)", text, re.MULTILINE))
     beside = {name.removesuffix(".py") for name in kubectl_plugin.MODULES}
     assert imported - beside <= set(sys.stdlib_module_names)
     assert os.access(PROGRAM, os.X_OK)
@@ -505,7 +503,7 @@ def test_it_is_one_file_that_helps_and_completes(
     fake = tmp_path / "kubectl"
     place = 'if words[:2] == ["get", "pods"]:\n'
     fake.write_text(
-        fake.read_text().replace(place, f"{place}    world['agents'] += world['pods'].values()\n")
+        fake.read_text().replace(place, f"{place}    world['agents'] += world['pod'].values()\n")
     )
 
     def answered(*arguments: str) -> str:

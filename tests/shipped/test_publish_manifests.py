@@ -15,7 +15,6 @@ from jsonschema import Draft202012Validator
 from nri_numa import config as configuration
 from nri_numa.config.layers import environment_names
 from nri_numa.publisher import topology, wanted
-from nri_numa.publisher.publisher import PublishMetrics
 from tests.beds.http_view import FakeView
 from tests.shipped.test_install_manifests import BASE, charted, documents, helm, in_the_chart
 
@@ -100,11 +99,8 @@ def test_the_roles_give_what_the_page_says_and_no_more() -> None:
     assert given == set(re.findall(row, PAGE.read_text(), re.MULTILINE))
 
 
-def test_the_page_has_every_metric_and_every_reason() -> None:
+def test_the_page_has_every_key_and_every_reason() -> None:
     page = PAGE.read_text()
-    exposed = PublishMetrics("1").text().decode()
-    for name in re.findall(r"^# TYPE (nri_numa_\w+) ", exposed, re.MULTILINE):
-        assert f"| `{name}` |" in page
     for reason, kind in wanted.REASONS.values():
         assert f"| `{reason}` | {kind} |" in page
     keys = (*wanted.NODE_ANNOTATIONS, *wanted.NODE_LABELS, *topology.ZONE_ATTRIBUTES)

@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.beds.testbed import TestbedUnavailable
 from tests.beds.vm_bed import Parts, Run, available, prepare
 from tests.beds.vm_records import Result
-from tests.machines.vm_machine import Machine, load_machines
+from tests.machines.vm_machine import Machine
 from tests.vm.pod_cards import moves_cards
-
-MACHINES = load_machines(Path(__file__).parent / "machines")
+from tests.vm.registry import all_cases
+from tests.vm.selection import MACHINES
 
 
 def required() -> bool:
@@ -41,7 +40,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep the cases of one machine together, in the guest's order, after any shuffling."""
     places = [i for i, item in enumerate(items) if _of(item) is not None]
     names = list(MACHINES)
-    order = {case: i for i, case in enumerate(_all_case_names())}
+    order = {case: i for i, case in enumerate(all_cases())}
 
     def key(item: pytest.Item) -> tuple[int, int]:
         machine, case = _of(item) or ("", "")
@@ -50,12 +49,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     cases = sorted((items[i] for i in places), key=key)
     for place, item in zip(places, cases, strict=True):
         items[place] = item
-
-
-def _all_case_names() -> list[str]:
-    from tests.vm.registry import all_cases
-
-    return list(all_cases())
 
 
 class MachineRuns:
@@ -111,7 +104,8 @@ class MachineRuns:
             self._running[1].close()  # type: ignore[attr-defined]  # it is a generator
 
 
-def _unavailable(reason: str) -> None:
+def unavailable(reason: str) -> None:
+    """Skip, or fail where machines must be there."""
     if required():
         pytest.fail(f"NRI_NUMA_REQUIRE_VM=1, but {reason}", pytrace=False)
     pytest.skip(reason)
@@ -136,7 +130,7 @@ def machine_runs(request: pytest.FixtureRequest) -> Iterator[MachineRuns]:
             systems={MACHINES[name].system for name in selected},
         )
     except TestbedUnavailable as error:
-        _unavailable(str(error))
+        unavailable(str(error))
         raise
     runs = MachineRuns(parts, selected)
     yield runs

@@ -24,7 +24,6 @@ import msgspec
 
 from tests.beds.containerd import Binaries, Containerd, find_binaries
 from tests.beds.cri import Container, CRIError, Pod, Resources, guaranteed, poll
-from tests.beds.images import FIRST_LINE_COMMAND
 from tests.beds.vm_records import (
     Answer,
     Ask,
@@ -36,14 +35,14 @@ from tests.beds.vm_records import (
     Started,
     Writer,
 )
-from tests.machines.vm_machine import Machine, format_list, load_machines, parse_list
+from tests.machines.vm_machine import Machine, format_list, parse_list
 from tests.vm import pod_cards, words
 from tests.vm.plugin import GuestPlugin, UnitPlugin
 from tests.vm.registry import CASE_LIMIT_S, Case, SkipCase, all_cases
 from tests.vm.scopes import systemd_agrees
+from tests.vm.selection import MACHINES
 from tests.vm.standstill import NeverAgain, Standstill, insist
 
-MACHINES = Path(__file__).parent / "machines"
 _BED = Path("/run/bed")  # a tmpfs, and short enough for socket paths
 # Under emulation a plugin written in Python needs tenths of seconds where it needs milliseconds
 # outside; the limit is the runtime's, and too short a one would only prove that emulation is slow.
@@ -193,11 +192,10 @@ class Guest:
         """Start a Guaranteed pod with one container, ``main``; more as for `container`."""
         return self.container(self.sandbox(name, annotations), "main", **more)
 
-    def sandbox(self, name: str, annotations: Mapping[str, str] | None = None) -> Pod:
-        return self.containerd.cri.run_pod(
-            name,
-            annotations={f"numa.kubernetes.io/{k}": v for k, v in (annotations or {}).items()},
-        )
+    def sandbox(self, name: str, annotations: Mapping[str, str] | None = None, **more: Any) -> Pod:
+        """Start a pod without containers; more as for `CRI.run_pod`."""
+        asked = {f"numa.kubernetes.io/{k}": v for k, v in (annotations or {}).items()}
+        return self.containerd.cri.run_pod(name, annotations=asked, **more)
 
     def container(
         self,
@@ -206,20 +204,15 @@ class Guest:
         *,
         cpus: float = 1,
         memory_mib: int = 64,
-        command: Sequence[str] | None = None,
         resources: Resources | None = None,
+        **more: Any,
     ) -> Container:
-        """Start one more container in a pod.
+        """Start one more container in a pod; more as for `CRI.create`.
 
-        `command`: default: print what may be used and sleep.
         `resources`: instead of `cpus` and `memory_mib`.
         """
-        return self.containerd.cri.run(
-            pod,
-            name,
-            resources=resources or guaranteed(cpus, memory_mib * _MIB),
-            command=command or FIRST_LINE_COMMAND,
-        )
+        resources = resources or guaranteed(cpus, memory_mib * _MIB)
+        return self.containerd.cri.run(pod, name, resources=resources, **more)
 
     def first(self, container: Container) -> words.Allowed:
         """What the container's first process saw of itself before anything else."""
@@ -350,7 +343,7 @@ class Guest:
             begins()
             return self._try(case)
 
-        return insist(attempt, self._standstill, _say)
+        return insist(attempt, self._standstill, say)
 
     def _try(self, case: Case) -> Result:
         self.notes = []
@@ -418,22 +411,22 @@ def _set_up(machine: Machine) -> None:
         words.set_online(cpu, online=False)
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
     print(f"{time.monotonic():8.1f} {text}", flush=True)
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the cases; every result goes to the shared directory."""
-    _say("the program started")
+    say("the program started")
     name, shared_text, *names = arguments
     shared = Path(shared_text)
     records = Writer(shared)
-    machine = load_machines(MACHINES)[name]
+    machine = MACHINES[name]
     cases = [all_cases()[each] for each in names]
     records.write(Begin(machine=name, kernel=os.uname().release, cases=names))
     try:
         _set_up(machine)
-        _say("the machine is set up")
+        say("the machine is set up")
         guest = Guest(machine, shared)
         if any(case.runtime for case in cases):
             guest.containerd.start(timeout_s=150)
@@ -441,7 +434,7 @@ def main(arguments: Sequence[str]) -> int:
         records.write(Broken(detail=traceback.format_exc()))
         return 1
     for case in cases:
-        _say(case.name)
+        say(case.name)
         # The host's limit is between two records, so each try has one of its own.
         records.write(guest.run(case, partial(records.write, Started(case=case.name))))
     with contextlib.suppress(Exception):

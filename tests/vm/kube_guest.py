@@ -39,17 +39,13 @@ from tests.beds.plugin_process import plugin_environment
 from tests.beds.processes import Daemon
 from tests.machines.vm_machine import format_list, parse_list
 from tests.vm import words
-from tests.vm.guest import GuestContainerd
+from tests.vm.guest import GuestContainerd, say
 from tests.vm.plugin import GuestPlugin
 from tests.vm.scopes import systemd_agrees
 
 _DISK = Path("/mnt")
 SYSTEMD = Path("/run/systemd/system").is_dir()  # sd_booted(3)
 _START_LIMIT_S = 300.0
-
-
-def _say(text: str) -> None:
-    print(f"{time.monotonic():8.1f} {text}", flush=True)
 
 
 def _set_up() -> None:
@@ -145,9 +141,9 @@ class _Node:
     def start(self) -> None:
         """Start them one after the other, so that no container comes before nri-numa."""
         self.containerd.start(timeout_s=_START_LIMIT_S)
-        _say("containerd serves")
+        say("containerd serves")
         self.plugin.start(timeout_s=_START_LIMIT_S)
-        _say("nri-numa is ready")
+        say("nri-numa is ready")
         self.kubelet.start()
 
     def answer(self, ask: Ask) -> Answer:
@@ -195,14 +191,14 @@ class _Node:
 def main(arguments: Sequence[str]) -> int:
     """Be a node until the host says that it is enough."""
     shared = Path(arguments[0])
-    _say("the program started")
+    say("the program started")
     try:
         _set_up()
-        _say("the machine is set up")
+        say("the machine is set up")
         wanted = msgspec.json.decode((shared / "node.json").read_bytes(), type=Wanted)
         node = _Node(shared, wanted)
         node.start()
-        _say("the kubelet starts")
+        say("the kubelet starts")
         return _serve(shared, node)
     except Exception:
         (shared / "failed").write_text(traceback.format_exc(), encoding="utf-8")
@@ -217,7 +213,7 @@ def _serve(shared: Path, node: _Node) -> int:
             if target.exists():
                 continue
             ask = msgspec.json.decode(file.read_bytes(), type=Ask)
-            _say(ask.what)
+            say(ask.what)
             try:
                 answer = node.answer(ask)
             except Exception:

@@ -10,7 +10,7 @@ import pytest
 from tests.beds.processes import group_alive
 from tests.beds.vm_bed import GuestDidNotBoot, Parts, Run
 from tests.beds.vm_kernel import Kernel
-from tests.beds.vm_records import Outcome, Result
+from tests.beds.vm_records import Outcome
 from tests.machines.vm_machine import parse_machine
 
 MACHINE = parse_machine(
@@ -22,6 +22,7 @@ ONE = '{"type":"result","case":"one","outcome":"passed","seconds":1.5,"notes":["
 TWO = '{"type":"result","case":"two","outcome":"failed","seconds":2,"detail":"Traceback"}'
 START_TWO = '{"type":"started","case":"two"}'
 END = '{"type":"end"}'
+BROKEN = '{"type":"broken","detail":"no cgroups"}'
 
 
 @pytest.fixture(autouse=True)
@@ -54,14 +55,10 @@ def run(tmp_path: Path, script: str, *, boot_limit_s: float = 30, case_limit_s: 
     )
 
 
-def outcomes(results: list[Result]) -> list[tuple[str, str]]:
-    return [(result.case, result.outcome.value) for result in results]
-
-
 def test_results_are_handed_out_in_order(tmp_path: Path) -> None:
     bed = run(tmp_path, f"say '{BEGIN}'; say '{ONE}'; say '{START_TWO}'; say '{TWO}'; say '{END}'")
     results = list(bed)
-    assert outcomes(results) == [("one", "passed"), ("two", "failed")]
+    assert [(r.case, r.outcome.value) for r in results] == [("one", "passed"), ("two", "failed")]
     assert results[0].notes == ["64 MiB"]
     assert results[1].detail == "Traceback"
 
@@ -85,21 +82,20 @@ def test_a_guest_that_hangs_is_ended_by_a_limit_with_all_its_children(tmp_path: 
     assert not group_alive(int((tmp_path / "artifacts" / "pid").read_text()))
 
 
-def test_a_machine_that_does_not_boot_is_no_test_failure(tmp_path: Path) -> None:
-    with pytest.raises(GuestDidNotBoot, match=r"ended with exit code 3.*console\.log"):
-        list(run(tmp_path, "echo 'no kernel' >&2; exit 3"))
-    assert "no kernel" in (tmp_path / "artifacts" / "console.log").read_text()
-
-
-def test_a_machine_that_says_nothing_is_no_test_failure(tmp_path: Path) -> None:
-    with pytest.raises(GuestDidNotBoot, match=r"said nothing within 0 s"):
-        list(run(tmp_path, "sleep 1000", boot_limit_s=0.3))
-
-
-def test_a_guest_whose_runtime_does_not_start_is_no_test_failure(tmp_path: Path) -> None:
-    broken = '{"type":"broken","detail":"no cgroups"}'
-    with pytest.raises(GuestDidNotBoot, match="no cgroups"):
-        list(run(tmp_path, f"say '{BEGIN}'; say '{broken}'; sleep 1000"))
+@pytest.mark.parametrize(
+    ("script", "boot_limit_s", "words"),
+    [
+        ("exit 3", 30, r"ended with exit code 3.*console\.log"),
+        ("sleep 1000", 0.3, "said nothing within 0 s"),
+        (f"say '{BEGIN}'; say '{BROKEN}'; sleep 1000", 30, "no cgroups"),
+    ],
+)
+def test_a_machine_that_does_not_boot_is_no_test_failure(
+    tmp_path: Path, script: str, boot_limit_s: float, words: str
+) -> None:
+    with pytest.raises(GuestDidNotBoot, match=words):
+        list(run(tmp_path, f"echo kernel; {script}", boot_limit_s=boot_limit_s))
+    assert "kernel" in (tmp_path / "artifacts" / "console.log").read_text()
 
 
 def test_leaving_early_ends_the_machine(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests.beds.testbed import TestbedUnavailable
 from tests.beds.vm_bed import ARTIFACTS
 from tests.beds.vm_records import Outcome
-from tests.vm.conftest import MachineRuns, required
+from tests.vm.conftest import MachineRuns, unavailable
 from tests.vm.registry import cases_for
 from tests.vm.selection import MACHINES, chosen
 
@@ -47,9 +47,8 @@ def test_case(
     try:
         result = machine_runs.result(MACHINES[machine], case)
     except TestbedUnavailable as error:
-        if required():
-            pytest.fail(f"NRI_NUMA_REQUIRE_VM=1, but {error}", pytrace=False)
-        pytest.skip(str(error))
+        unavailable(str(error))
+        raise
     record_property("seconds_in_guest", result.seconds)
     record_property("again", sum(note.startswith("tried again") for note in result.notes))
     notes = "".join(f"\n    {note}" for note in result.notes)

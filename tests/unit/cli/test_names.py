@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -103,7 +102,6 @@ def test_an_agent_that_is_gone_or_hangs_completes_nothing(
 def test_the_shell_has_its_answer_while_the_agent_hangs() -> None:
     """The program ends, whatever it is still waiting for."""
     with silent() as address:
-        begin = time.monotonic()
         done = subprocess.run(
             [sys.executable, "-m", "nri_numa"],
             env={
@@ -118,6 +116,5 @@ def test_the_shell_has_its_answer_while_the_agent_hangs() -> None:
             timeout=60,
             check=False,
         )
-        assert time.monotonic() - begin < 60
     assert done.stdout.strip() == ""
     assert done.stderr == ""

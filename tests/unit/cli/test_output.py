@@ -94,11 +94,6 @@ def test_wide_letters_count_twice() -> None:
     assert cell_width(clip("容器" * 20, 11)) <= 11
 
 
-def test_control_characters_are_shown_as_escapes() -> None:
-    assert harmless("a\x1b[31m\n") == "a\\x1b[31m\\n"
-    assert harmless("plain ü") == "plain ü"
-
-
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [

@@ -244,9 +244,12 @@ def test_objects_that_cannot_be_read_are_unknown_nodes() -> None:
         ("metadata", {"name": "odd", "ownerReferences": 1}),
         ("metadata", {"name": "odd", "ownerReferences": ["x", {"controller": True}]}),
         ("metadata", {"name": "odd", "annotations": []}),
+        ("metadata", {"name": "odd", "annotations": {f"{PREFIX}/assigned": "[" * 100_000}}),
         ("status", 1),
         ("status", {"phase": []}),
         ("spec", {"nodeName": {}}),
+        ("spec", {"nodeName": "a", "containers": 5}),
+        ("spec", 7),
     ],
 )
 def test_a_pod_that_makes_no_sense_ends_nothing(key: str, odd: Any) -> None:
@@ -277,16 +280,6 @@ def test_what_is_no_capture_is_said(capture: object, said: str) -> None:
     assert done.exit_code == 2, done.output
     assert said in done.output
     assert "Traceback" not in done.output
-
-
-def test_hostile_pods_harm_nobody() -> None:
-    bad = runs("bad", "a", 4)
-    bad["metadata"]["annotations"][f"{PREFIX}/assigned"] = "[" * 100_000
-    worse = runs("worse", "a", 4)
-    worse["spec"]["containers"] = 5
-    odd = {"kind": "Pod", "metadata": {"name": "odd", "annotations": 5}, "spec": 7, "status": []}
-    cluster = listed(nrt(8, name="a"), bad, worse, odd)
-    assert simulate(cluster, manifest(4)).exit_code == 0
 
 
 def test_files_that_are_too_large_or_not_there(monkeypatch: pytest.MonkeyPatch) -> None:

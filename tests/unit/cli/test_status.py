@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.cli import status
 from tests.beds.http_view import FakeView, assignment
 from tests.unit.cli.conftest import Columns, invoke
 
@@ -108,19 +107,19 @@ def test_names_are_what_explain_takes(agent: Agent) -> None:
 
 
 @pytest.mark.parametrize(
-    ("narrowed", "refused", "empty"),
+    ("narrowed", "refused", "containers", "empty"),
     [
-        (["-n", "shop"], 1, ""),
-        (["-n", "infra"], 0, ""),
-        (["-A"], 1, ""),
-        (["--pod", "greedy"], 1, "No containers of pod greedy."),
-        (["--pod", "pod-2"], 0, ""),
-        (["-n", "nowhere"], 0, "No containers in namespace nowhere."),
-        (["-n", "shop", "--pod", "x"], 0, "No containers of pod x in namespace shop."),
+        (["-n", "shop"], 1, 1, ""),
+        (["-n", "infra"], 0, 1, ""),
+        (["-A"], 1, 2, ""),
+        (["--pod", "greedy"], 1, 0, "No containers of pod greedy."),
+        (["--pod", "pod-2"], 0, 1, ""),
+        (["-n", "nowhere"], 0, 0, "No containers in namespace nowhere."),
+        (["-n", "shop", "--pod", "x"], 0, 0, "No containers of pod x in namespace shop."),
     ],
 )
 def test_refusals_are_narrowed_as_containers_are(
-    agent: Agent, narrowed: list[str], refused: int, empty: str
+    agent: Agent, narrowed: list[str], refused: int, containers: int, empty: str
 ) -> None:
     output = invoke("status", *narrowed, "--api", agent[0]).output
     assert ("Refused lately" in output) is bool(refused)
@@ -128,43 +127,21 @@ def test_refusals_are_narrowed_as_containers_are(
     assert empty in output
     document = json.loads(invoke("status", *narrowed, "-o", "json", "--api", agent[0]).output)
     assert len(document["refusals"]) == refused
+    assert len(document["containers"]) == containers
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["-A", "-n", "shop"], "contradict each other"),
-        (["-n", ""], "--namespace is ''"),
-        (["-n", "shop/db"], "expected a name without a slash"),
-        (["--pod", "shop/db"], "--pod is 'shop/db'"),
-        (["-w", "-o", "yaml"], "--watch goes with -o table, wide or json, not with -o yaml"),
-        (["-w", "-o", "name"], "not with -o name"),
-        (["-o", "xml"], "'xml' is not one of"),
-    ],
-)
-def test_contradictions_are_told_before_anybody_is_asked(arguments: list[str], said: str) -> None:
-    result = invoke("status", *arguments, "--api", "127.0.0.1:1")
-    assert result.exit_code == 2
-    assert said in " ".join(result.output.split())
-
-
-def test_more_refusals_than_a_terminal_wants_are_counted_there(terminal: Columns) -> None:
-    terminal(80)
-    refusals = [
-        {"namespace": "shop", "pod": f"p{n}", "container": "c", "reason": "CPUOwned", "at": 0}
-        for n in range(12)
-    ]
-    document: dict[str, Any] = {"numaNodes": [], "containers": [], "refusals": refusals}
-    document["status"] = {
-        "version": "0",
-        "ready": True,
-        "observe": False,
-        "startedAt": 0,
-        "containers": {},
-        "checkpoint": {"problem": ""},
-        "link": {"state": "active", "detail": "", "runtime": "", "runtimeVersion": ""},
-    }
-    assert "p11" in "\n".join(status.lines(document, 0))  # this process writes to no terminal
+@pytest.mark.usefixtures("terminal")
+def test_more_refusals_than_a_terminal_wants_are_counted_there(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (one,) = agent[1].refusals()
+    many = [replace(one, pod=f"p{n}") for n in range(12)]
+    monkeypatch.setattr(agent[1], "refusals", lambda: many)
+    output = invoke("status", "--api", agent[0]).output
+    assert "Refused lately (12)" in output
+    assert "and 2 more; -o wide shows all" in output
+    assert " p11 " not in output
+    assert " p11 " in invoke("status", "-o", "wide", "--api", agent[0]).output
 
 
 def test_a_watch_in_json_is_one_document_a_line(

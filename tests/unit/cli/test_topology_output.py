@@ -51,44 +51,23 @@ def test_the_worst_machine_fits_a_terminal() -> None:
     assert max(len(line) for line in text.splitlines()) <= WIDTH
 
 
-@pytest.mark.parametrize("name", ["offline_cpus", "memory_only", "hybrid", "huge_pages"])
+@pytest.mark.parametrize("name", sorted(path.stem for path in GOLDEN.glob("*.txt")))
 def test_tables_look_as_agreed(name: str) -> None:
     """The files are read by people who change the view: look at the difference, then renew."""
     assert _table(machines.MACHINES[name]()) == (GOLDEN / f"{name}.txt").read_text()
 
 
-@pytest.mark.parametrize("name", ["offline_cpus", "memory_only", "hybrid", "huge_pages"])
+@pytest.mark.parametrize("name", sorted(path.stem for path in GOLDEN.glob("*.json")))
 def test_documents_keep_their_fields(name: str) -> None:
     """Programs of users read these names."""
     document = topology_document(machines.MACHINES[name](), reserved=CPUSet([0]))
     assert document == json.loads((GOLDEN / f"{name}.json").read_text())
 
 
-def test_every_cpu_is_in_the_table() -> None:
-    lines = _table(machines.dual_alternating()).splitlines()
-    assert "1          16 GiB  8     1,3,5,7,9,11,13,15" in lines
-
-
-def test_distances_are_a_matrix_that_can_be_read_by_row() -> None:
-    lines = _table(machines.snc_asymmetric()).splitlines()
-    assert "DISTANCE       0   1   2   3" in lines
-    assert "  from    1   12  10  22  24" in lines
-
-
-def test_distances_of_many_numa_nodes_are_grouped() -> None:
-    lines = _table(machines.sixty_four_nodes()).splitlines()
-    assert "5     10: 5  12: 4,6-7  21: 0-3,8-63" in lines
-
-
 def test_what_is_out_of_reach_is_shown() -> None:
-    machine = machines.inside_cpuset()
-    assert "  for containers: 0-1,4-5,8-9,12-13" in _table(machine).splitlines()
-    machine = replace(machine, withheld_memory=NUMASet([1]))
+    machine = replace(machines.inside_cpuset(), withheld_memory=NUMASet([1]))
     assert "1          16 GiB (not for us)  8     4-7,12-15" in _table(machine).splitlines()
     assert topology_document(machine)["numaNodes"][1]["memoryAllowed"] is False
-    assert "  isolated: 2-3,10-11" in _table(machines.isolated_cpus()).splitlines()
-    assert "  nohz_full: 1-3,7,9-11,15" in _table(machines.nohz_full_cpus()).splitlines()
-    assert topology_document(machines.nohz_full_cpus())["cpus"]["nohzFull"] == "1-3,7,9-11,15"
 
 
 def test_partitions_are_part_of_the_document() -> None:
@@ -116,18 +95,10 @@ def test_cpus_without_numa_node_and_odd_facts_are_shown() -> None:
     assert "none       -       -            2     8-9" in lines
 
 
-def test_caches_of_different_sizes_are_counted() -> None:
-    assert "L3 caches: 1 of 7 CPUs and 1 of 5 CPUs" in _table(machines.offline_cpus())
-    assert "L3 caches: the kernel reports none" in _table(machines.no_caches())
+def test_a_cache_of_a_high_number_fits() -> None:
     alone = L3Group(id=9000, cpus=CPUSet([8000]))
     text = _table(replace(machines.one_cpu(), l3_groups={9000: alone}))
     assert "9000      -           1     8000" in text.splitlines()
-
-
-def test_sizes_use_the_largest_unit() -> None:
-    for gib, shown in ((0.25, "256 MiB"), (1.5, "1.5 GiB"), (2048, "2 TiB"), (1 / 2048, "512 KiB")):
-        machine = synthetic(sockets=1, numa_per_socket=1, cores_per_numa=1, memory_gib=gib)
-        assert f"{shown} of memory" in _table(machine).replace("\n", " ")
 
 
 def test_devices_are_told_by_kind_and_numa_node_and_only_where_somebody_looked() -> None:

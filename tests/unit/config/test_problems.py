@@ -13,6 +13,10 @@ from nri_numa.errors import ConfigError
 @pytest.mark.parametrize(
     ("text", "words"),
     [
+        *(
+            (f"nodeName: '{name}'", f"nodeName: {name[:80]!r}, expected a node's name")
+            for name in ("Worker-7", "worker_7", "-a", "a" * 254, "a b", "a/b")
+        ),
         # publish, and the socket
         ("publish: {rate: 0}", "publish.rate: 0, expected more than 0"),
         ("reconcile: {maxRepairs: 0}", "reconcile.maxRepairs: 0, expected at least 1"),
@@ -30,6 +34,18 @@ from nri_numa.errors import ConfigError
         ("publish: {event: true}", "did you mean events?"),
         ("http: {socket: agent.sock}", "http.socket: 'agent.sock', expected an absolute path"),
         (f"http: {{socket: /{'x' * 120}}}", "expected an absolute path of at most 107 bytes"),
+        # a token over an open network, and what to do instead
+        (
+            "http: {address: ':9891', tokenFile: /t}",
+            "http.tokenFile: clients would send the token to :9891 unencrypted; set http.tlsCert "
+            "and http.tlsKey, or listen on 127.0.0.1, or set http.allowPlaintextToken: true where "
+            "the network itself encrypts",
+        ),
+        # found when the file is read, and not by the first pod that the rule is for
+        (
+            "rules: [{set: {policy: none}}, {set: {numacpu: 3, bind: none}}]",
+            "rules[1].set.numacpu: '3' is not valid, expected no bind 'none'",
+        ),
         # controller
         ("controller: {stuck: {after: 0s}}", "controller.stuck.after: 0s, expected 1s to 86400s"),
         ("controller: {stuck: {perMinute: 0}}", "controller.stuck.perMinute: 0"),

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
 
-from tests.beds.cri import Container, CRIError, Pod, guaranteed, poll
+from tests.beds.cri import Container, CRIError, Pod, poll
 from tests.machines.vm_machine import Machine
 from tests.vm import pod_cards, words
 from tests.vm.guest import Guest
@@ -26,7 +26,6 @@ _CARD, _DISK = "0x020000", "0x010802"
 _SOURCES = {"devices": {"enabled": True, "podResources": False}}
 _SINGLE = {"policy": "single-numa-node", "cpus": "shared"}
 _BEST_EFFORT = {"policy": "best-effort", "cpus": "shared"}
-_MIB = 1024 * 1024
 
 
 def _disks(machine: Machine) -> bool:
@@ -83,21 +82,6 @@ def _interface(numa_node: int) -> str:
     return poll(look, f"an interface in {directory}")
 
 
-def _sandbox(guest: Guest, name: str, asks: Mapping[str, str]) -> Pod:
-    return guest.containerd.cri.run_pod(
-        name,
-        annotations={f"numa.kubernetes.io/{key}": value for key, value in asks.items()},
-        own_network=True,
-    )
-
-
-def _run_in(guest: Guest, pod: Pod, devices: Sequence[str] = ()) -> Container:
-    cri = guest.containerd.cri
-    container = cri.create(pod, "main", resources=guaranteed(1, 64 * _MIB), devices=devices)
-    cri.start(container)
-    return container
-
-
 def _beside(guest: Guest, container: Container, numa_node: int) -> None:
     guest.pinned(container, cpus=guest.cpus_of(numa_node), mems=frozenset({numa_node}))
 
@@ -111,15 +95,15 @@ def disks_decide(guest: Guest) -> None:
         for asks in (_SINGLE, _BEST_EFFORT):
             for numa_node in numa_nodes:
                 pod = guest.sandbox(f"{asks['policy']}-{numa_node}", asks)
-                _beside(guest, _run_in(guest, pod, [disks[numa_node]]), numa_node)
+                _beside(guest, guest.container(pod, "main", devices=[disks[numa_node]]), numa_node)
             guest.reset()
         # Where nothing is a hint, an empty node has one place for the first pod.
-        without = guest.pinned(_run_in(guest, guest.sandbox("without", _SINGLE)))
+        without = guest.pinned(guest.pod("without", _SINGLE))
         guest.reset()
         (usual,) = without.mems
         other = next(i for i in numa_nodes if i != usual)
         ignoring = guest.sandbox("ignoring", _SINGLE | {"devices": "ignore"})
-        _beside(guest, _run_in(guest, ignoring, [disks[other]]), usual)
+        _beside(guest, guest.container(ignoring, "main", devices=[disks[other]]), usual)
 
 
 @case(applies=pod_cards.moves_cards)
@@ -143,10 +127,10 @@ def card_and_disk_apart(guest: Guest) -> None:
     disk = _disk(1)
     with _sources(guest):
         _give(guest, "refused", 0)
-        pod = _sandbox(guest, "refused", _SINGLE)
+        pod = guest.sandbox("refused", _SINGLE, own_network=True)
         _looked_at(guest, pod)
         try:
-            _run_in(guest, pod, [disk])
+            guest.container(pod, "main", devices=[disk])
         except CRIError as error:
             guest.notes.append(f"refused: {error.message}")
             places = "1 NIC on NUMA node 0", "1 NVMe disk on NUMA node 1"
@@ -155,9 +139,9 @@ def card_and_disk_apart(guest: Guest) -> None:
             raise AssertionError("no NUMA node has both, but the container was created")
         guest.reset()
         _give(guest, "placed", 0)
-        pod = _sandbox(guest, "placed", _BEST_EFFORT)
+        pod = guest.sandbox("placed", _BEST_EFFORT, own_network=True)
         _looked_at(guest, pod)
-        guest.pinned(_run_in(guest, pod, [disk]))
+        guest.pinned(guest.container(pod, "main", devices=[disk]))
         guest.notes.append(_why(guest, "placed"))
 
 
@@ -171,10 +155,10 @@ def _with_cards(guest: Guest, asks: Mapping[int, Mapping[str, str]]) -> dict[int
     together = Barrier(len(asks))
 
     def create(numa_node: int) -> Container:
-        pod = _sandbox(guest, f"card-{numa_node}", asks[numa_node])
+        pod = guest.sandbox(f"card-{numa_node}", asks[numa_node], own_network=True)
         _looked_at(guest, pod)
         together.wait(300)
-        return _run_in(guest, pod)
+        return guest.container(pod, "main")
 
     for numa_node in asks:
         _give(guest, f"card-{numa_node}", numa_node)

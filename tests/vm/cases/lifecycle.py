@@ -47,47 +47,25 @@ class _Node:
         found = self.now(guest)
         assert found == self.seen, f"{when}: {found}, expected {self.seen}"
 
-    def next_owner(self, guest: Guest) -> None:
-        own = guest.pinned(guest.pod("next", {"cpus": "exclusive"}, cpus=1)).cpus
-        taken = self.seen[1].cpus | self.seen[2].cpus
-        assert len(own) == 1
-        assert not own & taken, f"CPU {format_list(own)} belongs to somebody already"
 
-
-@case(turn=0)
-def plugin_killed(guest: Guest) -> None:
-    """Kill -9 of the plugin: containers stay while it is away and after it is back."""
+@case(turn=0, limit_s=800)  # six pods and two restarts
+def killed(guest: Guest) -> None:
+    """Kill -9 of plugin and containerd: nobody moves, and who started meanwhile is pinned."""
     node = _Node.create(guest)
     guest.plugin.kill()
     node.unmoved(guest, "while the plugin is dead")
+    missed = guest.pod("missed", {"numacpu": format_list(node.seen[1].cpus)})
+    guest.pinned(missed, cpus=guest.online)
     guest.plugin.start()
+    guest.settles(missed, cpus=node.seen[1].cpus)
     node.unmoved(guest, "after the plugin is back")
-    node.next_owner(guest)
-    guest.containerd.cri.stop_pod(node.owner.pod)
-
-
-@case()
-def started_while_away(guest: Guest) -> None:
-    """A container that started without the plugin is pinned as soon as the plugin is back."""
-    guest.plugin.kill()
-    numa_node = guest.full_nodes()[-1]
-    cpu = min(guest.cpus_of(numa_node))
-    listed = guest.pod("listed", {"numacpu": str(cpu), "numamem": str(numa_node)})
-    guest.pinned(listed, cpus=guest.online)
-    guest.plugin.start()
-    guest.settles(listed, cpus=frozenset({cpu}), mems=frozenset({numa_node}))
-
-
-@case(turn=0)
-def runtime_killed(guest: Guest) -> None:
-    """Kill -9 of containerd: nothing moves, and the plugin finds it again by itself."""
-    node = _Node.create(guest)
     plugin = guest.plugin.pid
     guest.containerd.kill()
-    node_pids = [word.cpus for word in node.seen]
     guest.containerd.start(timeout_s=150)
     guest.plugin.wait_ready(timeout_s=120)
     assert guest.plugin.pid == plugin, "the plugin's process is the same"
-    assert [word.cpus for word in node.now(guest)] == node_pids
     node.unmoved(guest, "after the runtime is back")
-    node.next_owner(guest)
+    own = guest.pinned(guest.pod("next", {"cpus": "exclusive"}, cpus=1)).cpus
+    assert len(own) == 1
+    taken = node.seen[1].cpus | node.seen[2].cpus
+    assert not own & taken, f"CPU {format_list(own)} belongs to somebody already"

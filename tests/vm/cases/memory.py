@@ -114,23 +114,17 @@ def moved_memory_shows(guest: Guest) -> None:
     (home,) = words.allowed(guest.pid(container)).mems
     away = max(guest.memory_nodes - {home}, key=lambda i: (words.numa_memory(i, "MemFree"), i))
 
-    def local() -> float | None:
+    def local() -> float:
+        """Percent; not a number, which compares with none, while it is not known."""
         (use,) = guest.plugin.json("/v1/use/default/moved/main")["containers"]
         guest.notes.append(f"local: {use['localPercent']} % {use['memoryByNUMANode']}")
         percent = use["localPercent"]
-        return None if percent is None else float(percent)
+        return float("nan") if percent is None else float(percent)
 
     # The kernel adds up what a cgroup has every two seconds.
-    def as_it_was() -> bool | None:
-        return (local() or 0) > 90 or None
-
-    def moved() -> bool | None:
-        percent = local()
-        return (percent is not None and percent < 50) or None
-
-    poll(as_it_was, "memory told as local", every_s=1)
+    poll(lambda: local() > 90, "memory told as local", every_s=1)
     _migrate(pid, home, away)
-    poll(moved, "memory told as moved", every_s=1)
+    poll(lambda: local() < 50, "memory told as moved", every_s=1)
 
 
 def _small_node(machine: Machine) -> int | None:
@@ -150,34 +144,25 @@ def memory_limit_is_the_node(guest: Guest) -> None:
     )
     if room < wanted:
         skip(f"only {room} MiB free on the other NUMA nodes, {wanted} MiB needed")
-    cpu = str(min(guest.online))
-    container = guest.pod(
-        "glutton",
-        {"numacpu": cpu, "numamem": str(numa_node)},
-        # No memory limit: what stops it is the cpuset. The score makes it the first victim.
-        resources=Resources(shares=102, oom_score_adj=1000),
-        command=("/bin/dd", "if=/dev/zero", "of=/dev/null", f"bs={wanted}M", "count=1"),
-    )
-    poll(
-        lambda: not guest.containerd.cri.running(container),
-        "end of the glutton",
-        every_s=0.5,
-    )
-    status = guest.containerd.cri.status(container).status
-    guest.notes.append(f"touching {wanted} MiB on node {numa_node}: exit code {status.exit_code}")
-    assert status.exit_code == 137, "killed by SIGKILL"
+
+    def touched(name: str, **asks: str) -> int:
+        """Exit code of a program that touches so much."""
+        container = guest.pod(
+            name,
+            asks,
+            # No memory limit: what stops it is the cpuset. The score makes it the first victim.
+            resources=Resources(shares=102, oom_score_adj=1000),
+            command=("/bin/dd", "if=/dev/zero", "of=/dev/null", f"bs={wanted}M", "count=1"),
+        )
+        poll(lambda: not guest.containerd.cri.running(container), f"end of {name}", every_s=0.5)
+        code = guest.containerd.cri.status(container).status.exit_code
+        guest.notes.append(f"{name}: touching {wanted} MiB: exit code {code}")
+        return int(code)
+
+    glutton = touched("glutton", numacpu=str(min(guest.online)), numamem=str(numa_node))
+    assert glutton == 137, "killed by SIGKILL"
     # The same program without a pin gets its memory: the node was the limit, not the machine.
-    free = guest.pod(
-        "free",
-        resources=Resources(shares=102, oom_score_adj=1000),
-        command=("/bin/dd", "if=/dev/zero", "of=/dev/null", f"bs={wanted}M", "count=1"),
-    )
-    poll(
-        lambda: not guest.containerd.cri.running(free),
-        "end of the unpinned program",
-        every_s=0.5,
-    )
-    assert guest.containerd.cri.status(free).status.exit_code == 0
+    assert touched("free") == 0
 
 
 @case(applies=lambda machine: any(not node.cpus for node in machine.numa))

@@ -47,7 +47,9 @@ def main() -> None:
 
     words = [f"-max_len={LONGEST}", "-print_final_stats=1", "-rss_limit_mb=0", "-verbosity=1"]
     words += [f"-max_total_time={options.seconds}", f"-artifact_prefix={found}-"]
-    atheris.Setup([sys.argv[0], *words, *more, str(found)], one)
+    # What begins a merge's processes, by a shell.
+    program = f"{sys.executable} -m tests.fuzz.guided {options.target}"
+    atheris.Setup([program, *words, *more, str(found)], one)
     atheris.Fuzz()
 
 

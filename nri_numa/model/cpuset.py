@@ -140,9 +140,6 @@ class _IdSet:
     def __or__(self, other: Self) -> Self:
         return self.from_bits(self.bits | other.bits)
 
-    def __xor__(self, other: Self) -> Self:
-        return self.from_bits(self.bits ^ other.bits)
-
     def __sub__(self, other: Self) -> Self:
         return self.from_bits(self.bits & ~other.bits)
 
@@ -154,9 +151,6 @@ class _IdSet:
 
     def __ge__(self, other: Self) -> bool:
         return not other.bits & ~self.bits
-
-    def __gt__(self, other: Self) -> bool:
-        return self.bits != other.bits and not other.bits & ~self.bits
 
     def isdisjoint(self, other: Self) -> bool:
         """Say whether no id is in both."""

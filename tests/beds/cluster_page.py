@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
@@ -17,6 +15,7 @@ from nri_numa.controller.page import Page
 from nri_numa.controller.service import TOPOLOGIES
 from nri_numa.kube.api import KubeAPI, Watch
 from nri_numa.web.server import Site
+from tests.beds.loop_thread import LoopThread
 
 PREFIX = "numa.kubernetes.io"
 
@@ -34,7 +33,7 @@ class _Unwatched:
         raise AssertionError(keys)
 
 
-class ClusterPage:
+class ClusterPage(LoopThread):
     """The served page."""
 
     def __init__(self, token_file: Path | None = None, node_url: str = "") -> None:
@@ -43,9 +42,7 @@ class ClusterPage:
         self._overview = Overview(config)
         self._watch = Watch(KubeAPI("", "test"), TOPOLOGIES, _Unwatched())
         page = Page(config, self._overview, self._watch)
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever)
-        self._thread.start()
+        super().__init__()
         self._server = Site(
             "127.0.0.1",
             version="1",
@@ -62,10 +59,10 @@ class ClusterPage:
         async def listen() -> None:
             self._server.listen(self._server.port)
 
-        self._do(listen())
+        self.call(listen())
 
     def hang_up(self) -> None:
-        self._do(self._server.stop())
+        self.call(self._server.stop())
 
     def tell(self, *documents: Mapping[str, Any], drained: Mapping[str, str] | None = None) -> None:
         """Nodes with what they publish; the first time says that these are all."""
@@ -81,7 +78,7 @@ class ClusterPage:
                     self._overview.topology(name, one, 0.0)
             self._watch.synced.set()
 
-        self._do(told())
+        self.call(told())
 
     def forget(self, name: str) -> None:
 
@@ -89,16 +86,11 @@ class ClusterPage:
             self._overview.node_removed(name)
             self._overview.topology_removed(name)
 
-        self._do(told())
-
-    def _do(self, action: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(action, self._loop).result(60)
+        self.call(told())
 
     def close(self) -> None:
         self.hang_up()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        self.end()
 
 
 def cluster_page(token_file: Path | None = None, node_url: str = "") -> closing[ClusterPage]:

@@ -67,7 +67,6 @@ class Resources:
     cpus: str = ""
     mems: str = ""
     hugepages: Mapping[str, int] = field(default_factory=dict)
-    unified: Mapping[str, str] = field(default_factory=dict)
 
     def message(self) -> cri_pb2.LinuxContainerResources:
         return cri_pb2.LinuxContainerResources(
@@ -82,7 +81,6 @@ class Resources:
                 cri_pb2.HugepageLimit(page_size=size, limit=limit)
                 for size, limit in self.hugepages.items()
             ],
-            unified=dict(self.unified),
         )
 
 

@@ -9,23 +9,20 @@ lost. Free of pytest.
 from __future__ import annotations
 
 import asyncio
-import atexit
-import contextlib
-import functools
-import json
+import multiprocessing
 import os
-import select
 import signal
-import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
+from click.testing import CliRunner
+
+from nri_numa.cli import cli
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.model.cpuset import NO_CPUS, CPUSet
 from nri_numa.model.machine import Topology
@@ -39,13 +36,12 @@ from tests.beds.embedded.runtime import (
     EmbeddedPod,
     EmbeddedRuntime,
 )
-from tests.beds.plugin_process import PluginProcess, plugin_environment
+from tests.beds.loop_thread import LoopThread
+from tests.beds.plugin_process import PluginProcess
+from tests.faults import prelude
 from tests.machines.named import write_sysfs
 
 PREFIX = "numa.kubernetes.io/"
-PRELUDE = Path(__file__).resolve().parents[1] / "faults" / "prelude.py"
-
-T = TypeVar("T")
 
 
 def limits(cpus: float, memory: int = 1 << 28) -> pb.LinuxResources:
@@ -60,54 +56,46 @@ def limits(cpus: float, memory: int = 1 << 28) -> pb.LinuxResources:
     return resources
 
 
-@functools.cache
-def template() -> socket.socket:
-    """Where processes of this interpreter are asked for, which have imported everything."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs:
-        process = subprocess.Popen(
-            [sys.executable, str(PRELUDE), f"forks:{theirs.fileno()}"],
-            env=plugin_environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno()],
-            start_new_session=True,
-        )
+def pod_message(
+    name: str, annotations: Mapping[str, str], qos: str = "", namespace: str = "default"
+) -> pb.PodSandbox:
+    """A pod; annotation keys without the prefix.
 
-    def end() -> None:
-        ours.close()
-        process.wait()
+    `qos`: ``burstable/``, ``besteffort/`` or empty for Guaranteed.
+    """
+    message = pb.PodSandbox(
+        name=name,
+        namespace=namespace,
+        uid=f"uid-{name}",
+        annotations={PREFIX + key: value for key, value in annotations.items()},
+    )
+    message.linux.cgroup_parent = f"/kubepods/{qos}pod{name}"
+    return message
 
-    atexit.register(end)
-    return ours
+
+# What a process imports is most of what its start costs: these are forks of one that has.
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(
+    [f"nri_numa.{each}" for each in ("agent.daemon", "agent.view", "cli.processes", "web.api")]
+)
 
 
 class Forked:
-    """A process of the template's, as far as `subprocess.Popen` would show it."""
+    """A process of the fork server's, as far as `subprocess.Popen` would show it."""
 
-    def __init__(self, request: Mapping[str, Any], log: int) -> None:
-        self._told, theirs = os.pipe()
-        try:
-            socket.send_fds(template(), [json.dumps(request).encode()], [log, theirs])
-        finally:
-            os.close(theirs)
-        self.returncode: int | None = None
-        self.pid = int.from_bytes(os.read(self._told, 4), "little")
-        assert self.pid, "the template has ended"
+    def __init__(self, *given: Any) -> None:
+        self._process = _FORKS.Process(target=prelude.forked, args=given, daemon=True)
+        self._process.start()
+        self.pid = self._process.pid or 0
 
     def poll(self) -> int | None:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.wait(0)
-        return self.returncode
+        return self._process.exitcode
 
     def wait(self, timeout: float | None = None) -> int:
-        if self.returncode is None:
-            if not select.select([self._told], [], [], timeout)[0]:
-                raise subprocess.TimeoutExpired("nri-numa", timeout or 0)
-            status = int.from_bytes(os.read(self._told, 4), "little")
-            os.close(self._told)
-            self.returncode = os.waitstatus_to_exitcode(status)
-        return self.returncode
+        self._process.join(timeout)
+        if (code := self.poll()) is None:
+            raise subprocess.TimeoutExpired("nri-numa", timeout or 0)
+        return code
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
@@ -130,16 +118,14 @@ class FaultyPlugin(PluginProcess):
         if not self.fault:
             return super().words()
         python, _, _, *rest = super().words()
-        return [python, str(PRELUDE), self.fault, *rest]
+        return [python, prelude.__file__, self.fault, *rest]
 
     def _spawn(self) -> Any:
         # A clock has to jump, and rights to be missing, before anything is imported.
-        if self._python != sys.executable or self.fault.startswith(("clock", "confined")):
+        if self.python != sys.executable or self.fault.startswith(("clock", "confined")):
             return super()._spawn()
         words = [self.fault, *super().words()[3:]]
-        request = {"words": words, "environment": self.environment, "folder": str(self.directory)}
-        with self.log_file.open("ab") as log:
-            return Forked(request, log.fileno())
+        return Forked(words, self.environment, str(self.directory), str(self.log_file))
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +137,7 @@ class Pinned:
     mems: str
 
 
-class Node:
+class Node(LoopThread):
     """One node; a context manager that ends everything it started.
 
     Args:
@@ -159,6 +145,7 @@ class Node:
         topology: the machine; 2 sockets with 2 NUMA nodes of 8 CPUs each when None.
         request_timeout: seconds the runtime waits.
         state_directory: of the plugin, below ``directory`` when None.
+        mirrored: whether containers have cgroups, which follow the runtime.
     """
 
     def __init__(
@@ -169,8 +156,9 @@ class Node:
         config: Mapping[str, Any] | None = None,
         request_timeout: float = 2.0,
         state_directory: Path | None = None,
+        mirrored: bool = True,
     ) -> None:
-        self.directory = directory
+        self.directory, self._mirrors = directory, mirrored
         self.topology = topology or synthetic(memory_gib=64)
         self.cgroups = CgroupTree(
             directory / "cgroup", 2, self.topology.online, self.topology.memory_nodes
@@ -202,15 +190,13 @@ class Node:
         self.others: list[PluginProcess] = []
         self.pinned: dict[str, Pinned] = {}
         self._mirrored: dict[str, tuple[str, str]] = {}
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        super().__init__()
 
     # --- life -------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
-        self._thread.start()
         self.call(self.runtime.start())
-        self._mirror_task = self._submit(self._mirror_for_ever())
+        self._mirror_task = self.submit(self._mirror_for_ever())
         return self
 
     def __exit__(
@@ -225,17 +211,7 @@ class Node:
             plugin.close()
         self._mirror_task.cancel()
         self.call(self.runtime.stop())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
-        self._loop.close()
-
-    def _submit(self, work: Coroutine[Any, Any, T]) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
-
-    def call(self, work: Coroutine[Any, Any, T], timeout_s: float = 180.0) -> T:
-        """Run something of the runtime on its loop, and wait for it."""
-        result: T = self._submit(work).result(timeout_s)
-        return result
+        self.end()
 
     def write_machine(self, topology: Topology) -> None:
         """Write the files that the plugin reads the machine from."""
@@ -284,7 +260,7 @@ class Node:
 
     async def _mirror_for_ever(self) -> None:
         """Write into the cgroup tree what the runtime has its containers run with."""
-        while True:
+        while self._mirrors:
             self._mirror()
             await asyncio.sleep(0.02)
 
@@ -329,25 +305,18 @@ class Node:
         qos: str = "",
         given: pb.LinuxResources | None = None,
     ) -> EmbeddedPod:
-        """Run a pod.
-
-        `annotations`: keys without the prefix.
-        """
-        message = pb.PodSandbox(
-            name=name,
-            namespace="default",
-            uid=f"uid-{name}",
-            annotations={PREFIX + key: value for key, value in annotations.items()},
-        )
-        message.linux.cgroup_parent = f"/kubepods/{qos}pod{name}"
+        """Run a pod, as in `pod_message`."""
+        message = pod_message(name, annotations, qos)
         if given is not None:
             message.linux.pod_resources.CopyFrom(given)
         return self.call(self.runtime.run_pod(message))
 
-    def create(self, pod: EmbeddedPod, *, cpus: float = 0, name: str = "app") -> EmbeddedContainer:
-        """Create a container of a pod, with a CPU limit."""
+    def create(
+        self, pod: EmbeddedPod, *, cpus: float = 0, memory: int = 1 << 28, name: str = "app"
+    ) -> EmbeddedContainer:
+        """Create a container of a pod, with limits."""
         message = pb.Container(name=name)
-        message.linux.resources.CopyFrom(limits(cpus))
+        message.linux.resources.CopyFrom(limits(cpus, memory))
         message.id = f"{pod.message.name}-{name}-{len(self.runtime.calls)}"
         message.linux.cgroups_path = self.cgroup(message.id)
         container = self.call(self.runtime.create_container(pod.id, message))
@@ -396,12 +365,16 @@ class Node:
 
     def metric(self, name: str, **labels: str) -> float:
         """A metric of the plugin, as soon as it can be asked."""
-        until(self.plugin.responsive, "the plugin's HTTP server answers")
         return self.plugin.metric(name, **labels)
+
+    def says(self, *command: str, status: int | None = None) -> str:
+        """What a command of ours that asks the plugin prints, in one line."""
+        done = CliRunner().invoke(cli, [*command, f"--api=http://{self.plugin.address}"])
+        assert status in (None, done.exit_code), done.output
+        return " ".join(done.output.split())
 
     def assignments(self) -> dict[str, dict[str, Any]]:
         """What the plugin says that each container has."""
-        until(self.plugin.responsive, "the plugin's HTTP server answers")
         found = self.plugin.json("/v1/assignments")["containers"]
         return {one["id"]: one for one in found}
 

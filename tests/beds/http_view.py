@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
-import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -20,6 +18,7 @@ from nri_numa.observe.metrics import Metrics
 from nri_numa.observe.notices import Notice
 from nri_numa.web import responses as shown
 from nri_numa.web.api import AgentServer
+from tests.beds.loop_thread import LoopThread
 
 Test = TypeVar("Test", bound=Callable[..., Coroutine[Any, Any, None]])
 
@@ -321,22 +320,12 @@ async def serving(
 @contextmanager
 def served(view: FakeView | None = None, **section: Any) -> Iterator[tuple[str, int]]:
     """`serving` in a thread of its own; its address."""
-    loop, stop = asyncio.new_event_loop(), asyncio.Event()
-    started: Future[tuple[str, int]] = Future()
-
-    async def serve() -> None:
-        async with serving(view, **section) as (_, address):
-            started.set_result(address)
-            await stop.wait()
-
-    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
-    thread.start()
+    thread, server = LoopThread(), serving(view, **section)
     try:
-        yield started.result(60)  # the limit only bounds a failure
+        yield thread.call(server.__aenter__())[1]
+        thread.call(server.__aexit__(None, None, None))
     finally:
-        loop.call_soon_threadsafe(stop.set)
-        thread.join()
-        loop.close()
+        thread.end()
 
 
 @dataclass(frozen=True)

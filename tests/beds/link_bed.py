@@ -103,6 +103,12 @@ class RawRuntime:
         assert isinstance(answer, ev.Answered)
         return pb.ConfigureResponse.FromString(answer.payload).events
 
+    async def handshake(self, request: pb.ConfigureRequest | None = None) -> None:
+        """All that comes before the first event."""
+        await self.register()
+        await self.configure(request)
+        await self.synchronize()
+
     async def synchronize(self) -> None:
         self.session.request("Synchronize", pb.SynchronizeRequest())
         await self.send()

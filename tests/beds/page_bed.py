@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -19,11 +18,12 @@ from nri_numa.model.workload import Container, PodSandbox, QoSClass, Resources
 from nri_numa.observe.metrics import Metrics
 from nri_numa.web.api import AgentServer
 from nri_numa.web.responses import Link
+from tests.beds.loop_thread import LoopThread
 from tests.beds.views import live_view
 from tests.beds.world import StillClock, agent_of
 
 
-class PageBed:
+class PageBed(LoopThread):
     """Everything runs in one thread with its own loop; `do` runs something in there."""
 
     def __init__(
@@ -38,9 +38,7 @@ class PageBed:
         self.agent.synchronized = True
         self.link = Link(state="active", detail="", runtime="containerd", runtime_version="v2.1.9")
         self._section = HTTP(address="127.0.0.1:0", token_file=token_file)
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever)
-        self._thread.start()
+        super().__init__()
         self.address: tuple[str, int] = ("127.0.0.1", 0)
         self.serve()
 
@@ -60,7 +58,7 @@ class PageBed:
         async def run() -> object:
             return action()
 
-        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(20)
+        return self.call(run())
 
     def serve(self) -> None:
         """Listen; on the same port as before after a stop."""
@@ -68,12 +66,12 @@ class PageBed:
         view = live_view(self.agent, about, link=self, clock=self.clock, devices=self)
         section = HTTP(address=f"127.0.0.1:{self.address[1]}", token_file=self._section.token_file)
         self._server = AgentServer(section, view, Metrics("0"), version=self.version)
-        asyncio.run_coroutine_threadsafe(self._server.start(), self._loop).result(20)
+        self.call(self._server.start())
         assert self._server.address is not None
         self.address = self._server.address
 
     def hang_up(self) -> None:
-        asyncio.run_coroutine_threadsafe(self._server.stop(), self._loop).result(20)
+        self.call(self._server.stop())
 
     def close(self) -> None:
         self.hang_up()
@@ -83,10 +81,8 @@ class PageBed:
             others = asyncio.all_tasks() - {asyncio.current_task()}
             await asyncio.gather(*others, return_exceptions=True)
 
-        asyncio.run_coroutine_threadsafe(settle(), self._loop).result(20)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        self.call(settle())
+        self.end()
 
     def create(
         self,

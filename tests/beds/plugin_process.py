@@ -62,11 +62,12 @@ class PluginProcess(Daemon):
         self.nri_socket = nri_socket
         self.state_directory = directory / "state"
         self.config_file = directory / "agent.yaml"
-        self._config = dict(config or {})
+        self.config = dict(config or {})
         self._sysfs_root = sysfs_root
-        self._arguments = list(arguments)
-        self._python = sys.executable
-        self._port = 0
+        self.arguments = list(arguments)
+        self.python = sys.executable
+        self.port = 0  # 0: another one for each start, for connections of the last may linger
+        self.bound = 0
         self.log_start = 0
 
     # -- life ------------------------------------------------------------------------------
@@ -74,19 +75,19 @@ class PluginProcess(Daemon):
     def words(self) -> list[str]:
         """The command line of the next start."""
         return [
-            *(self._python, "-m", "nri_numa", "run"),
+            *(self.python, "-m", "nri_numa", "run"),
             f"--config={self.config_file}",
             f"--nri-socket={self.nri_socket}",
             f"--state-dir={self.state_directory}",
             f"--http={self.address}",
             f"--sysfs-root={self._sysfs_root}",
-            *self._arguments,
+            *self.arguments,
         ]
 
     @property
     def address(self) -> str:
         """Where it serves HTTP, host and port."""
-        return f"127.0.0.1:{self._port}"
+        return f"127.0.0.1:{self.bound}"
 
     @property
     def checkpoint(self) -> Path:
@@ -95,12 +96,12 @@ class PluginProcess(Daemon):
     def write_config(self, config: Mapping[str, Any] | None = None) -> None:
         """Write the configuration file; a mapping given replaces the earlier one."""
         if config is not None:
-            self._config = dict(config)
+            self.config = dict(config)
         document = {
             "apiVersion": "nri-numa/v1",
             "kind": "AgentConfig",
             "log": {"format": "json", "level": "debug"},
-            **self._config,
+            **self.config,
         }
         # JSON is YAML, and quotes what YAML would take for a number.
         self.config_file.write_text(json.dumps(document, indent=1), encoding="utf-8")
@@ -108,8 +109,7 @@ class PluginProcess(Daemon):
     def start(self, *, wait: bool = True, timeout_s: float = 180.0) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
         self.write_config()
-        # A port for each start: the last one's connections may still linger.
-        self._port = free_port()
+        self.bound = self.port or free_port()
         self.log_start = len(self.log().encode())
         self.command = self.words()
         super().start()
@@ -172,7 +172,7 @@ class PluginProcess(Daemon):
             f"--sysfs-root={self._sysfs_root}",
         ]
         return subprocess.run(
-            [self._python, "-m", "nri_numa", "release", *options, *arguments],
+            [self.python, "-m", "nri_numa", "release", *options, *arguments],
             env=self.environment,
             capture_output=True,
             text=True,

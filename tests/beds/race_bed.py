@@ -5,7 +5,7 @@ between its own creation and its start can miss that. Each round makes three ord
 one exclusive one, looks at what the kernel lets their processes use from the first instruction on,
 and says for how long a neighbour could run on the owner's CPU.
 
-Works on two CPUs. Free of pytest; `tests.checks.race_figures` holds the arithmetic.
+Works on two CPUs. Free of pytest.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from nri_numa.model.cpuset import NO_CPUS, CPUSet
 from tests.beds import cgroups
@@ -36,7 +36,6 @@ from tests.beds.cri import (
     guaranteed,
     poll,
 )
-from tests.checks.race_figures import Round, Sighting, longest_gap_ms, overlap_ms
 
 MODES: Final = ("aligned", "free")
 NEIGHBOURS: Final = 3
@@ -70,6 +69,13 @@ EVERY_S: Final = 0.005
 
 _NAME = re.compile(rb"^Name:\s*(.*)$", re.MULTILINE)
 _CPUS = re.compile(rb"^Cpus_allowed_list:\s*(\S*)$", re.MULTILINE)
+
+
+class Sighting(NamedTuple):
+    """What a process was allowed to run on at a moment, in seconds of the epoch."""
+
+    at: float
+    cpus: CPUSet
 
 
 @dataclass(slots=True)
@@ -164,41 +170,35 @@ class Part:
     watched: Watched | None = None
     create_called: float = 0.0
     created: float = 0.0
-    start_called: float = 0.0
     started: float = 0.0
-    first_cpus: CPUSet = NO_CPUS
-    began: float = 0.0
-    read: float = 0.0
+    first: First = field(default_factory=lambda: First(NO_CPUS, 0.0, 0.0))
 
     @property
     def tracked(self) -> list[Sighting]:
         """Its own first line, then what was seen from outside."""
         assert self.watched is not None
-        return [
-            Sighting(self.read, self.first_cpus),
-            *(each for each in self.watched.track if each.at > self.read),
-        ]
+        later = (each for each in self.watched.track if each.at > self.first.read)
+        return [Sighting(self.first.read, self.first.cpus), *later]
 
     def at_fault(self, owned: CPUSet) -> bool:
         """Whether it was on owned CPUs when last seen, or was never seen."""
         assert self.watched is not None
         return not self.watched.track or bool(self.watched.track[-1].cpus & owned)
 
-    def told(self) -> dict[str, Any]:
-        """For the file of all rounds; times in seconds of the epoch."""
-        changes: list[list[Any]] = []
-        for each in self.tracked:
-            if not changes or changes[-1][1] != str(each.cpus):
-                changes.append([each.at, str(each.cpus)])
-        return {
-            "name": self.name,
-            "create_called": self.create_called,
-            "created": self.created,
-            "start_called": self.start_called,
-            "started": self.started,
-            "began": self.began,
-            "cpus": changes,
-        }
+
+@dataclass(slots=True)
+class Round:
+    """What one round showed.
+
+    Attributes:
+        wrong_ms: how long, since the owner's first instruction, a neighbour was seen on its CPU.
+        problem: what was wrong whatever the time.
+    """
+
+    variant: str
+    parts: Sequence[Part]
+    wrong_ms: float = 0.0
+    problem: str = ""
 
 
 class RaceBed:
@@ -260,7 +260,7 @@ class RaceBed:
             for call in calls:
                 call.result()
 
-        return self._round("aligned", variant, parts, play)
+        return self._round(variant, parts, play)
 
     def _free(self) -> Round:
         self._count += 1
@@ -282,15 +282,12 @@ class RaceBed:
                 call.result()
 
         try:
-            return self._round("free", "threads", parts, play)
+            return self._round("threads", parts, play)
         finally:
             list(self._pool.map(self._cri.remove_pod, pods))
 
-    def _round(
-        self, mode: str, variant: str, parts: Sequence[Part], play: Callable[[Sampler], None]
-    ) -> Round:
-        began = time.monotonic()
-        result = Round(series=self._containerd.binaries.version, mode=mode, variant=variant)
+    def _round(self, variant: str, parts: Sequence[Part], play: Callable[[Sampler], None]) -> Round:
+        result = Round(variant, parts)
         try:
             with Sampler() as sampler:
                 play(sampler)
@@ -298,14 +295,14 @@ class RaceBed:
                 self._settle(parts, owned)
                 end = time.time()
             for part in parts:
-                self._first_line(part)
-            judge(result, parts, owned, end)
+                assert part.container is not None
+                part.first = first_instruction(self._cri, part.container)
+            judge(result, owned, end)
         except CRIError as error:
-            result.error = str(error)
+            result.problem = str(error)
         finally:
             made = [part.container for part in parts if part.container is not None]
             list(self._pool.map(self._cri.remove, made))
-        result.seconds = time.monotonic() - began
         return result
 
     def _settle(self, parts: Sequence[Part], owned: CPUSet) -> None:
@@ -346,14 +343,8 @@ class RaceBed:
 
     def _start(self, part: Part) -> None:
         assert part.container is not None
-        part.start_called = time.time()
         self._cri.start(part.container)
         part.started = time.time()
-
-    def _first_line(self, part: Part) -> None:
-        assert part.container is not None
-        seen = first_instruction(self._cri, part.container)
-        part.first_cpus, part.began, part.read = seen.cpus, seen.at, seen.read
 
 
 def updated_beside_owners(containerd: Containerd, owners: int) -> tuple[int, list[float]]:
@@ -469,13 +460,14 @@ def _alignments(number: int) -> tuple[str, Callable[[Part], None]]:
     return fixed[number // 2 % len(fixed)]
 
 
-def judge(result: Round, parts: Sequence[Part], owned: CPUSet, end: float) -> None:
-    neighbours, owner = parts[:-1], parts[-1]
-    tracks = [part.tracked for part in neighbours]
-    result.wrong_ms = overlap_ms(tracks, owned, owner.began, end)
-    result.sure_ms = overlap_ms(tracks, owned, owner.began, end, sure=True)
-    wrong = [part for part in neighbours if part.began > owner.created and part.first_cpus & owned]
-    result.first_lines_created_after = sum(part.create_called > owner.created for part in wrong)
-    result.owner_wrong = owner.first_cpus != owned
-    result.gap_ms = max(longest_gap_ms(part.tracked) for part in parts)
-    result.detail = {"owned": str(owned), "end": end, "parts": [part.told() for part in parts]}
+def judge(result: Round, owned: CPUSet, end: float) -> None:
+    *neighbours, owner = result.parts
+    if owner.first.cpus != owned:
+        result.problem = f"the owner has {owner.first.cpus}, and was granted {owned}"
+    for part in neighbours:
+        # Created after the grant: nothing was in flight, so the first instruction is right.
+        if part.create_called > owner.created and part.first.cpus & owned:
+            result.problem = f"{part.name} began on {part.first.cpus}, {owned} are owned"
+        began = max(owner.first.at, part.first.at)
+        wrong = [each.at for each in part.tracked if each.cpus & owned and began < each.at < end]
+        result.wrong_ms = max([result.wrong_ms, *(1000 * (at - began) for at in wrong)])

@@ -12,9 +12,9 @@ from nri_numa.model.workload import (
     ContainerUpdate,
     Pods,
     PodSandbox,
-    Resources,
 )
 from nri_numa.nri.wire.pb import nri_pb2 as pb
+from nri_numa.nri.wire.versions import Event
 from nri_numa.runtime import LinkState, RuntimeInfo
 
 Hook = Callable[..., Any]
@@ -34,6 +34,21 @@ def adjusted(cpus: str = "", mems: str = "", *updates: ContainerUpdate, note: st
     """Return the answer to a creation: a cpuset, an annotation ``k``, and updates of others."""
     annotations = {"k": note} if note else {}
     return ContainerAdjustment(cpus=cpus, mems=mems, annotations=annotations), updates
+
+
+def _recorded(event: Event, default: Any = ()) -> Callable[..., Any]:
+    """A method that notes an event with the name of its container or pod, and asks its hook."""
+    hook = event.name.lower().removesuffix("_sandbox")
+
+    def method(self: RecordingPlugin, *given: Any) -> Any:
+        of = given[min(1, len(given) - 1)]  # a container after its pod, a pod, or an id
+        if isinstance(of, Container):
+            self._names[of.id] = of.name
+        name = self._names.get(of, of) if isinstance(of, str) else of.name
+        self.log.append(f"{event.method} {name}")
+        return self._call(hook, default, *given)
+
+    return method
 
 
 class RecordingPlugin:
@@ -60,10 +75,6 @@ class RecordingPlugin:
     def _call(self, hook: str, default: Any, *arguments: Any) -> Any:
         return self.hooks[hook](*arguments) if hook in self.hooks else default
 
-    def _happened(self, event: str, container: Container) -> None:
-        self._names[container.id] = container.name
-        self.log.append(f"{event} {container.name}")
-
     def configured(self, info: RuntimeInfo) -> None:
         self.info = info
         self.log.append("Configure")
@@ -77,49 +88,16 @@ class RecordingPlugin:
         answer: Sequence[ContainerUpdate] = self._call("synchronize", (), pods, containers)
         return answer
 
-    def create_container(self, pod: PodSandbox, container: Container) -> Created:
-        self._happened("CreateContainer", container)
-        answer: Created = self._call("create_container", (NO_ADJUSTMENT, ()), pod, container)
-        return answer
-
-    def update_container(
-        self, pod: PodSandbox, container: Container, requested: Resources
-    ) -> Sequence[ContainerUpdate]:
-        self._happened("UpdateContainer", container)
-        answer: Sequence[ContainerUpdate] = self._call("update_container", (), container, requested)
-        return answer
-
-    def post_update_container(self, container_id: str) -> None:
-        self.log.append(f"PostUpdateContainer {self._names.get(container_id, container_id)}")
-
-    def stop_container(self, container_id: str) -> Sequence[ContainerUpdate]:
-        self.log.append(f"StopContainer {self._names.get(container_id, container_id)}")
-        answer: Sequence[ContainerUpdate] = self._call("stop_container", (), container_id)
-        return answer
-
-    def remove_container(self, container_id: str) -> None:
-        self.log.append(f"RemoveContainer {self._names.get(container_id, container_id)}")
-        self._call("remove_container", None, container_id)
-
-    def start_container(self, pod: PodSandbox, container: Container) -> None:
-        self._happened("StartContainer", container)
-        self._call("start_container", None, pod, container)
-
-    def post_start_container(self, pod: PodSandbox, container: Container) -> None:
-        self._happened("PostStartContainer", container)
-        self._call("post_start_container", None, pod, container)
-
-    def run_pod(self, pod: PodSandbox) -> None:
-        self.log.append(f"RunPodSandbox {pod.name}")
-        self._call("run_pod", None, pod)
-
-    def stop_pod(self, pod: PodSandbox) -> None:
-        self.log.append(f"StopPodSandbox {pod.name}")
-        self._call("stop_pod", None, pod)
-
-    def remove_pod(self, pod: PodSandbox) -> None:
-        self.log.append(f"RemovePodSandbox {pod.name}")
-        self._call("remove_pod", None, pod)
+    create_container = _recorded(Event.CREATE_CONTAINER, (NO_ADJUSTMENT, ()))
+    update_container = _recorded(Event.UPDATE_CONTAINER)
+    post_update_container = _recorded(Event.POST_UPDATE_CONTAINER)
+    stop_container = _recorded(Event.STOP_CONTAINER)
+    remove_container = _recorded(Event.REMOVE_CONTAINER)
+    start_container = _recorded(Event.START_CONTAINER)
+    post_start_container = _recorded(Event.POST_START_CONTAINER)
+    run_pod = _recorded(Event.RUN_POD_SANDBOX)
+    stop_pod = _recorded(Event.STOP_POD_SANDBOX)
+    remove_pod = _recorded(Event.REMOVE_POD_SANDBOX)
 
     def replied(self, event_name: str, seconds: float) -> None:
         assert seconds >= 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -16,9 +17,11 @@ from msgspec.structs import replace
 from nri_numa.agent.agent import Agent
 from nri_numa.agent.loop import Clock
 from nri_numa.engine.decision import Admitted, Machine, Reading, Refused
-from nri_numa.engine.state import Kind, effective_cpus, violations
+from nri_numa.engine.explain.explanation import Grounds
+from nri_numa.engine.state import Allocation, Kind, effective_cpus, violations
 from nri_numa.errors import CheckpointError
 from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, CgroupWriter, Wanted, Written
+from nri_numa.machine.synthetic import synthetic
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import Settings
@@ -37,6 +40,11 @@ from nri_numa.store.journal import encode, state_from
 
 PREFIX = "numa.kubernetes.io/"
 GIB = 1 << 30
+
+two_by_four = partial(
+    synthetic, sockets=2, numa_per_socket=1, cores_per_numa=4, threads=1, memory_gib=8
+)
+"""CPUs 0-3 and 4-7, 8 GiB each."""
 
 
 class MemoryStore(CheckpointStore):
@@ -116,16 +124,6 @@ class Unread:
     memory: Reading | None = None
 
 
-class _NoCgroups(CgroupReader):
-    """None are there."""
-
-    def __init__(self) -> None:
-        super().__init__("/nowhere")
-
-    def mark(self, place: CgroupPlace, name: str) -> str:
-        return ""
-
-
 def agent_of(
     machine: Machine,
     *,
@@ -140,7 +138,7 @@ def agent_of(
         store=Forgetful() if store is None else store,
         clock=clock or StillClock(),
         readings=Unread(),
-        cgroups=CgroupWriter(_NoCgroups()),
+        cgroups=CgroupWriter(CgroupReader("/nowhere")),
     )
 
 
@@ -240,6 +238,8 @@ class World:
         self._write = write
         self.starts = write is None
         """Whether what is created runs at once."""
+        self.ends_whole = True
+        """Whether a scenario leaves it so that `check` finds nothing."""
         self.cgroups = cgroups or CgroupReader("/nowhere")
         self.key = key
         self.clock = clock
@@ -276,6 +276,21 @@ class World:
         assert problems == []
         self.agent.restore(state)
         return self.agent
+
+    def restart(
+        self, *, lost: bool = False, key: bytes | None = None
+    ) -> tuple[ContainerUpdate, ...]:
+        """Another process of the agent, perhaps without its checkpoint, or with another key."""
+        if lost:
+            self.store.documents.clear()
+        self.key = self.key if key is None else key
+        self.boot()
+        return self.synchronize()
+
+    def becomes(self, topology: Topology) -> None:
+        """CPUs come or go."""
+        self.topology = topology
+        self.apply(self.agent.retopology(replace(self.agent.machine, topology=topology)))
 
     def kubelet(
         self,
@@ -361,6 +376,50 @@ class World:
         assert isinstance(answer, Refused), answer
         return answer
 
+    def admit(
+        self, of: PodSandbox, made: Container | None = None, wants: Resources | None = None
+    ) -> Admitted:
+        answer = self.create(of, made or container(of, wants=wants))
+        assert isinstance(answer, Admitted), answer
+        return answer
+
+    def put(
+        self, name: str, asks: Mapping[str, str] | None = None, cpus: float = 0, memory: float = 0,
+        qos: QoSClass = QoSClass.GUARANTEED, *, pages: Mapping[int, int] | None = None,
+    ) -> tuple[str, str]:  # fmt: skip
+        """Place a pod of that name with one container, NAME-app."""
+        return self.place(pod(name, asks, qos=qos), wants=resources(cpus, memory, hugepages=pages))
+
+    def refused(
+        self, name: str, asks: Mapping[str, str] | None = None, cpus: float = 0, memory: float = 0,
+        qos: QoSClass = QoSClass.GUARANTEED, *, pages: Mapping[int, int] | None = None,
+    ) -> Refused:  # fmt: skip
+        """What `put` would place."""
+        return self.refuse(pod(name, asks, qos=qos), wants=resources(cpus, memory, hugepages=pages))
+
+    def add(self, of: PodSandbox, name: str, cpus: float, memory: float = 0) -> tuple[str, str]:
+        """Place one more container of a pod."""
+        return self.place(of, container(of, name, resources(cpus, memory)))
+
+    def meet(
+        self, of: PodSandbox, made: Container | None = None, wants: Resources | None = None
+    ) -> Container:
+        """A container that was created without us, of which a synchronisation tells."""
+        made = made or container(of, wants=wants)
+        self.pods[of.id], self.live[made.id] = of, made
+        return made
+
+    def unseen(self, container_id: str, **changes: object) -> None:
+        """Somebody changes its resources, and nobody tells us."""
+        made = self.live[container_id]
+        now = replace(made.resources, **changes)  # type: ignore[arg-type]
+        self.live[container_id] = replace(made, resources=now)
+
+    def update_refused(self, container_id: str, asked: Resources) -> Refused:
+        refused = self.update(container_id, asked)
+        assert isinstance(refused, Refused), f"{container_id} was resized"
+        return refused
+
     def update(self, container_id: str, asked: Resources) -> Refused | None:
         """Run UpdateContainer through the agent and apply the outcome."""
         before = self.live[container_id]
@@ -429,6 +488,24 @@ class World:
         now = self.live[container_id].resources
         return now.cpus, now.mems
 
+    def allocation(self, container_id: str) -> Allocation:
+        return self.agent.state.allocations[container_id]
+
+    def grounds(self, container_id: str) -> Grounds:
+        known = self.agent.grounds_of(container_id)
+        assert known is not None
+        return known
+
+    def steps(self, container_id: str) -> tuple[str, ...]:
+        """How it came to be where it is."""
+        return self.grounds(container_id).basis.steps
+
+    def count(self, name: str) -> float:
+        """A counter or a gauge of the agent, without ``nri_numa_``."""
+        value = self.metrics.registry.get_sample_value(f"nri_numa_{name}")
+        assert value is not None, name
+        return value
+
     def cpus(self, container_id: str) -> CPUSet:
         """CPUs a container may really run on."""
         text = self.live[container_id].resources.cpus
@@ -470,3 +547,17 @@ class World:
             )
         alive = {i for i, a in state.allocations.items() if not a.ended}
         assert alive <= set(self.live), "the state remembers dead containers"
+
+
+def two_nodes(
+    reading: Reading | None = None, *, pages: Mapping[int, int] | None = None, **settings: object
+) -> World:
+    """CPUs 0-3 and 4-7, 8 GiB each, with so many bytes of huge pages."""
+    return World(two_by_four(hugepages=pages), Settings(**settings), reading=reading)  # type: ignore[arg-type]
+
+
+def says(refused: Refused, reason: str, *words: str) -> None:
+    """It has that reason, if one is given, and its message each of these."""
+    assert reason in ("", refused.reason), refused.message
+    for word in words:
+        assert word in refused.message, refused.message

@@ -24,7 +24,7 @@ from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import Topology
 from tests.beds.browser import Page, browser
 from tests.beds.page_node import PageNode, page_node
-from tests.checks.page_expressions import LIVE, STEPS, TITLE
+from tests.checks.page_expressions import LIVE, STEPS, TITLE, press_button, tick
 
 GIB = 1 << 30
 TRAIN = "train-{}-7d4b9c6f5d-x2x1q"
@@ -81,26 +81,18 @@ def working(node: PageNode, samples: int = 9) -> Iterator[None]:
     for use in node.get("v1/assignments")["numaNodes"]:
         exclusive |= CPUSet.parse(use["exclusive"])
     ticks = dict.fromkeys(node.topology.online, 0)
-    file = node.machine / "proc/stat"
-    file.parent.mkdir(exist_ok=True)
     over = threading.Event()
 
-    def tick() -> None:
+    def work() -> None:
         for number in count(1):
             for cpu in ticks:
                 swing = (cpu * 7 + number * 5) % 24
                 ticks[cpu] += 62 + swing if cpu in exclusive else 8 + swing
-            lines = (
-                f"cpu{cpu} {busy} 0 0 {100 * number - busy} 0 0 0 0 0 0"
-                for cpu, busy in ticks.items()
-            )
-            fresh = file.with_name("stat.new")
-            fresh.write_text("\n".join(["cpu  1 1 1 1", *lines, ""]))
-            fresh.rename(file)
+            tick(node.machine, ticks, 100 * number)
             if over.wait(1):
                 return
 
-    thread = threading.Thread(target=tick)
+    thread = threading.Thread(target=work)
     thread.start()
     try:
         while sum(n is not None for n in known(node)) < samples:
@@ -121,10 +113,7 @@ def row(pod: str) -> Callable[[Page], None]:
     """Choose a container by the name of its pod."""
 
     def choose(page: Page) -> None:
-        page.run(
-            "[...document.querySelectorAll('#list tbody tr')]"
-            f".find(r => r.textContent.includes('{pod}')).querySelector('button').click()"
-        )
+        page.run(press_button("#list tbody button", pod))
         page.wait(f"{STEPS} > 3")
 
     return choose

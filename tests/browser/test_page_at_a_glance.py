@@ -131,27 +131,22 @@ def test_what_somebody_else_pinned_is_found_by_its_cpus(page: Page, bed: PageBed
     page.run(fill("filter", ""))
     page.click('[data-cpu="1"]')
     page.wait(f"{DETAILS}.includes('Containers that may run here (2)')")
-    page.run(
-        "[...document.querySelectorAll('#list tbody tr')]"
-        ".find(r => r.textContent.includes('theirs')).querySelector('button').click()"
-    )
+    page.run(press_button("#list tbody button", "theirs"))
     page.wait(f"{MARKED}.join() === '1,2'")
 
 
 def test_one_number_for_one_thing(page: Page, bed: PageBed) -> None:
     bed.populate()
     visit(page, bed)
-    pool = page.run(
-        "[...document.querySelectorAll('#figures div')]"
-        ".find(d => d.textContent.startsWith('Shared pool')).querySelector('b').textContent"
-    )
-    legend = page.run(
-        "[...document.querySelectorAll('#legend li')]"
-        ".find(d => d.textContent.includes('shared pool')).querySelector('b').textContent"
-    )
-    state = bed.agent.state
-    machine = bed.agent.machine
-    assert pool == legend == str(len(state.pool(machine.topology, machine.settings)))
+    told = {
+        page.run(
+            f"[...document.querySelectorAll('{places}')].find(d => /shared pool/i"
+            ".test(d.textContent)).querySelector('b').textContent"
+        )
+        for places in ("#figures div", "#legend li")
+    }
+    state, machine = bed.agent.state, bed.agent.machine
+    assert told == {str(len(state.pool(machine.topology, machine.settings)))}
 
 
 def test_refusals_that_say_the_same_are_one_and_lead_to_the_remedy(
@@ -167,17 +162,9 @@ def test_refusals_that_say_the_same_are_one_and_lead_to_the_remedy(
     (many,) = (row for row in rows if "greedy" in row)
     assert "×4, last" in many
     assert "and 1 more pod" in many
-    address = page.run(
-        "[...document.querySelectorAll('#refusals a:not(.reason)')]"
-        ".find(a => a.textContent.includes('typo')).getAttribute('href')"
-    )
-    assert address == "#refused-shop/typo/server"
-    page.run(
-        "[...document.querySelectorAll('#refusals a:not(.reason)')]"
-        ".find(a => a.textContent.includes('typo')).click()"
-    )
+    page.run(press_button("#refusals a:not(.reason)", "typo"))
     page.wait(f"{DETAILS}.includes('Why it was refused')")
-    assert page.run("location.hash") == address
+    assert page.run("location.hash") == "#refused-shop/typo/server"
     remedy = page.run("document.querySelector('#details a.reason').href")
     assert remedy == f"{bed.url}remedies.html#invalidannotation"
     page.open(remedy)

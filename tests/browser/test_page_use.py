@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -11,22 +10,12 @@ from nri_numa.machine.synthetic import synthetic
 from tests.beds.browser import Page
 from tests.beds.page_bed import page_bed
 from tests.beds.page_node import PageNode, page_node
-from tests.checks.page_expressions import DETAILS, LIVE, TITLE
+from tests.checks.page_expressions import DETAILS, LIVE, TITLE, tick
 from tests.machines import named as machines
 
 pytestmark = pytest.mark.browser
 
 SVG = "{http://www.w3.org/2000/svg}"
-
-
-def tick(root: Path, busy: int, total: int, cpus: int) -> None:
-    """The kernel's count of each CPU's time."""
-    lines = (f"cpu{n} {busy} 0 0 {total - busy} 0 0 0 0 0 0" for n in range(cpus))
-    file = root / "proc/stat"
-    file.parent.mkdir(exist_ok=True)
-    fresh = file.with_name("stat.new")
-    fresh.write_text("\n".join(["cpu  1 1 1 1", *lines, ""]))
-    fresh.rename(file)
 
 
 def wait_for(node: PageNode, page: Page, problem: str) -> None:
@@ -37,14 +26,13 @@ def wait_for(node: PageNode, page: Page, problem: str) -> None:
 def test_the_use_of_cpus_and_memory_is_drawn(page: Page) -> None:
     """A CPU's mark, a NUMA node's line, and the words in the details."""
     machine = synthetic(sockets=1, numa_per_socket=2, cores_per_numa=4)
-    count = len(machine.online)
     with page_node(machine) as node:
-        tick(node.machine, 0, 1000, count)
+        tick(node.machine, dict.fromkeys(machine.online, 0), 1000)
         node.start_agent()
         page.open(node.url)
         page.wait(LIVE)
         wait_for(node, page, "")
-        tick(node.machine, 340, 2000, count)
+        tick(node.machine, dict.fromkeys(machine.online, 340), 2000)
         page.wait("document.querySelector('.use .spark') !== null")
         page.wait("document.querySelector('[data-numa=\"1\"] .use').textContent === 'Use34 %'")
         busy = "document.querySelector('[data-cpu=\"0\"]').style.getPropertyValue('--busy')"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, combinations, product
 
-from nri_numa.engine.align.hints import DeviceDemand, Hint, HintDemand, ResourceDemand
+from nri_numa.engine.align.hints import DeviceDemand, HintDemand, ResourceDemand
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.workload import Policy
 
@@ -245,7 +245,3 @@ def walk(
     if policy is Policy.SINGLE_NUMA_NODE and mask == everything:
         affinity = None
     return Verdict(preferred or policy is Policy.BEST_EFFORT, affinity, preferred)
-
-
-def as_hints(hints: HintList) -> tuple[Hint, ...]:
-    return tuple(Hint(NUMASet(m), p) for m, p in hints if m is not None)

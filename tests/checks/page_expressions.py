@@ -1,8 +1,10 @@
-"""JavaScript that tests ask the page: expressions, as texts."""
+"""JavaScript that tests ask the page: expressions, as texts; and CPUs that are busy."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from tests.beds.browser import Page
@@ -46,33 +48,6 @@ SHAPES = """(() => {
   return found;
 })()"""
 
-WORST_CONTRAST = """(() => {
-  // [ratio, class, text] of the visible text that is hardest to read, as WCAG 2 counts it.
-  const canvas = new OffscreenCanvas(1, 1).getContext('2d', { willReadFrequently: true });
-  const painted = (colours) => {
-    canvas.clearRect(0, 0, 1, 1);
-    for (const colour of colours) {
-      canvas.fillStyle = colour;
-      canvas.fillRect(0, 0, 1, 1);
-    }
-    return [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3);
-  };
-  const linear = (v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
-  const light = (rgb) => rgb.reduce((sum, v, i) => sum + linear(v / 255) * [0.2126, 0.7152, 0.0722][i], 0);
-  let worst = [99];
-  for (const e of document.querySelectorAll('body *')) {
-    if (![...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim())) continue;
-    if (!e.checkVisibility() || e.closest('.hidden, .skip')) continue;
-    const grounds = [];
-    for (let p = e; p; p = p.parentElement) grounds.unshift(getComputedStyle(p).backgroundColor);
-    const ground = light(painted(grounds));
-    const ink = light(painted([...grounds, getComputedStyle(e).color]));
-    const ratio = (Math.max(ink, ground) + 0.05) / (Math.min(ink, ground) + 0.05);
-    if (ratio < worst[0]) worst = [ratio, e.className, e.textContent.slice(0, 30)];
-  }
-  return worst;
-})()"""  # noqa: E501
-
 
 def cell(cpu: int) -> str:
     return f"document.querySelector('[data-cpu=\"{cpu}\"]')"
@@ -111,3 +86,13 @@ def visit(page: Page, bed: Any, fragment: str = "") -> None:
     """Open the page that a bed serves, until it is up to date."""
     page.open(bed.url + fragment)
     page.wait(f"location.href.startsWith('{bed.url}') && {LIVE}")
+
+
+def tick(root: Path, busy: Mapping[int, int], total: int) -> None:
+    """The modelled kernel's count of each CPU's time, by its number."""
+    lines = (f"cpu{cpu} {now} 0 0 {total - now} 0 0 0 0 0 0" for cpu, now in busy.items())
+    file = root / "proc/stat"
+    file.parent.mkdir(exist_ok=True)
+    fresh = file.with_name("stat.new")
+    fresh.write_text("\n".join(["cpu  1 1 1 1", *lines, ""]))
+    fresh.rename(file)

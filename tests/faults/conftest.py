@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,15 +15,15 @@ THOROUGH = os.environ.get("NRI_NUMA_FAULTS") == "all"
 
 
 @pytest.fixture
-def directory() -> Iterator[Path]:
-    """Not pytest's own: socket paths must stay short."""
-    path = Path(tempfile.mkdtemp(prefix="nri-numa-fault-"))
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
+def bare(tmp_path: Path) -> Iterator[Node]:
+    """A node without pods; the plugin is not started yet."""
+    with Node(tmp_path) as node:
+        yield node
 
 
 @pytest.fixture
-def node(directory: Path) -> Iterator[Node]:
-    """A node without pods; the plugin is not started yet."""
-    with Node(directory) as node:
-        yield node
+def node(bare: Node) -> Node:
+    """With the plugin, and a container of each sort."""
+    bare.start()
+    bare.four()
+    return bare

@@ -1,8 +1,5 @@
 """Starts ``nri-numa`` with something broken inside: ``prelude.py FAULT ARGUMENTS...``.
 
-``prelude.py forks:N`` starts any number of them: what a process imports is most of what its start
-costs, so this one imports it, and forks for each request on its socket N.
-
 Faults:
 
 ``kill:N:MOMENT``
@@ -20,12 +17,9 @@ Faults:
 
 from __future__ import annotations
 
-import gc
 import importlib
-import json
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable
@@ -123,47 +117,22 @@ def jumping_clock(path: str) -> Callable[[], float]:
     return now
 
 
-def fork_on_request(number: int) -> None:
-    """Return in each process that is asked for, with its words, in its folder and session.
-
-    Its parent waits for it, and writes its id and its end into the descriptor that came along.
-    """
-    for module in ("agent.daemon", "agent.view", "cli.processes", "web.api"):
-        importlib.import_module(f"nri_numa.{module}")
-    gc.freeze()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    with socket.socket(fileno=number) as requests:
-        while True:
-            data, given, _, _ = socket.recv_fds(requests, 1 << 17, 2)
-            if not data:
-                sys.exit()
-            if os.fork() == 0:
-                break
-            for descriptor in given:
-                os.close(descriptor)
-    log, ended = given
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    if pid := os.fork():
-        os.write(ended, pid.to_bytes(4, "little"))
-        os.write(ended, os.waitpid(pid, 0)[1].to_bytes(4, "little"))
-        os._exit(0)
-    os.close(ended)
+def forked(words: list[str], environment: dict[str, str], folder: str, log: str) -> None:
+    """`main` with these words, in a process that was forked for it."""
     os.setsid()
-    request = json.loads(data)
-    os.chdir(request["folder"])
+    os.chdir(folder)
     os.environ.clear()
-    os.environ.update(request["environment"])
-    for stream in (1, 2):
-        os.dup2(log, stream)
-    sys.argv[1:] = request["words"]
+    os.environ.update(environment)
+    with open(log, "ab") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+    sys.argv[1:] = words
+    main()
 
 
 def main() -> None:
     """Break what is to be broken, and run."""
     name, _, rest = sys.argv.pop(1).partition(":")
-    if name == "forks":
-        fork_on_request(int(rest))
-        name, _, rest = sys.argv.pop(1).partition(":")
     if name == "clock":
         time.time = jumping_clock(rest)
     elif name == "confined":

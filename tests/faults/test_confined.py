@@ -28,10 +28,10 @@ PROFILE = ROOT / "config/security/nri-numa.json"
 
 
 @pytest.fixture
-def confined(directory: Path) -> Iterator[Node]:
+def confined(tmp_path: Path) -> Iterator[Node]:
     """A node where the agent runs with these rights from its first instruction on."""
     config = {"reconcile": {"interval": "200ms"}}
-    with Node(directory, config=config) as node:
+    with Node(tmp_path, config=config) as node:
         node.start(f"confined:{PROFILE}")
         yield node
 

@@ -115,8 +115,7 @@ def test_at_every_change_of_a_file() -> None:
 def test_at_random_under_churn(node: Node, seed: int) -> None:
     """Pods come and go without pause while the plugin is killed and started."""
     rng = random.Random(seed)
-    node.start()
-    kept = node.four()
+    kept = node.live
     node.listed("other-list", "17", "3")
     stop, errors = threading.Event(), list[BaseException]()
 

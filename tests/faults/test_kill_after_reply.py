@@ -21,6 +21,11 @@ REST = (
 RELEASED = "call:nri_numa.observe.decisions:DecisionLog.released:before"
 
 
+@pytest.fixture
+def node(bare: Node) -> Node:
+    return bare
+
+
 def died(node: Node) -> None:
     until(lambda: not node.plugin.running, "the plugin is dead")
 

@@ -34,8 +34,6 @@ def life(node: Node, name: str) -> None:
 
 def test_a_reset_in_the_middle_of_every_message(node: Node) -> None:
     """The request is cut, the connection gone: the runtime goes on, and so do we."""
-    node.start()
-    node.four()
     life(node, "dry")
     # UpdatePodSandbox first: a runtime that hangs up soon after it was told which events we want
     # is taken for an old one, and is asked for the oldest events only from then on.
@@ -61,9 +59,9 @@ def test_a_reset_in_the_middle_of_every_message(node: Node) -> None:
 
 
 @pytest.fixture
-def impatient(directory: Path) -> Iterator[Node]:
+def impatient(tmp_path: Path) -> Iterator[Node]:
     """A runtime that waits half a second."""
-    with Node(directory, request_timeout=0.5) as node:
+    with Node(tmp_path, request_timeout=0.5) as node:
         yield node
 
 
@@ -94,8 +92,6 @@ def test_a_plugin_that_hangs_is_dropped_and_recovers(impatient: Node) -> None:
 
 
 def test_the_runtime_dies_and_comes_back(node: Node) -> None:
-    node.start()
-    node.four()
     process = node.plugin.pid
     for _ in range(3):
         before = node.connections
@@ -108,9 +104,9 @@ def test_the_runtime_dies_and_comes_back(node: Node) -> None:
     node.usable()
 
 
-def test_a_runtime_that_answers_no_registration_is_said_until_it_does(directory: Path) -> None:
+def test_a_runtime_that_answers_no_registration_is_said_until_it_does(tmp_path: Path) -> None:
     """No pod starts any more and no request comes: only a call of ours without an answer tells."""
-    with Node(directory, config={"runtime": {"hungAfter": "1s"}}) as node:
+    with Node(tmp_path, config={"runtime": {"hungAfter": "1s"}}) as node:
         node.start()
         assert node.metric("nri_numa_runtime_unanswered_seconds") == 0
         node.runtime.faults.delays["Synchronize"] = 3600
@@ -136,8 +132,6 @@ INSTEAD = ["deaf socket", "file", "nothing", "directory", "dangling link"]
 @pytest.mark.parametrize("instead", INSTEAD if THOROUGH else INSTEAD[:2])
 def test_the_socket_is_replaced(node: Node, instead: str) -> None:
     """Whatever lies where the socket was: it is said, waited out, and the new socket is found."""
-    node.start()
-    node.four()
     before = node.connections
     node.call(node.runtime.stop())
     node.socket.unlink(missing_ok=True)
@@ -168,8 +162,6 @@ def test_the_socket_is_replaced(node: Node, instead: str) -> None:
 
 def test_a_refusal_of_the_second_look_is_no_reason_to_start_unpinned(node: Node) -> None:
     """Cut while a container is refused: it is created without us, found, and stays visible."""
-    node.start()
-    node.four()
     with pytest.raises(CRIError, match="default/bad"):
         node.listed("bad", "3-1")
     before = node.connections
@@ -185,8 +177,6 @@ def test_a_refusal_of_the_second_look_is_no_reason_to_start_unpinned(node: Node)
 
 def test_garbage_from_the_runtime_is_counted_said_and_survived(node: Node) -> None:
     """The link is closed and dialled again; nothing that was placed is touched."""
-    node.start()
-    node.four()
     before = node.connections
     node.call(node.runtime.stop())
     node.socket.unlink(missing_ok=True)

@@ -31,11 +31,11 @@ ON_THE_WAY = (
 
 
 @pytest.fixture
-def node(directory: Path) -> Iterator[Node]:
+def node(tmp_path: Path) -> Iterator[Node]:
     """Two NUMA nodes of eight CPUs; on each a movable container has three, and one shares."""
     machine = synthetic(sockets=1, cores_per_numa=8, threads=1, memory_gib=16)
     # What was not answered for is found by the look for drift, which is every half minute else.
-    with Node(directory, topology=machine, config={"reconcile": {"interval": "1s"}}) as node:
+    with Node(tmp_path, topology=machine, config={"reconcile": {"interval": "1s"}}) as node:
         node.start()
         for name in ("a", "b"):
             node.run(name, SINGLE | {"movable": "true"}, cpus=3)

@@ -16,11 +16,11 @@ from tests.faults.conftest import THOROUGH
 
 
 @pytest.fixture
-def tiny(directory: Path) -> Iterator[Path]:
+def tiny(tmp_path: Path) -> Iterator[Path]:
     """A file system of 64 KiB; needs root."""
     if os.geteuid() != 0:
         pytest.skip("mounting a small file system needs root")
-    path = directory / "tiny"
+    path = tmp_path / "tiny"
     path.mkdir()
     done = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=64k,mode=0700", "tmpfs", str(path)],
@@ -51,9 +51,9 @@ def churn(node: Node, count: int) -> None:
         node.remove(node.owner(f"churn{number}"))
 
 
-def test_a_full_disk(directory: Path, tiny: Path) -> None:
+def test_a_full_disk(tmp_path: Path, tiny: Path) -> None:
     """Containers are placed as before; it is said and counted, and made good when there is room."""
-    with Node(directory, state_directory=tiny) as node:
+    with Node(tmp_path, state_directory=tiny) as node:
         node.start()
         node.four()
         fill(tiny / "filler")
@@ -71,9 +71,9 @@ def test_a_full_disk(directory: Path, tiny: Path) -> None:
         node.usable()
 
 
-def test_a_full_disk_and_then_a_kill(directory: Path, tiny: Path) -> None:
+def test_a_full_disk_and_then_a_kill(tmp_path: Path, tiny: Path) -> None:
     """What was not written is told by the containers themselves."""
-    with Node(directory, state_directory=tiny) as node:
+    with Node(tmp_path, state_directory=tiny) as node:
         node.start()
         node.four()
         fill(tiny / "filler")
@@ -87,9 +87,9 @@ def test_a_full_disk_and_then_a_kill(directory: Path, tiny: Path) -> None:
         node.usable()
 
 
-def test_a_read_only_directory(directory: Path, tiny: Path) -> None:
+def test_a_read_only_directory(tmp_path: Path, tiny: Path) -> None:
     """Without a lock, without a checkpoint: containers are placed, and it says so."""
-    with Node(directory, state_directory=tiny) as node:
+    with Node(tmp_path, state_directory=tiny) as node:
         node.start()
         node.four()
         node.plugin.kill()
@@ -117,8 +117,6 @@ def test_a_read_only_directory(directory: Path, tiny: Path) -> None:
 @pytest.mark.parametrize("what", ["file", "directory"])
 def test_the_checkpoint_is_taken_away(node: Node, what: str) -> None:
     """It is noticed and written anew, before anybody has to rely on it."""
-    node.start()
-    node.four()
     if what == "file":
         node.plugin.checkpoint.unlink()
     else:
@@ -133,8 +131,6 @@ def test_the_checkpoint_is_taken_away(node: Node, what: str) -> None:
 @pytest.mark.parametrize("part", [0.0, 0.3, 0.7, 0.99] if THOROUGH else [0.7])
 def test_a_truncated_checkpoint(node: Node, part: float) -> None:
     """What is left is used, the file is kept, it is said and counted, and nobody moves."""
-    node.start()
-    node.four()
     node.plugin.kill()
     data = node.plugin.checkpoint.read_bytes()
     node.plugin.checkpoint.write_bytes(data[: int(len(data) * part)])
@@ -150,8 +146,6 @@ RUBBISH = [b"\0" * 4096, b"", b"{}", b"\xff\xfe", b"1 1 1 0 x\n" * 99]
 
 @pytest.mark.parametrize("rubbish", RUBBISH if THOROUGH else RUBBISH[:1])
 def test_rubbish_for_a_checkpoint(node: Node, rubbish: bytes) -> None:
-    node.start()
-    node.four()
     node.plugin.kill()
     node.plugin.checkpoint.write_bytes(rubbish)
     node.start()
@@ -163,8 +157,6 @@ def test_rubbish_for_a_checkpoint(node: Node, rubbish: bytes) -> None:
 @pytest.mark.parametrize("what", ["fifo", "open to all"])
 def test_a_state_directory_that_others_have_been_at(node: Node, what: str) -> None:
     """Nobody waits for a FIFO, and what anybody may have written is not believed."""
-    node.start()
-    node.four()
     node.plugin.kill()
     if what == "fifo":
         node.plugin.checkpoint.unlink()

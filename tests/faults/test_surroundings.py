@@ -14,8 +14,9 @@ from tests.beds.embedded.runtime import EmbeddedContainer
 from tests.beds.embedded_node import CRIError, FaultyPlugin, Node, until
 
 
-def test_a_clock_that_jumps(node: Node) -> None:
+def test_a_clock_that_jumps(bare: Node) -> None:
     """Backwards by years and forwards by days: time is for people only."""
+    node = bare
     clock = node.directory / "clock"
 
     def jump(offset: int) -> None:
@@ -38,8 +39,6 @@ def test_a_clock_that_jumps(node: Node) -> None:
 
 def test_a_second_instance_says_so_and_leaves(node: Node) -> None:
     """It ends with 3 and the first one's process id, and disturbs nobody."""
-    node.start()
-    node.four()
     second = FaultyPlugin(
         node.directory / "second", node.socket, config=node.config, sysfs_root=node.sysfs_root
     )
@@ -83,9 +82,9 @@ def _put_right(node: Node, times: int, late: float) -> bool:
     return drift == times or node.metric("nri_numa_late_repairs_total") > late
 
 
-def test_a_rewritten_cpuset_is_repaired_counted_and_said(directory: Path) -> None:
+def test_a_rewritten_cpuset_is_repaired_counted_and_said(tmp_path: Path) -> None:
     config = {"reconcile": {"interval": "200ms", "maxRepairs": 2}}
-    with Node(directory, config=config) as node:
+    with Node(tmp_path, config=config) as node:
         node.start()
         free, listed, _, owner = node.four()
         path = node.cgroup(listed.id)
@@ -109,9 +108,9 @@ def test_a_rewritten_cpuset_is_repaired_counted_and_said(directory: Path) -> Non
         node.check()
 
 
-def test_a_plugin_that_only_watches_leaves_drift_alone(directory: Path) -> None:
+def test_a_plugin_that_only_watches_leaves_drift_alone(tmp_path: Path) -> None:
     config = {"observe": True, "reconcile": {"interval": "200ms"}}
-    with Node(directory, config=config) as node:
+    with Node(tmp_path, config=config) as node:
         node.start()
         listed = node.listed()
         assert listed.cpus == str(node.topology.online)
@@ -123,8 +122,6 @@ def test_a_plugin_that_only_watches_leaves_drift_alone(directory: Path) -> None:
 
 def test_a_container_that_dies_between_create_and_start(node: Node) -> None:
     """Its CPUs come back, also when the plugin is killed in between."""
-    node.start()
-    node.four()
     for number, kill in enumerate((False, True)):
         pod = node.pod(f"young{number}", {"policy": "single-numa-node"})
         container = node.create(pod, cpus=4)
@@ -143,8 +140,6 @@ def test_a_container_that_dies_between_create_and_start(node: Node) -> None:
 
 def test_a_start_that_fails(node: Node) -> None:
     """The kernel refuses the cpuset: the runtime reports it only when it removes the container."""
-    node.start()
-    node.four()
     pod = node.pod("young", {"policy": "single-numa-node"})
     container = node.create(pod, cpus=2)
     container.machine = dataclasses.replace(container.machine)
@@ -163,8 +158,7 @@ def test_a_start_that_fails(node: Node) -> None:
 
 def test_cpus_go_and_come_back(node: Node) -> None:
     """Nobody keeps CPUs that are not there, and everybody gets them back."""
-    node.start()
-    free, listed, shared, owner = node.four()
+    free, listed, shared, owner = node.live
     two = node.listed("two", "17-18", "3")
     seen = {c.id: c.cpus for c in (free, listed, shared, owner, two)}
     node.write_machine(synthetic(memory_gib=64, offline=CPUSet.parse("18")))

@@ -23,22 +23,7 @@ from nri_numa.scheduler.nodes import Nodes
 from nri_numa.scheduler.pod_reader import PodReader
 from nri_numa.scheduler.published import read
 from tests.fuzz.readers import Fed
-
-PREFIX = "numa.kubernetes.io"
-GOOD = {
-    "zones": [
-        {
-            "name": f"node-{i}",
-            "type": "Node",
-            "costs": [{"name": f"node-{j}", "value": 10 if i == j else 21} for j in (0, 1)],
-            "resources": [
-                {"name": "cpu", "capacity": "16", "allocatable": "16", "available": "8"},
-                {"name": "memory", "allocatable": "32Gi", "available": "16Gi"},
-            ],
-        }
-        for i in (0, 1)
-    ]
-}
+from tests.unit.scheduler.objects import PREFIX, topology
 
 
 def _json(text: str) -> Any:
@@ -71,7 +56,7 @@ class Extender(Fed):
         known = read(document, PREFIX) if isinstance(document, dict) else None
         if known is not None:
             nodes.put("edited", known)
-        nodes.put("good", read(GOOD, PREFIX))
+        nodes.put("good", read(topology(8, 8), PREFIX))
         said = "no question"
         try:
             asked = protocol.question(parts[1])
@@ -145,6 +130,3 @@ class Capacity(Fed):
         offers, problems = from_query(document, node_label="node", numa_node_label="numa_node")
         short(*problems)
         return offers
-
-
-CLUSTER = (Extender, Capacity)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.fuzz.cluster import CLUSTER
-from tests.fuzz.readers import READERS
-from tests.fuzz.targets import TARGETS, Target
+from tests.fuzz import cluster, readers, targets
 
-EVERY: Final[tuple[type[Target], ...]] = (*TARGETS, *READERS, *CLUSTER)
+EVERY: Final[tuple[type[targets.Target], ...]] = tuple(
+    kind
+    for module in (targets, readers, cluster)
+    for kind in vars(module).values()
+    if isinstance(kind, type) and issubclass(kind, targets.Target) and "name" in vars(kind)
+)

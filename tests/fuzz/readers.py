@@ -21,11 +21,9 @@ from nri_numa import config as configuration
 from nri_numa import safe_yaml
 from nri_numa.engine.request.annotations import resolve
 from nri_numa.engine.request.demand import SLOTS, read_slots, with_slots
-from nri_numa.errors import LocalProtocolError
 from nri_numa.kubelet.configuration import command_line, facts, merged
 from nri_numa.kubelet.state_files import NOT_UNDERSTOOD, cpu_state, grants, memory_state
 from nri_numa.model.workload import NO_GRANTS, Refusal
-from nri_numa.nri.wire.ttrpc import MAX_BODY, MAX_FRAME_PAYLOAD, MessageReader, Trunk
 from nri_numa.observe.metrics import Metrics
 from nri_numa.observe.notices import LIMIT, Notices
 from nri_numa.simulate.manifests import ManifestError, read_text
@@ -43,38 +41,6 @@ class Fed(Target):
 
     def one(self, rng: random.Random) -> str:
         return self.feed(self.from_corpus(rng))
-
-
-class Frames(Fed):
-    """Frames of the multiplexer and messages in them; whole and in pieces they say the same."""
-
-    name = "frames"
-
-    def feed(self, data: bytes) -> str:
-        place = data[0] if data else 0
-        whole = self.cut([data])
-        assert whole == self.cut([data[:place], data[place : place + 3], data[place + 3 :]])
-        return f"{len(whole)}"
-
-    def cut(self, packets: list[bytes]) -> list[object]:
-        """The messages, and the error that ended them."""
-        trunk, readers = Trunk(), {1: MessageReader(), 2: MessageReader()}
-        found: list[object] = []
-        try:
-            for packet in packets:
-                trunk.receive_data(packet)
-                while (chunk := trunk.next_chunk()) is not None:
-                    assert 0 < len(chunk[1]) <= MAX_FRAME_PAYLOAD
-                    reader = readers.get(chunk[0])
-                    if reader is None:
-                        continue
-                    reader.receive_data(chunk[1])
-                    while (message := reader.next_message()) is not None:
-                        assert len(message[2]) <= MAX_BODY
-                        found.append((chunk[0], message))
-        except LocalProtocolError as error:
-            found.append(str(error))
-        return found
 
 
 class SlotIds(Fed):
@@ -268,14 +234,3 @@ class HTTP(Fed):
                 if b"chunked" not in head:
                     json.loads(body)
         return f"{status} {min(place.answered, 3)}"
-
-
-READERS: tuple[type[Target], ...] = (
-    Frames,
-    SlotIds,
-    KubeletState,
-    KubeletConfig,
-    NoticesFile,
-    Manifests,
-    HTTP,
-)

@@ -24,24 +24,23 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
 from nri_numa import config as configuration
+from nri_numa import safe_yaml
 from nri_numa.agent.handler import AgentHandler
 from nri_numa.engine.adopt import signed
 from nri_numa.engine.decision import Admitted, Refused
 from nri_numa.engine.request.annotations import KEYS, resolve
 from nri_numa.engine.state import NodeState
-from nri_numa.errors import ConfigError, RemoteProtocolError
+from nri_numa.errors import ConfigError
 from nri_numa.machine.cgroups import relative_path
 from nri_numa.machine.hotplug import concerns_cpus
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.model.workload import (
-    Container,
     QoSClass,
     Refusal,
     Requested,
     Resources,
     StateChange,
 )
-from nri_numa.nri.wire import events as ev
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.nri.wire.session import PluginSession, RuntimeSession
 from nri_numa.nri.wire.versions import Event
@@ -52,6 +51,7 @@ from nri_numa.store.checkpoint import CheckpointStore
 from tests.beds import peer_bytes
 from tests.beds.nri_requests import NRIRequests
 from tests.beds.world import PREFIX, World, container, pod, resources
+from tests.properties.test_protocol_properties import feed
 
 CORPUS = Path(__file__).with_name("corpus")
 MACHINE = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=4, memory_gib=8)
@@ -100,6 +100,23 @@ def mutate(rng: random.Random, data: bytes) -> bytes:
     return bytes(mutated)
 
 
+def damaged(rng: random.Random, value: Any) -> Any:
+    """A document with something else somewhere in it."""
+    if isinstance(value, dict) and value and rng.random() < 0.85:
+        key = rng.choice(sorted(value))
+        changed = {**value, key: damaged(rng, value[key])}
+        if rng.random() < 0.1:
+            changed[text(rng)] = changed.pop(key)
+        return changed
+    if isinstance(value, list) and value and rng.random() < 0.7:
+        place = rng.randrange(len(value))
+        return [*value[:place], damaged(rng, value[place]), *value[place + 1 :]]
+    values: tuple[Any, ...] = (
+        text(rng), None, 0, -1, 10**30, 1.5e308, [], {}, True, [[1]], {"0": [1, 2, {}]},
+    )  # fmt: skip
+    return rng.choice(values)
+
+
 class Target(ABC):
     """One thing to fuzz.
 
@@ -115,6 +132,11 @@ class Target(ABC):
         found = CORPUS / f"{self.name}.base64"
         lines = found.read_bytes().split() if found.exists() else []
         self.found = [base64.b64decode(line) for line in lines]
+
+    def from_damaged(self, rng: random.Random) -> bytes:
+        """A document of the corpus with values that it should not have."""
+        document = safe_yaml.parse(rng.choice(self.corpus).decode())
+        return json.dumps(damaged(rng, document)).encode()
 
     def from_corpus(self, rng: random.Random) -> bytes:
         """A member of the corpus, nearly always damaged."""
@@ -157,25 +179,8 @@ class Protocol(Target):
         plugin = PluginSession()
         plugin.max_objects, plugin.max_bytes = 10_000, 8 << 20
         plugin.register("fuzz", "10")
-        return "/".join(map(self.play, (plugin, RuntimeSession()), packets))
-
-    def play(self, session: Any, packets: list[bytes]) -> str:
-        """Feed packets, answer every event."""
-        try:
-            for packet in packets:
-                session.receive_data(packet)
-                while (event := session.next_event()) is not None:
-                    if isinstance(event, ev.ConfigureRequested):
-                        session.reply(event.stream, pb.ConfigureResponse(events=1))
-                    elif not isinstance(
-                        event,
-                        ev.RegistrationAnswered | ev.UpdateContainersAnswered | ev.Answered,
-                    ):
-                        session.reply(event.stream)
-                session.data_to_send()
-        except RemoteProtocolError:
-            return "remote"
-        return "ok"
+        roles = zip((plugin, RuntimeSession()), packets, strict=True)
+        return "/".join("remote" if feed(role, said)[1] else "ok" for role, said in roles)
 
 
 class Annotations(Target):
@@ -238,13 +243,7 @@ class Assigned(Target):
 
     def one(self, rng: random.Random) -> str:
         """A damaged copy of what we write, or a document with fields of other types."""
-        if rng.random() < 0.5:
-            return self.feed(self.from_corpus(rng))
-        document = json.loads(rng.choice(self.corpus))
-        for key in rng.sample(sorted(document), rng.randrange(1, len(document))):
-            values: tuple[Any, ...] = (text(rng), None, 3, -1.5, [], {}, True, [1, "2"], 10**30)
-            document[key] = rng.choice(values)
-        return self.feed(json.dumps(document).encode())
+        return self.feed(self.from_corpus(rng) if rng.random() < 0.5 else self.from_damaged(rng))
 
     def feed(self, data: bytes) -> str:
         """Adopt three that carry it: plain, with our signature, and for a pod that asks for it."""
@@ -293,29 +292,13 @@ class Checkpoint(Target):
         if len(parts) != 5:
             return line
         try:
-            body = json.dumps(self.damaged(rng, json.loads(parts[4]))).encode()
+            body = json.dumps(damaged(rng, json.loads(parts[4]))).encode()
         except ValueError:
             body = mutate(rng, parts[4])
         if rng.random() < 0.2:
             body = mutate(rng, body)
         front = b"%b %b %d " % (parts[0], parts[1], len(body))
         return b"%b%08x %b" % (front, zlib.crc32(body, zlib.crc32(front)), body)
-
-    def damaged(self, rng: random.Random, value: Any) -> Any:
-        """Replace something somewhere in a document."""
-        if isinstance(value, dict) and value and rng.random() < 0.85:
-            key = rng.choice(sorted(value))
-            changed = {**value, key: self.damaged(rng, value[key])}
-            if rng.random() < 0.1:
-                changed[text(rng)] = changed.pop(key)
-            return changed
-        if isinstance(value, list) and value and rng.random() < 0.7:
-            place = rng.randrange(len(value))
-            return [*value[:place], self.damaged(rng, value[place]), *value[place + 1 :]]
-        values: tuple[Any, ...] = (
-            text(rng), None, 0, -1, 10**30, 1.5e308, [], {}, True, [[1]], {"0": [1, 2, {}]},
-        )  # fmt: skip
-        return rng.choice(values)
 
     def feed(self, data: bytes) -> str:
         """Load, restore, compare notes with a runtime that has two containers, and store again."""
@@ -356,29 +339,19 @@ class Config(Target):
     name = "config"
 
     def one(self, rng: random.Random) -> str:
-        """A damaged file, or keys with values of other types."""
-        if rng.random() < 0.6:
-            return self.feed(self.from_corpus(rng))
-        keys = ("oversale", "rules", "defaults", "reservedCpus", "http", "reconcile", "strategy")
-        values: tuple[Any, ...] = (text(rng), None, -1, 1e300, [], {}, [{}], {"a": {}}, True)
-        return self.feed(
-            json.dumps({key: rng.choice(values) for key in keys[: rng.randrange(8)]}).encode()
-        )
+        """A damaged file, or one with values of other types."""
+        return self.feed(self.from_corpus(rng) if rng.random() < 0.6 else self.from_damaged(rng))
 
     def feed(self, data: bytes) -> str:
         """As a file would be, and as text over a configuration."""
-        given = data.decode(errors="replace")
-        said: list[str] | None = None
+        said = None
         try:
-            loaded = configuration.load(None, {}, {}, text=given)
+            loaded = configuration.load(None, {}, {}, text=data.decode(errors="replace"))
             configuration.problems(loaded, MACHINE)
         except ConfigError as error:
-            said = list(error.problems)
-        if said is None:
-            return "ok"
-        assert said
-        assert all(len(problem) < 2000 for problem in said)
-        return "refused"
+            said = error.problems
+        assert said is None or (said and all(len(problem) < 2000 for problem in said))
+        return "ok" if said is None else "refused"
 
 
 class Requests(Target):
@@ -500,20 +473,6 @@ class Small(Target):
         return f"{concerns} {bool(path)}"
 
 
-TARGETS: tuple[type[Target], ...] = (
-    Protocol,
-    Annotations,
-    Assigned,
-    Checkpoint,
-    Config,
-    Requests,
-    Small,
-)
-
-
 def quiet() -> None:
     """Log lines go nowhere; making them is part of what is fuzzed."""
     logs.setup("info", stream=io.StringIO())
-
-
-__all__ = ["TARGETS", "Container", "Target", "quiet"]

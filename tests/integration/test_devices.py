@@ -71,7 +71,6 @@ def test_memory_and_cpus_are_where_the_device_file_is(directory: Path) -> None:
         assert mems(run(node, "ignored", {**ALIGNED, "devices": "ignore"}, device=True)) != "2"
         forged = run(node, "forged", ALIGNED, "PCIDEVICE_X=0000:ff:00.0,../../../etc/passwd")
         assert mems(forged) != "2"
-        until(node.plugin.responsive, "the plugin's HTTP server answers")
         told = node.plugin.json("/v1/explain/default/gpu/app")
         assert f"on NUMA node 2 because its GPU {GPU} is there" in str(told)
         said = str(node.plugin.json("/v1/explain/default/forged/app"))
@@ -91,7 +90,6 @@ def test_off_nothing_is_looked_at(directory: Path) -> None:
         node.start()
         placed = {mems(run(node, f"gpu{i}", ALIGNED, device=True)) for i in range(4)}
         assert placed == {"0", "1", "2", "3"}
-        until(node.plugin.responsive, "the plugin's HTTP server answers")
         assert "devices" not in node.plugin.json("/v1/topology")
 
 
@@ -119,7 +117,6 @@ def test_what_the_kubelet_gave_counts_once_it_has_said_so(directory: Path) -> No
             message.linux.resources.memory.limit.value = 1 << 20
             message.linux.cgroups_path = node.cgroup(message.id)
             made = node.call(node.runtime.create_container(pod.id, message))
-            until(node.plugin.responsive, "the plugin's HTTP server answers")
             name = pod.message.name
             steps = str(node.plugin.json(f"/v1/explain/default/{name}/app"))
             node.call(node.runtime.remove_container(made.id))

@@ -35,9 +35,7 @@ pytestmark = pytest.mark.asyncio
 
 async def proper(runtime: RawRuntime) -> None:
     """Be a good runtime until the other side hangs up."""
-    await runtime.register()
-    await runtime.configure()
-    await runtime.synchronize()
+    await runtime.handshake()
     while True:
         await runtime.next_event()
 
@@ -197,9 +195,7 @@ async def test_a_synchronisation_that_took_too_long_is_not_trusted(tmp_path: Pat
     """Runtimes before NRI 0.7 keep such a connection open and never use it."""
 
     async def serve(runtime: RawRuntime, number: int) -> None:
-        await runtime.register()
-        await runtime.configure(pb.ConfigureRequest(request_timeout=20 if number == 1 else 0))
-        await runtime.synchronize()
+        await runtime.handshake(pb.ConfigureRequest(request_timeout=20 if number == 1 else 0))
         while True:
             await runtime.next_event()
 
@@ -221,9 +217,7 @@ async def test_events_that_were_not_asked_for_are_answered_and_do_nothing(tmp_pa
     answers: list[ev.RuntimeEvent] = []
 
     async def serve(runtime: RawRuntime, number: int) -> None:
-        await runtime.register()
-        await runtime.configure()
-        await runtime.synchronize()
+        await runtime.handshake()
         for method, request in (
             ("PostCreateContainer", pb.PostCreateContainerRequest()),
             ("StartContainer", pb.StartContainerRequest()),
@@ -291,9 +285,7 @@ async def test_a_runtime_that_does_not_read_its_answers_is_not_served_for_ever(
 
     async def serve(runtime: RawRuntime, number: int) -> None:
         nonlocal answered
-        await runtime.register()
-        await runtime.configure()
-        await runtime.synchronize()
+        await runtime.handshake()
         sock = runtime.writer.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
         runtime.reader._transport.pause_reading()  # type: ignore[attr-defined]

@@ -152,9 +152,7 @@ async def push_once(link: NRILink, plugin: RecordingPlugin) -> Any:
 
 async def test_a_runtime_that_never_answers_a_push_costs_one_timeout(tmp_path: Path) -> None:
     async def serve(runtime: RawRuntime, number: int) -> None:
-        await runtime.register()
-        await runtime.configure(describe(2))
-        await runtime.synchronize()
+        await runtime.handshake(describe(2))
         await runtime.reader.read()
 
     plugin = RecordingPlugin()
@@ -166,9 +164,7 @@ async def test_a_runtime_that_never_answers_a_push_costs_one_timeout(tmp_path: P
 
 async def test_a_link_that_breaks_during_a_push_ends_it(tmp_path: Path) -> None:
     async def serve(runtime: RawRuntime, number: int) -> None:
-        await runtime.register()
-        await runtime.configure(describe(2))
-        await runtime.synchronize()
+        await runtime.handshake(describe(2))
         event = await runtime.next_event()
         assert isinstance(event, ev.UpdateContainersRequested)
 
@@ -196,9 +192,7 @@ async def test_what_can_happen_to_a_second_registration(
 
     async def serve(runtime: RawRuntime, number: int) -> None:
         if number == 1:
-            await runtime.register()
-            await runtime.configure(describe(0))
-            await runtime.synchronize()
+            await runtime.handshake(describe(0))
             await runtime.reader.read()
         elif fault == "refuse":
             event = await runtime.next_event()

@@ -34,12 +34,12 @@ def previous(into: Path) -> Path:
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="no history here")
 def test_up_and_one_step_back_moves_nothing(tmp_path: Path) -> None:
     with Node(tmp_path) as node:
-        former, present = str(previous(tmp_path)), node.plugin._python
-        node.plugin._python = former
+        former, present = str(previous(tmp_path)), node.plugin.python
+        node.plugin.python = former
         node.start()
         node.four()
         for number, python in enumerate((present, former, present)):
-            node.plugin._python = python
+            node.plugin.python = python
             node.plugin.restart()
             node.check()
             node.note(node.owner(f"new{number}"), "exclusive")

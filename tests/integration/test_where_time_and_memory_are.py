@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-from click.testing import CliRunner
-
-from nri_numa.cli import cli
 from nri_numa.machine.synthetic import synthetic
 from tests.beds.embedded_node import Node, until
 
-PATIENCE_S = 180.0
 ON = {
     "memoryLocality": {"enabled": True, "metric": True, "interval": "1s"},
     "cpuWaiting": {"enabled": True, "metric": True, "interval": "1s"},
@@ -24,28 +16,13 @@ ON = {
 }
 
 
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    """Not pytest's own: socket paths must stay short."""
-    path = Path(tempfile.mkdtemp(prefix="nri-numa-where-"))
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
-
-
-def said_by(node: Node, *arguments: str) -> str:
-    """What a command of ours prints about the node."""
-    done = CliRunner().invoke(cli, [*arguments, f"--api=http://{node.plugin.address}"])
-    assert done.exit_code == 0, done.output
-    return " ".join(done.stdout.split())
-
-
-def test_memory_elsewhere_waiting_and_a_reason_where_nothing_is_known(directory: Path) -> None:
-    with Node(directory, config=ON) as node:
+def test_memory_elsewhere_waiting_and_a_reason_where_nothing_is_known(tmp_path: Path) -> None:
+    with Node(tmp_path, config=ON) as node:
         node.start()
         one, silent = node.listed("one"), node.listed("silent", cpus="2")
 
         cgroup = node.cgroups.directory(node.cgroup(one.id))
-        until(cgroup.is_dir, "it has a cgroup", PATIENCE_S)
+        until(cgroup.is_dir, "it has a cgroup")
         for name, text in (
             ("memory.numa_stat", "anon N0=1024 N1=3072\n"),
             ("cpu.pressure", "some avg10=0.00 avg60=40.00 avg300=0.00 total=0\n"),
@@ -67,7 +44,7 @@ def test_memory_elsewhere_waiting_and_a_reason_where_nothing_is_known(directory:
             )
             return told if known and said else None
 
-        told = until(seen, "both were read", PATIENCE_S)
+        told = until(seen, "both were read")
         assert told[one.id]["memory"]["localPercent"] == 25
         assert told[one.id]["waiting"]["pressurePercent"] == 40
         assert told[silent.id]["waiting"]["pressurePercent"] is None
@@ -75,16 +52,16 @@ def test_memory_elsewhere_waiting_and_a_reason_where_nothing_is_known(directory:
         assert node.metric("nri_numa_container_local_memory_ratio", **names) == 0.25
         assert node.metric("nri_numa_container_cpu_pressure_ratio", **names) == 0.4
         assert node.metric("nri_numa_local_memory_containers", state="unknown") == 1
-        wide = said_by(node, "status", "-o", "wide")
+        wide = node.says("status", "-o", "wide", status=0)
         assert "LOCAL MEMORY" in wide
         assert "CPU PRESSURE" in wide
-        explained = said_by(node, "explain", "-v", "default/one", "--no-kubelet")
+        explained = node.says("explain", "-v", "default/one", "--no-kubelet")
         assert "Memory: 25 % is on its own NUMA nodes (0)" in explained
 
 
-def test_what_the_host_takes_is_taken_from_new_containers(directory: Path) -> None:
+def test_what_the_host_takes_is_taken_from_new_containers(tmp_path: Path) -> None:
     topology = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=4, threads=1, memory_gib=64)
-    with Node(directory, topology=topology, config=ON) as node:
+    with Node(tmp_path, topology=topology, config=ON) as node:
         (node.sysfs_root / "proc").mkdir(exist_ok=True)
         ticks = 0
 
@@ -109,7 +86,7 @@ def test_what_the_host_takes_is_taken_from_new_containers(directory: Path) -> No
             factor = node.metric("nri_numa_numa_node_capacity_factor", numa_node="0")
             return 0 < factor <= 0.7
 
-        until(lowered, "the capacity factor follows", PATIENCE_S)
+        until(lowered, "the capacity factor follows")
         assert node.metric("nri_numa_numa_node_capacity_factor", numa_node="1") == 1
         owner = node.owner("three", cpus=3)
         assert node.assignments()[owner.id]["numaNodes"] == "1"

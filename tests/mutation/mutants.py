@@ -8,6 +8,7 @@ so that is done here.
 from __future__ import annotations
 
 import ast
+import contextlib
 import hashlib
 import json
 from collections.abc import Iterator
@@ -90,7 +91,8 @@ def _made(source: str, module: str) -> list[Mutant]:
         line, before, after = _difference(source, code)
         if line in silent or (operator.startswith(_TYPES) and line in annotated):
             continue
-        if _compiles(code):
+        with contextlib.suppress(SyntaxError):
+            ast.parse(code)
             found.setdefault(code, Mutant(module, operator, line, before, after, code))
     return sorted(found.values(), key=lambda one: (one.line, one.operator, one.code))
 
@@ -123,36 +125,28 @@ def _pieces(source: str) -> Iterator[tuple[str, str, str]]:
     """
     lines = source.splitlines(keepends=True)
     for node in ast.parse(source).body:
-        inner = [node.body] if isinstance(node, ast.ClassDef) else []
-        for statement in (one for body in inner for one in body) if inner else (node,):
+        head, statements = (_HEAD, node.body) if isinstance(node, ast.ClassDef) else ("", [node])
+        for statement in statements:
             decorators = getattr(statement, "decorator_list", [])
             first = min(each.lineno for each in (statement, *decorators)) - 1
             last = statement.end_lineno or statement.lineno
-            piece = "".join(lines[first:last])
-            yield (
-                "".join(lines[:first]),
-                f"{_HEAD}{piece}" if inner else piece,
-                "".join(lines[last:]),
-            )
+            before, piece, after = lines[:first], lines[first:last], lines[last:]
+            yield "".join(before), head + "".join(piece), "".join(after)
 
 
 def _left_out(source: str) -> Iterator[tuple[str, str]]:
     """With one statement less: a call, or something stored in an object."""
     lines = source.splitlines(keepends=True)
     for node in ast.walk(ast.parse(source)):
-        stored = (
+        stored = isinstance(node, ast.AugAssign) or (
             isinstance(node, ast.Assign) and not isinstance(node.targets[0], ast.Name | ast.Tuple)
-        ) or isinstance(node, ast.AugAssign)
+        )
         called = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
         if isinstance(node, ast.stmt) and (stored or called):
-            end = node.end_lineno or node.lineno
-            text = lines[node.lineno - 1]
-            rest = lines[end - 1].encode()[node.end_col_offset or 0 :].decode()
-            kept = text.encode()[: node.col_offset].decode()
-            yield (
-                "LeaveOut",
-                "".join([*lines[: node.lineno - 1], f"{kept}pass{rest}", *lines[end:]]),
-            )
+            first, last = node.lineno - 1, (node.end_lineno or node.lineno) - 1
+            kept = lines[first].encode()[: node.col_offset].decode()
+            rest = lines[last].encode()[node.end_col_offset or 0 :].decode()
+            yield "LeaveOut", "".join([*lines[:first], f"{kept}pass{rest}", *lines[last + 1 :]])
 
 
 def _silent_lines(source: str) -> tuple[frozenset[int], frozenset[int]]:
@@ -182,11 +176,3 @@ def _difference(source: str, code: str) -> tuple[int, str, str]:
         min(len(old), len(new)) - 1,
     )
     return first + 1, old[first].strip(), new[first].strip()
-
-
-def _compiles(code: str) -> bool:
-    try:
-        ast.parse(code)
-    except SyntaxError:
-        return False
-    return True

@@ -1,4 +1,7 @@
-"""Which tests go through a line, what they cost, and which of them are asked."""
+"""Which tests go through a line, what they cost, and which of them are asked.
+
+A plugin of pytest as well, ``-p tests.mutation.reached``, which writes down what each test costs.
+"""
 
 from __future__ import annotations
 
@@ -10,30 +13,50 @@ import random
 import shutil
 import subprocess
 import sys
-import zlib
+import time
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Final
 
 import coverage
+import pytest
 
 from tests.mutation.rooms import strictest
 
-MOST_TESTS: Final = 200
-"""For one mutant. Of more that go through the line so many are drawn, those of the module first;
-survivors are tried again with others."""
-MOST_SECONDS: Final = 4.0
-"""Of CPU, for the tests that are drawn; at least one is."""
-MORE_TESTS: Final = 600
-MORE_SECONDS: Final = 12.0
-"""The same for survivors, which are asked with others at once, and again with `--again`."""
+FIRST: Final = 200, 4.0
+"""For one mutant. Of more that go through the line so many are drawn, and for so many seconds of
+CPU, those of the module first; at least one is."""
+THEN: Final = 600, 12.0
+"""And so many more, those first that compare the module with all that it should do."""
+DEAR: Final = 0.5
+"""Seconds of CPU of a test that comes after all others."""
 
 OPTIONS: Final = (
     *("-q", "-x", "-p", "no:cacheprovider", "-p", "no:randomly", "-p", "no:xdist", "--no-header"),
     *("-W", "ignore:Module already imported:pytest.PytestAssertRewriteWarning"),
 )
 _RULES: Final = "[run]\nbranch = false\nsource = nri_numa\nomit = */pb/*\n"
+
+
+_costs: dict[str, float] = {}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Seconds of CPU, by the id of the test."""
+    started = time.process_time()
+    result = yield
+    _costs[item.nodeid] = round(time.process_time() - started, 4)
+    return result
+
+
+def pytest_sessionfinish() -> None:
+    """Into the file that ``MUTATION_COSTS`` names, where one does."""
+    if file := os.environ.get("MUTATION_COSTS"):
+        Path(file).write_text(json.dumps(_costs), encoding="utf-8")
 
 
 class Reached:
@@ -48,40 +71,29 @@ class Reached:
         data = [self._recorded(each) for each in asked]
         # All of it now: after a fork, coverage would begin its files anew.
         self._lines = {module: _lines(data, repository / module) for module in modules}
-        self._at_import = {
-            module: at_import((repository / module).read_text(encoding="utf-8"))
-            for module in modules
-        }
-        self._statements = {
-            module: _statements((repository / module).read_text(encoding="utf-8"))
-            for module in modules
+        self._places = {
+            module: _places((repository / module).read_text(encoding="utf-8")) for module in modules
         }
 
     def tests(self, module: str, line: int) -> list[str]:
-        """The tests that go through a line or its statement, by their ids."""
-        return sorted(
-            {context.partition("|")[0] for context in self._contexts(module, line) if context}
-        )
+        """The tests that go through a line or its statement, by their ids.
+
+        What runs when the module is imported is for every test that goes through it: coverage tells
+        of such a line the one test that happened to import the module first, or none.
+        """
+        if self.imported(module, line):
+            return self.through(module) or sorted(self.costs)
+        lines = self._lines[module]
+        within = {line} if line in lines else self._places[module][line]
+        return sorted(set().union(*(lines.get(each, set()) for each in within)))
 
     def imported(self, module: str, line: int) -> bool:
-        """Whether the line runs when the module is imported, and so for every test.
-
-        Coverage tells of such a line the one test that happened to import the module first, or
-        none: whoever comes later sees what the import made all the same.
-        """
-        return line in self._at_import[module]
+        """Whether the line is in no function's body: it runs once, at the import."""
+        return line not in self._places[module]
 
     def through(self, module: str) -> list[str]:
         """The tests that go through any line of a module, by their ids."""
-        contexts = set().union(*self._lines[module].values())
-        return sorted({context.partition("|")[0] for context in contexts if context})
-
-    def _contexts(self, module: str, line: int) -> set[str]:
-        lines = self._lines[module]
-        if line in lines:
-            return lines[line]
-        within = self._statements[module].get(line, range(line, line + 1))
-        return set().union(*(lines.get(each, set()) for each in within))
+        return sorted(set().union(*self._lines[module].values()))
 
     def _recorded(self, asked: str) -> coverage.CoverageData:
         """Recorded again when the package changed; of tests only the files that did."""
@@ -118,7 +130,7 @@ class Reached:
         with said.open("wb") as output:
             ended = subprocess.run(
                 [
-                    *(sys.executable, "-m", "pytest", *OPTIONS, "-p", "tests.mutation.costs"),
+                    *(sys.executable, "-m", "pytest", *OPTIONS, "-p", "tests.mutation.reached"),
                     *asked,
                     *("--cov=nri_numa", f"--cov-config={rules}", "--cov-context=test"),
                     *("--cov-append", "--cov-report="),
@@ -152,34 +164,23 @@ def _lines(data: Sequence[coverage.CoverageData], module: Path) -> dict[int, set
     found: dict[int, set[str]] = {}
     for one in data:
         for line, contexts in one.contexts_by_lineno(str(module)).items():
-            found.setdefault(line, set()).update(contexts)
+            tests = {context.partition("|")[0] for context in contexts if context}
+            found.setdefault(line, set()).update(tests)
     return found
 
 
-def at_import(source: str) -> frozenset[int]:
-    """The lines that are in no function's body: they run once, when the module is imported."""
+def _places(source: str) -> dict[int, range]:
+    """By each line of a function's body, those of the innermost statement, or of its head."""
     inside: set[int] = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            inside.update(range(node.body[0].lineno, (node.end_lineno or node.lineno) + 1))
-    return frozenset(range(1, source.count("\n") + 2)) - inside
-
-
-def _statements(source: str) -> dict[int, range]:
-    """The lines of the innermost statement, or of its head, by each of them."""
     found: dict[int, range] = {}
     for node in ast.walk(ast.parse(source)):  # outer ones come first
         if isinstance(node, ast.stmt):
-            body = getattr(node, "body", None)
-            end = body[0].lineno if body else (node.end_lineno or node.lineno) + 1
-            lines = range(node.lineno, max(end, node.lineno + 1))
+            body, after = getattr(node, "body", None), (node.end_lineno or node.lineno) + 1
+            lines = range(node.lineno, max(body[0].lineno if body else after, node.lineno + 1))
             found.update(dict.fromkeys(lines, lines))
-    return found
-
-
-def mark(test: str) -> int:
-    """Stands for a test where many of them are kept."""
-    return zlib.crc32(test.encode())
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                inside.update(range(node.body[0].lineno, after))
+    return {line: found.get(line, range(line, line + 1)) for line in inside}
 
 
 class Choice:
@@ -199,33 +200,22 @@ class Choice:
     def noticed(self, module: str, test: str) -> None:
         self._noticed.setdefault(module, Counter())[test] += 1
 
-    def of(
-        self, module: str, tests: Sequence[str], before: Sequence[int] | None = None
-    ) -> list[str]:
-        again, known = before is not None, set(before or ())
-        tests = [test for test in tests if mark(test) not in known]
+    def of(self, module: str, tests: Sequence[str]) -> list[str]:
         counted, best = self._noticed.get(module, Counter()), strictest(module)
         stem = Path(module).stem
         draw = random.Random(module)  # the same for every run
         drawn = {test: draw.random() for test in tests}
 
         def order(test: str) -> tuple[object, ...]:
-            file = test.partition("::")[0]
-            strict = file in best
-            dear = self._costs.get(test, 0.0) > MOST_SECONDS / 8 and not (strict and again)
-            cheap = int(self._costs.get(test, 0.0) * 100)  # so more of them are asked in the time
-            return dear, -counted[test], not strict, stem not in file, cheap, drawn[test]
+            file, cost = test.partition("::")[0], self._costs.get(test, 0.0)
+            strange = file not in best, stem not in file
+            return cost > DEAR, -counted[test], *strange, int(cost * 100), drawn[test]
 
-        tests.sort(key=order)
-        if again:
-            return self._within(tests, MORE_TESTS, MORE_SECONDS)
-        return self._within(tests, MOST_TESTS, MOST_SECONDS)
+        first = self._within(sorted(tests, key=order), *FIRST)
+        rest = sorted(set(tests).difference(first), key=order)
+        rest.sort(key=lambda test: test.partition("::")[0] not in best)
+        return [*first, *self._within(rest, *THEN)]
 
     def _within(self, tests: Sequence[str], most: int, most_s: float) -> list[str]:
-        chosen, spent = list(tests[:1]), sum(self._costs.get(test, 0.0) for test in tests[:1])
-        for test in tests[1:most]:
-            spent += self._costs.get(test, 0.0)
-            if spent > most_s:
-                break
-            chosen.append(test)
-        return chosen
+        spent = list(accumulate(self._costs.get(test, 0.0) for test in tests[:most]))
+        return list(tests[: max(1, bisect_right(spent, most_s))])

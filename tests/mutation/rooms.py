@@ -15,7 +15,7 @@ ROOMS: Final = {
             f"tests/properties/test_{name}.py"
             for name in (
                 *("merge", "allocator", "holds", "accounting", "resize", "requested", "strict"),
-                *("tenants", "served_memory", "offer", "refusals", "strangers"),
+                *("tenants", "served_memory", "refusals", "strangers"),
                 *("kubelet_node", "agent_machine"),
             )
         ),
@@ -45,14 +45,14 @@ ROOMS: Final = {
 
 _STRICTEST: Final = {
     "nri_numa/engine/align": (
-        "tests/unit/engine/align/test_searches_as_recorded.py",
+        "tests/unit/engine/test_as_recorded.py",
         "tests/properties/test_merge.py",
     ),
     "nri_numa/engine/cpus": (
-        "tests/unit/engine/cpus/test_choices_as_recorded.py",
+        "tests/unit/engine/test_as_recorded.py",
         "tests/properties/test_allocator.py",
     ),
-    "nri_numa/engine/request": ("tests/unit/engine/request/test_requested_as_recorded.py",),
+    "nri_numa/engine/request": ("tests/unit/engine/test_as_recorded.py",),
     "nri_numa/engine/accounting": ("tests/properties/test_accounting.py",),
     "nri_numa": ("tests/scenarios/test_lives_as_recorded.py",),
 }

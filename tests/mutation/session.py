@@ -13,32 +13,34 @@ import gc
 import importlib.abc
 import importlib.machinery
 import importlib.util
-import io
 import os
 import resource
 import select
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from types import CodeType
-from typing import Final, Protocol
+from typing import Final
 
 import pytest
 
 from tests.mutation.live import Functions
 from tests.mutation.mutants import Mutant
-from tests.mutation.reached import MOST_TESTS, OPTIONS
+from tests.mutation.reached import OPTIONS
+from tests.mutation.rooms import deterministic
 
 QUIET_S: Final = 120
 """Without a test that ends: they hang, or the machine is very busy."""
 LOOK_S: Final = 5
 """Between two looks whether a test has ended."""
-CPU_S: Final = 30
+CPU_S: Final = 60
 """More than the tests that are drawn need; a mutant that does not end is noticed by it."""
-MANY_CPU_S: Final = 180
-"""For all tests that go through a line."""
 SURVIVED, KILLED, TIMEOUT = "survived", "killed", "timeout"
+
+Work = Generator[tuple[Mutant, Sequence[str], bool], tuple[str, str], None]
+"""Hands out mutants with the tests to ask, and whether the line runs at import; is sent the outcome
+and the test that noticed."""
 
 
 class _Mutated(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
@@ -63,23 +65,12 @@ class _Mutated(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
         return compile(self._code, str(self._path), "exec", dont_inherit=True)
 
 
-class Work(Protocol):
-    """Hands out mutants, and is told what became of them."""
-
-    def each(self) -> Iterator[tuple[Mutant, list[str], bool]]:
-        """Mutants with the tests to ask, and whether the line runs at import."""
-
-    def found(self, mutant: Mutant, outcome: str, by: str, tests: Sequence[str]) -> None:
-        """The outcome, the test that noticed, and the tests that were asked."""
-
-
 class Session:
     """Plugin of pytest: where all tests would run, mutants are tried."""
 
-    def __init__(self, repository: Path, work: Work, sure: Callable[[str], bool]) -> None:
+    def __init__(self, repository: Path, work: Work) -> None:
         self._repository = repository
         self._work = work
-        self._sure = sure
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
@@ -87,62 +78,40 @@ class Session:
         functions = Functions(self._repository / "nri_numa")
         gc.collect()
         gc.freeze()  # what forks share stays shared
-        for mutant, tests, at_import in self._work.each():
-            asked = [items[test] for test in tests if test in items]
-            outcome, by = self._tried(session, functions, mutant, asked, at_import)
-            self._work.found(mutant, outcome, by, [item.nodeid for item in asked])
-        return True
 
-    def _tried(
-        self,
-        session: pytest.Session,
-        functions: Functions,
-        mutant: Mutant,
-        items: list[pytest.Item],
-        at_import: bool,
-    ) -> tuple[str, str]:
-        while True:
-            outcome, number = forked(
-                lambda tell, items=items: self._child(
-                    session, functions, mutant, items, at_import, tell
-                ),
-                MANY_CPU_S if len(items) > MOST_TESTS else CPU_S,
-            )
-            by = items[number].nodeid if number < len(items) else ""
-            if outcome != KILLED or not by or not self._sure(mutant.module):
-                return outcome, by
-            once_more, _ = forked(
-                lambda tell, item=items[number]: self._child(
-                    session, functions, mutant, [item], at_import, tell
-                ),
-                CPU_S,
-            )
-            if once_more != SURVIVED:
-                return outcome, by
-            items = items[number + 1 :]
-            if not items:
-                return SURVIVED, ""
+        def asked(mutant: Mutant, tests: Sequence[pytest.Item], at_import: bool) -> tuple[str, int]:
+            path = self._repository / mutant.module
+            before = path.read_text(encoding="utf-8")
+            after = mutant.code or before
 
-    def _child(
-        self,
-        session: pytest.Session,
-        functions: Functions,
-        mutant: Mutant,
-        items: list[pytest.Item],
-        at_import: bool,
-        tell: Callable[[], None],
-    ) -> bool:
-        path = self._repository / mutant.module
-        before = path.read_text(encoding="utf-8")
-        after = mutant.code or before
-        if at_import or not (after == before or functions.replace(path, before, after)):
-            return _anew(path, mutant.module, after, [item.nodeid for item in items])
-        session.items = items
-        for item, following in zip(items, [*items[1:], None], strict=True):
-            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-            if session.testsfailed:
-                return False
-            tell()
+            def child(tell: Callable[[], object]) -> bool:
+                if at_import or not (after == before or functions.replace(path, before, after)):
+                    return _anew(path, mutant.module, after, [item.nodeid for item in tests])
+                session.items = list(tests)
+                for item, following in zip(tests, [*tests[1:], None], strict=True):
+                    item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+                    if session.testsfailed:
+                        return False
+                    tell()
+                return True
+
+            return forked(child)
+
+        with contextlib.suppress(StopIteration):
+            mutant, names, at_import = next(self._work)
+            while True:
+                tests = [items[name] for name in names if name in items]
+                outcome, number = asked(mutant, tests, at_import)
+                while (
+                    outcome == KILLED and number < len(tests) and not deterministic(mutant.module)
+                ):
+                    # A test that fails now and then by itself is no witness.
+                    if asked(mutant, [tests[number]], at_import)[0] != SURVIVED:
+                        break
+                    tests = tests[number + 1 :]
+                    outcome, number = asked(mutant, tests, at_import) if tests else (SURVIVED, 0)
+                by = tests[number].nodeid if number < len(tests) else ""
+                mutant, names, at_import = self._work.send((outcome, by))
         return True
 
 
@@ -154,7 +123,7 @@ def _anew(path: Path, module: str, code: str, tests: Sequence[str]) -> bool:
     return int(pytest.main([*OPTIONS, "--hypothesis-seed=1", *tests])) == 0
 
 
-def forked(child: Callable[[Callable[[], None]], bool], cpu_s: int) -> tuple[str, int]:
+def forked(child: Callable[[Callable[[], object]], bool]) -> tuple[str, int]:
     """The outcome of what runs in a fork, and how many tests it ended before.
 
     `child`: is given what tells that a test ended; whether all of them passed.
@@ -165,12 +134,12 @@ def forked(child: Callable[[Callable[[], None]], bool], cpu_s: int) -> tuple[str
         status = 1
         with contextlib.suppress(BaseException):
             os.setsid()
-            resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
+            resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
             null = os.open(os.devnull, os.O_RDWR)
             for number in (0, 1, 2):
                 os.dup2(null, number)
-            sys.stdout = sys.stderr = io.TextIOWrapper(io.FileIO(null, "w", closefd=False))
-            status = 0 if child(lambda: os.write(writing, b".") and None) else 1
+            sys.stdout = sys.stderr = open(null, "w", closefd=False)  # noqa: SIM115
+            status = 0 if child(lambda: os.write(writing, b".")) else 1
         os._exit(status)
     os.close(writing)
     ended, quiet = 0, 0.0
@@ -196,13 +165,8 @@ def forked(child: Callable[[Callable[[], None]], bool], cpu_s: int) -> tuple[str
     return (SURVIVED if os.waitstatus_to_exitcode(status) == 0 else KILLED), ended
 
 
-def tried(
-    repository: Path, asked: Sequence[str], work: Work, said: Path, sure: Callable[[str], bool]
-) -> int:
-    """Try mutants in a process of their own; the exit status of pytest.
-
-    `sure`: see [Session][tests.mutation.session.Session].
-    """
+def tried(repository: Path, asked: Sequence[str], work: Work, said: Path) -> int:
+    """Try mutants in a process of their own; the exit status of pytest."""
     sys.stdout.flush()
     pid = os.fork()
     if pid == 0:
@@ -213,6 +177,6 @@ def tried(
             os.dup2(log, 1)
             os.dup2(log, 2)
             options = [*OPTIONS, "--hypothesis-seed=1", *asked]
-            status = int(pytest.main(options, plugins=[Session(repository, work, sure)]))
+            status = int(pytest.main(options, plugins=[Session(repository, work)]))
         os._exit(status)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

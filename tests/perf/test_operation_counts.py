@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -29,8 +28,9 @@ from nri_numa.agent.unmatched import UnmatchedAnnotations
 from nri_numa.engine.decision import Admitted, Machine
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.model.settings import Settings
-from nri_numa.model.workload import Container, PodSandbox, QoSClass, Resources
+from nri_numa.model.workload import Container, PodSandbox, QoSClass
 from nri_numa.nri import conversion
+from nri_numa.nri.wire import events as ev
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.nri.wire.versions import Event
 from nri_numa.observe import logs
@@ -39,9 +39,8 @@ from nri_numa.store.checkpoint import CheckpointStore
 from tests.beds.device_tree import GPU_CLASS, DeviceTree
 from tests.beds.device_watch import Watch
 from tests.beds.nri_requests import NRIRequests
-from tests.beds.world import StillClock, agent_of
-
-PREFIX = "numa.kubernetes.io"
+from tests.beds.world import PREFIX, StillClock, agent_of, container, pod, resources
+from tests.unit.observe.test_logs import Loop
 
 
 class Still(StillClock):
@@ -94,28 +93,15 @@ class Node:
     def request(
         self, name: str, policy: str, *, cpus: int = 0, kind: str = "policy"
     ) -> tuple[PodSandbox, Container]:
-        pod = PodSandbox(
-            id=f"s-{name}",
-            uid=f"u-{name}",
-            namespace="shop",
-            name=name,
-            annotations={f"{PREFIX}/{kind}": policy} if policy else {},
-            qos=QoSClass.GUARANTEED if cpus else QoSClass.BURSTABLE,
-        )
-        milli = cpus * 1000 or 10
-        resources = Resources(
-            cpu_shares=max(2, milli * 1024 // 1000),
-            cpu_quota=milli * 100,
-            cpu_period=100_000,
-            memory_limit=1 << 20,
-        )
-        return pod, Container(id=f"c-{name}", pod_id=pod.id, name="main", resources=resources)
+        qos = QoSClass.GUARANTEED if cpus else QoSClass.BURSTABLE
+        of = pod(name, {kind: policy} if policy else {}, qos=qos)
+        return of, container(of, wants=resources(cpus or 0.01, 1 / 1024))
 
     def create(self, name: str, policy: str, *, cpus: int = 0, kind: str = "policy") -> object:
         return self.agent.create_container(*self.request(name, policy, cpus=cpus, kind=kind))
 
     def stop(self, name: str) -> object:
-        return self.agent.stop_container(f"c-{name}")
+        return self.agent.stop_container(f"{name}-app")
 
 
 def calls(function: Callable[[], object]) -> int:
@@ -135,48 +121,44 @@ def calls(function: Callable[[], object]) -> int:
     return count
 
 
-@pytest.mark.parametrize("policy", ["best-effort", "restricted", "single-numa-node", ""])
-def test_a_shared_container_costs_the_same_however_many_there_are(policy: str) -> None:
-    few, many = Node(10, policy=policy), Node(1000, policy=policy)
-    request = few.request("new", policy)
-    created = [calls(partial(node.agent.create_container, *request)) for node in (few, many)]
-    assert created[0] == created[1]
-    stopped = [calls(partial(node.stop, "new")) for node in (few, many)]
-    assert stopped[0] == stopped[1]
-
-
-def test_an_exclusive_container_costs_the_same_while_nobody_must_be_told() -> None:
-    """Residents with lists of their own do not follow the shared pool."""
-    few = Node(10, policy="0-1", kind="numacpu")
-    many = Node(1000, policy="0-1", kind="numacpu")
-    for node in (few, many):
-        node.create("first", "single-numa-node", cpus=4)
+@pytest.mark.parametrize(
+    ("residents", "policy", "cpus"),
+    [
+        ("policy=best-effort", "best-effort", 0),
+        ("policy=restricted", "restricted", 0),
+        ("policy=single-numa-node", "single-numa-node", 0),
+        ("", "", 0),
+        ("numacpu=0-1", "single-numa-node", 4),  # with lists they do not follow the shared pool
+    ],
+)
+def test_a_container_costs_the_same_however_many_there_are(
+    residents: str, policy: str, cpus: int
+) -> None:
+    """As long as nobody must be told."""
+    kind, _, value = residents.partition("=")
+    counts = []
+    for node in (Node(count, policy=value, kind=kind) for count in (10, 1000)):
+        node.create("first", policy, cpus=cpus)
         node.stop("first")
-    request = few.request("new", "single-numa-node", cpus=4)
-    created = [calls(partial(node.agent.create_container, *request)) for node in (few, many)]
-    assert created[0] == created[1]
-    stopped = [calls(partial(node.stop, "new")) for node in (few, many)]
-    assert stopped[0] == stopped[1]
+        request = node.request("new", policy, cpus=cpus)
+        created = calls(partial(node.agent.create_container, *request))
+        counts.append((created, calls(partial(node.stop, "new"))))
+    assert counts[0] == counts[1]
 
 
 def test_telling_others_costs_a_few_calls_for_each_of_them() -> None:
     """A narrower pool must be said to everybody who runs in it; once, and briefly."""
+
+    def create(node: Node, of: PodSandbox, wanted: Container) -> None:
+        made = node.agent.create_container(of, wanted)
+        assert isinstance(made, Admitted)
+        conversion.add_updates(response, made.updates)
+
     counts = []
     for residents in (100, 1100):
-        node = Node(residents, policy="")
+        node, response = Node(residents, policy=""), pb.CreateContainerResponse()
         request = node.request("new", "single-numa-node", cpus=4)
-        response = pb.CreateContainerResponse()
-
-        def create(
-            node: Node = node,
-            request: tuple[PodSandbox, Container] = request,
-            response: pb.CreateContainerResponse = response,
-        ) -> None:
-            made = node.agent.create_container(*request)
-            assert isinstance(made, Admitted)
-            conversion.add_updates(response, made.updates)
-
-        counts.append(calls(create))
+        counts.append(calls(partial(create, node, *request)))
         assert len(response.update) == residents
     assert (counts[1] - counts[0]) / 1000 <= 8
 
@@ -191,14 +173,7 @@ def test_one_request_writes_one_document() -> None:
 
 
 def test_a_request_stays_within_its_number_of_calls() -> None:
-    create = pb.CreateContainerRequest()
-    create.pod.id, create.pod.uid, create.pod.name = "s-x", "u-x", "x"
-    create.pod.annotations[f"{PREFIX}/policy"] = "best-effort"
-    create.pod.linux.cgroup_parent = "/kubepods/burstable/podx"
-    create.container.id, create.container.pod_sandbox_id, create.container.name = "c", "s-x", "a"
-    cpu = create.container.linux.resources.cpu
-    cpu.shares.value, cpu.quota.value, cpu.period.value = 102, 10_000, 100_000
-    create.container.linux.resources.memory.limit.value = 1 << 20
+    create = _create("x")
     stop = pb.StopContainerRequest(pod=create.pod, container=create.container)
     for _ in range(2):  # the first one of a process also fills Python's caches
         node = Node(100, policy="best-effort")
@@ -211,26 +186,6 @@ def test_a_request_stays_within_its_number_of_calls() -> None:
 
 CREATE_CALLS = 557
 STOP_CALLS = 82
-
-
-class Loop:
-    """What waits for the loop's next round."""
-
-    def __init__(self) -> None:
-        self._waiting: deque[Callable[[], object]] = deque()
-
-    def call_soon(self, callback: Callable[[], object], /) -> object:
-        self._waiting.append(callback)
-        return None
-
-    call_soon_threadsafe = call_soon
-
-    def call_later(self, delay: float, callback: Callable[[], object], /) -> object:
-        return None
-
-    def rest(self) -> None:
-        while self._waiting:
-            self._waiting.popleft()()
 
 
 @pytest.fixture
@@ -255,38 +210,21 @@ def test_what_follows_the_answers_of_a_pods_life_stays_within_its_number(
     requests = NRIRequests(handler)
 
     def life(name: str) -> int:
-        pod, container = _pod(name), _container(name)
-        followed = 0
-        for event, request in (
-            (
-                "CreateContainer",
-                lambda: requests.create_container(
-                    pb.CreateContainerRequest(pod=pod, container=container)
-                ),
-            ),
-            (
-                "StartContainer",
-                lambda: requests.container_event(Event.START_CONTAINER, pod, container),
-            ),
-            (
-                "PostStartContainer",
-                lambda: requests.container_event(Event.POST_START_CONTAINER, pod, container),
-            ),
-            (
-                "StopContainer",
-                lambda: requests.stop_container(
-                    pb.StopContainerRequest(pod=pod, container=container)
-                ),
-            ),
-            ("StopPodSandbox", lambda: requests.pod_event(Event.STOP_POD_SANDBOX, pod)),
-            (
-                "RemoveContainer",
-                lambda: requests.container_event(Event.REMOVE_CONTAINER, pod, container),
-            ),
-            ("RemovePodSandbox", lambda: requests.pod_event(Event.REMOVE_POD_SANDBOX, pod)),
+        of, made, followed = _pod(name), _container(name), 0
+        of_both = pb.StateChangeEvent(pod=of, container=made)
+        for event, message in (
+            (Event.CREATE_CONTAINER, _create(name)),
+            (Event.START_CONTAINER, of_both),
+            (Event.POST_START_CONTAINER, of_both),
+            (Event.STOP_CONTAINER, pb.StopContainerRequest(pod=of, container=made)),
+            (Event.STOP_POD_SANDBOX, pb.StateChangeEvent(pod=of)),
+            (Event.REMOVE_CONTAINER, of_both),
+            (Event.REMOVE_POD_SANDBOX, pb.StateChangeEvent(pod=of)),
         ):
-            request()
-            followed += calls(lambda event=event: (handler.replied(event, 0.0001), loop.rest()))  # type: ignore[misc]
+            requests.answer(ev.Requested(0, event, message))
+            followed += calls(partial(handler.replied, event.method, 0.0001))
+            while loop.waiting:
+                followed += calls(loop.round)
         return followed
 
     with monkeypatch.context() as patch:
@@ -300,7 +238,7 @@ AFTERWARDS_CALLS = 662
 
 def _pod(name: str) -> pb.PodSandbox:
     pod = pb.PodSandbox(id=f"s-{name}", uid=f"u-{name}", name=name, namespace="shop")
-    pod.annotations[f"{PREFIX}/policy"] = "best-effort"
+    pod.annotations[f"{PREFIX}policy"] = "best-effort"
     pod.linux.cgroup_parent = f"/kubepods/burstable/pod{name}"
     return pod
 
@@ -313,46 +251,28 @@ def _container(name: str) -> pb.Container:
     return container
 
 
-class Beside(Node):
-    """A node that looks at the devices of each container; all have the same GPU."""
-
-    NUMBER, AT = "226:0", "0000:3b:00.0"
-
-    def __init__(self, root: Path) -> None:
-        super().__init__(100, policy="best-effort")
-        tree = DeviceTree(root)
-        tree.number("char", self.NUMBER, tree.pci(self.AT, 1, GPU_CLASS))
-        watch = Watch(root, self.agent)
-        self.requests = NRIRequests(AgentHandler(self.agent, Metrics("test"), devices=watch))
-        self.device = True
-
-    def raw(self, name: str) -> pb.CreateContainerRequest:
-        create = pb.CreateContainerRequest()
-        create.pod.id, create.pod.uid, create.pod.name = f"s-{name}", f"u-{name}", name
-        create.pod.annotations[f"{PREFIX}/policy"] = "best-effort"
-        create.pod.linux.cgroup_parent = "/kubepods/burstable/podx"
-        create.container.id, create.container.name = f"c-{name}", "a"
-        create.container.pod_sandbox_id = create.pod.id
-        cpu = create.container.linux.resources.cpu
-        cpu.shares.value, cpu.quota.value, cpu.period.value = 10, 1000, 100_000
-        if self.device:
-            major, minor = map(int, self.NUMBER.split(":"))
-            create.container.linux.devices.add(type="c", major=major, minor=minor)
-        return create
+def _create(name: str, device: str = "") -> pb.CreateContainerRequest:
+    create = pb.CreateContainerRequest(pod=_pod(name), container=_container(name))
+    if device:
+        major, minor = map(int, device.split(":"))
+        create.container.linux.devices.add(type="c", major=major, minor=minor)
+    return create
 
 
-@pytest.mark.parametrize("device", [False, True])
-def test_looking_for_devices_costs_little_once_they_are_known(tmp_path: Path, device: bool) -> None:
+@pytest.mark.parametrize("device", ["", "226:0"])
+def test_looking_for_devices_costs_little_once_they_are_known(tmp_path: Path, device: str) -> None:
     """A device is one resource more to align, and one more to explain."""
-    beside, without = Beside(tmp_path), Node(100, policy="best-effort")
-    beside.device = device
-    usual = NRIRequests(AgentHandler(without.agent, Metrics("test")))
-    for name in ("first", "second"):
-        beside.requests.create_container(beside.raw(name))
-        usual.create_container(beside.raw(name))
-    plain = calls(partial(usual.create_container, beside.raw("third")))
-    looked = calls(partial(beside.requests.create_container, beside.raw("third")))
-    assert looked - plain <= (DEVICE_CALLS if device else NO_DEVICE_CALLS)
+    tree = DeviceTree(tmp_path)
+    tree.number("char", "226:0", tree.pci("0000:3b:00.0", 1, GPU_CLASS))
+    last = []
+    for looks in (False, True):
+        agent = Node(100, policy="best-effort").agent
+        watch = Watch(tmp_path, agent) if looks else None
+        requests = NRIRequests(AgentHandler(agent, Metrics("test"), devices=watch))
+        for name in ("first", "second", "third"):
+            count = calls(partial(requests.create_container, _create(name, device)))
+        last.append(count)
+    assert last[1] - last[0] <= (DEVICE_CALLS if device else NO_DEVICE_CALLS)
 
 
 NO_DEVICE_CALLS = 30
@@ -408,9 +328,9 @@ def test_a_synchronized_container_with_a_policy_costs_a_fixed_number_of_calls() 
         node = Node(0, policy="")
         requests = NRIRequests(AgentHandler(node.agent, Metrics("test")))
         strangers.append(calls(partial(requests.synchronize, pods, live)))
-        for container in live:  # the runtime does as it was told
-            has = node.agent.state.allocations[container.id]
-            cpu = container.linux.resources.cpu
+        for made in live:  # the runtime does as it was told
+            has = node.agent.state.allocations[made.id]
+            cpu = made.linux.resources.cpu
             cpu.cpus, cpu.mems = node.agent.cpus_of(has), str(has.mems)
         known.append(calls(partial(requests.synchronize, pods, live)))
         assert len(node.agent.state.allocations) == count
@@ -424,21 +344,21 @@ REMEMBERED_CALLS = 40
 
 def _created_with(annotations: dict[str, str]) -> int:
     node = Node(0, policy="")
-    pod, container = node.request("new", "")
-    pod = replace(pod, annotations=annotations)
-    return calls(partial(node.agent.create_container, pod, container))
+    of, wanted = node.request("new", "")
+    of = replace(of, annotations=annotations)
+    return calls(partial(node.agent.create_container, of, wanted))
 
 
 def test_the_length_of_a_list_costs_nothing_once_it_is_too_long() -> None:
     """A quarter of a megabyte was parsed several times: 241 ms of every request."""
-    key = f"{PREFIX}/numacpu"
+    key = f"{PREFIX}numacpu"
     texts = ["0," * count + "0" for count in (3000, 3000, 120_000)]
     _, short, long = (_created_with({key: text}) for text in texts)  # the first imports something
     assert short == long
 
 
 def test_a_list_is_read_a_fixed_number_of_times() -> None:
-    key = f"{PREFIX}/numacpu"
+    key = f"{PREFIX}numacpu"
     short, long = (_created_with({key: ",".join(["0"] * n)}) for n in (10, 200))
     assert (long - short) / 190 <= 15  # five calls for each item, at most three times
 
@@ -446,7 +366,7 @@ def test_a_list_is_read_a_fixed_number_of_times() -> None:
 def test_near_misses_are_compared_a_bounded_number_of_times() -> None:
     """Six thousand of them took 150 ms; beyond a number of names none is compared at all."""
     few, many, too_many = (
-        _created_with({f"numacp{n}.{PREFIX}/y": "0" for n in range(count)})
+        _created_with({f"numacp{n}.{PREFIX}y": "0" for n in range(count)})
         for count in (64, 500, 6000)
     )
     assert (many - few) / 436 <= 15

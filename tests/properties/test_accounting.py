@@ -1,4 +1,4 @@
-"""What is said to be free is admitted, and never more."""
+"""What is said to be free, or offered to the scheduler, is admitted, and never more."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from hypothesis import given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from nri_numa.engine.accounting import slot_capacity
 from nri_numa.engine.admit import admit
 from nri_numa.engine.decision import Admitted, Case, Machine
 from nri_numa.engine.place.needs import left_text, resource_table
@@ -17,7 +19,7 @@ from nri_numa.engine.state import NodeState
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.settings import EVERYTHING, CPUAmount, Limits, Settings
 from nri_numa.model.workload import SMT, Container, PodSandbox, Requested, Resources
-from tests.beds.world import World, container, pod, resources
+from tests.beds.world import PREFIX, World, container, pod, resources
 from tests.machines import named as machines
 
 MACHINES = [
@@ -30,6 +32,7 @@ MACHINES = [
     machines.inside_cpuset,
 ]
 
+
 pods = st.lists(
     st.tuples(
         st.sampled_from(["best-effort", "restricted", "single-numa-node"]),
@@ -40,6 +43,8 @@ pods = st.lists(
     ),
     max_size=14,
 )
+
+
 limits = st.builds(
     Limits,
     # The other quotas are no part of what is free: a refusal says that it is one of them.
@@ -47,6 +52,8 @@ limits = st.builds(
     pool=st.sampled_from([None, None, CPUAmount(1), CPUAmount(3)]),
     numa_pool=st.sampled_from([CPUAmount(0), CPUAmount(0), CPUAmount(1), CPUAmount(percent=25)]),
 )
+
+
 setting = st.builds(
     Settings,
     limits=limits,
@@ -182,3 +189,71 @@ def test_wide_owners_leave_what_was_promised(
     decision = _admitted(world, 1000 * count, requested)
     if decision is not None:
         never_overcommitted(world.agent.machine, decision.state)
+
+
+# --- What is offered to the scheduler is given, whatever else happened on the node before -------
+
+
+smts = st.sampled_from(["", "any", "spread", "isolate"])
+
+
+def _lived(number: int, settings: Settings, steps: Steps, *, slots: bool) -> World:
+    """Some of those with CPUs of their own have slots for them."""
+
+    def change(n: int, made: Container) -> Container:
+        _, cpus, _, milli, _ = steps[n]
+        return with_slots(made, milli / 1000) if slots and cpus == "exclusive" else made
+
+    return lived(World(MACHINES[number](), settings), steps, change)
+
+
+def with_slots(made: Container, cpus: float, on: int | None = None) -> Container:
+    if cpus != int(cpus):
+        return made
+    node = "" if on is None else f"numa{on}-"
+    ids = ",".join(f"{node}slot-{n}" for n in range(int(cpus)))
+    return replace(made, annotations={f"{PREFIX}slots": ids})
+
+
+def _one(name: str, cpus: float, on: int | None = None) -> tuple[PodSandbox, Container]:
+    of = pod(name, {})
+    return of, with_slots(container(of, wants=resources(cpus, 0.01)), cpus, on)
+
+
+@hypothesis_settings(deadline=None)
+@given(st.integers(0, len(MACHINES) - 1), setting, pods, smts, st.booleans())
+def test_every_slot_that_is_offered_is_given_one_by_one(
+    number: int,
+    settings: Settings,
+    steps: Steps,
+    smt: str,
+    slots: bool,
+) -> None:
+    settings = replace(settings, defaults={"smt": smt, "bind": "cpu"} if smt else {"bind": "cpu"})
+    world = _lived(number, settings, steps, slots=slots)
+    machine, state = world.agent.machine, world.agent.state
+    before = slot_capacity(machine, state)
+    assert all(n >= 0 for n in (*before.free.values(), *before.held.values()))
+    for n in range(sum(before.free.values())):
+        decision = admit(machine, state, *_one(f"slot{n}", 1))
+        assert isinstance(decision, Admitted), (n, before)
+        state = decision.state
+        if smt != "isolate":
+            assert slot_capacity(machine, state).total == before.total
+
+
+@hypothesis_settings(deadline=None)
+@given(st.integers(0, len(MACHINES) - 1), setting, pods)
+def test_and_on_the_numa_node_that_the_kubelet_chose(
+    number: int, settings: Settings, steps: Steps
+) -> None:
+    settings = replace(settings, defaults={"bind": "cpu"})
+    world = _lived(number, settings, steps, slots=True)
+    machine, state = world.agent.machine, world.agent.state
+    for i, count in slot_capacity(machine, state).free.items():
+        if not count:
+            continue
+        decision = admit(machine, state, *_one("one-more", count, i))
+        assert isinstance(decision, Admitted), (i, count)
+        assert decision.allocation.cpus <= machine.node_cpus[i]
+        assert len(decision.allocation.cpus) == count

@@ -163,8 +163,7 @@ class Lives(RuleBasedStateMachine):
         before = {i: self.world.has(i) for i in self.world.live}
         kinds = {i: a.kind for i, a in self.world.agent.state.allocations.items()}
         if not reconnect_only:
-            self.world.boot()
-        self.world.synchronize()
+            self.world.restart()
         for i, had in before.items():
             now = kinds[i], self.world.agent.state.allocations[i].kind
             moved = self.world.has(i) != had
@@ -179,16 +178,13 @@ class Lives(RuleBasedStateMachine):
         self.world.pods[of.id] = of
         self.world.agent.create_container(of, made)
         self.world.live[made.id] = made
-        self.world.boot()
-        self.world.synchronize()
+        self.world.restart()
 
     @rule(wishes=annotations, cpus=sizes, memory=memories)
     def container_starts_in_a_gap(self, wishes: dict[str, str], cpus: float, memory: float) -> None:
         self.number += 1
         of = pod(f"p{self.number}", wishes)
-        self.world.pods[of.id] = of
-        made = container(of, "app", resources(cpus, memory), id=f"id{self.number}")
-        self.world.live[made.id] = made
+        self.world.meet(of, container(of, "app", resources(cpus, memory), id=f"id{self.number}"))
         self.world.synchronize()
 
     @precondition(lambda self: self.world.live)
@@ -196,8 +192,7 @@ class Lives(RuleBasedStateMachine):
     def container_ends_in_a_gap(self, pick: int) -> None:
         ids = sorted(self.world.live)
         del self.world.live[ids[pick % len(ids)]]
-        self.world.boot()
-        self.world.synchronize()
+        self.world.restart()
 
     @rule()
     def checkpoint_is_lost(self) -> None:
@@ -206,9 +201,7 @@ class Lives(RuleBasedStateMachine):
         had = {
             i: self.world.has(i) for i, a in before.items() if a.cpus and self.carries(i, a.kind)
         }
-        self.world.store.documents.clear()
-        self.world.boot()
-        self.world.synchronize()
+        self.world.restart(lost=True)
         assert {i: self.world.has(i) for i in had} == had, "a container moved"
         after = self.world.agent.state.allocations
         for i in had:
@@ -220,10 +213,7 @@ class Lives(RuleBasedStateMachine):
     @rule()
     def state_directory_is_lost_with_its_key(self) -> None:
         """Nothing is proven any more; what cannot be true is decided anew, and all rules hold."""
-        self.world.store.documents.clear()
-        self.world.key += b"2"
-        self.world.boot()
-        self.world.synchronize()
+        self.world.restart(lost=True, key=self.world.key + b"2")
 
     @rule(
         kind=st.sampled_from(["exclusive", "explicit", "shared", "unbound", "foreign"]),
@@ -248,7 +238,7 @@ class Lives(RuleBasedStateMachine):
             annotations={PREFIX + "assigned": json.dumps(note, separators=(",", ":"))},
         )
         made = replace(made, resources=replace(made.resources, cpus=has))
-        self.world.pods[of.id], self.world.live[made.id] = of, made
+        self.world.meet(of, made)
         self.world.synchronize()
         found = self.world.agent.state.allocations[made.id]
         if found.owned:

@@ -328,29 +328,18 @@ def test_any_leaves_whole_cores_whole(case: tuple[Topology, TakeRequest]) -> Non
 
 @_SLOW
 @given(cases())
-def test_default_uses_the_fewest_numa_nodes(case: tuple[Topology, TakeRequest]) -> None:
-    topology, request = case
-    request = alone(request, SMT.ANY, affinity=None, strict=False)
-    result = take_cpus(topology, request)
-    if isinstance(result, ChosenCPUs):
-        assert len(topology.numa_of(result.cpus)) == fewest(
-            topology, request.available, request.count
-        )
-
-
-@_SLOW
-@given(cases())
-def test_default_stays_in_one_l3_group_where_one_suffices(
+def test_default_uses_the_fewest_numa_nodes_and_one_l3_group_where_one_suffices(
     case: tuple[Topology, TakeRequest],
 ) -> None:
     topology, request = case
     request = alone(request, SMT.ANY, affinity=None)
     result = take_cpus(topology, request)
-    if isinstance(result, ChosenCPUs) and any(
-        len(g.cpus & n.cpus & request.available) >= request.count
-        for g in topology.l3_groups.values()
-        for n in topology.numa_nodes.values()
-    ):
+    if not isinstance(result, ChosenCPUs):
+        return
+    count, free = request.count, request.available
+    assert len(topology.numa_of(result.cpus)) == fewest(topology, free, count)
+    groups, nodes = topology.l3_groups.values(), topology.numa_nodes.values()
+    if any(len(g.cpus & n.cpus & free) >= count for g in groups for n in nodes):
         assert len({topology.cpus[i].l3 for i in result.cpus}) <= 1
 
 

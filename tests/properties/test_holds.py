@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from operator import attrgetter
+from typing import Any, TypeAlias
 
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
@@ -46,18 +47,6 @@ SIZES = ((3,), (2,), (5,), (8,), (2, 3), (4, 1))
 """CPUs of the containers of a pod."""
 
 
-def put_node(watched: Watched, document: dict[str, Any]) -> None:
-    watched.topologies.put(document)
-
-
-def put_pod(watched: Watched, document: dict[str, Any]) -> None:
-    watched.pods.put(document)
-
-
-def remove_pod(watched: Watched, document: dict[str, Any]) -> None:
-    watched.pods.remove(document)
-
-
 @dataclass
 class Made:
     """A pod that has its node."""
@@ -73,20 +62,23 @@ class Made:
         return [one["name"] for one in self.document["spec"]["containers"]]
 
 
+Take: TypeAlias = Callable[[dict[str, Any]], object]
+
+
 @dataclass
 class Told:
     """A log of the API server, and how far it was read."""
 
-    entries: list[tuple[Callable[[Watched, dict[str, Any]], object], dict[str, Any]]] = field(
-        default_factory=list
-    )
+    entries: list[
+        tuple[Callable[[Watched], Callable[[dict[str, Any]], object]], dict[str, Any]]
+    ] = field(default_factory=list)
     read: int = 0
 
     def next(self, watched: Watched) -> None:
         if self.read < len(self.entries):
             take, document = self.entries[self.read]
             self.read += 1
-            take(watched, document)
+            take(watched)(document)
 
 
 class Cluster:
@@ -144,7 +136,7 @@ class Cluster:
         document["spec"]["nodeName"] = "n1"
         document["metadata"]["annotations"][f"{PREFIX}/placed"] = placed_text(places)
         self.pods.append(Made(document, places))
-        self.on_their_way.entries.append((put_pod, document))
+        self.on_their_way.entries.append((attrgetter("pods.put"), document))
 
     # --- the node ---------------------------------------------------------------------------------
 
@@ -167,7 +159,7 @@ class Cluster:
         assert granted.numa_nodes == made.places[one.name]
         made.started += 1
         # The kubelet writes the pod's status, and it is still on its way.
-        self.on_their_way.entries.append((put_pod, made.document))
+        self.on_their_way.entries.append((attrgetter("pods.put"), made.document))
 
     def leave(self, number: int) -> None:
         """The kubelet says that a pod runs."""
@@ -177,7 +169,7 @@ class Cluster:
 
     def _leave(self, one: Made) -> None:
         one.left = True
-        self.on_their_way.entries.append((remove_pod, one.document))
+        self.on_their_way.entries.append((attrgetter("pods.remove"), one.document))
 
     def end(self, number: int) -> None:
         """A pod ends; it may never have been seen running."""
@@ -195,7 +187,7 @@ class Cluster:
         del number
         found = zones_document(MACHINE, self.state, Reading())
         document = topology.body("n1", "uid", {}, topology.contents(PREFIX, found))
-        self.nodes.entries.append((put_node, document))
+        self.nodes.entries.append((attrgetter("topologies.put"), document))
 
     def step(self, what: int, number: int) -> None:
         steps: tuple[Callable[[int], object], ...] = (

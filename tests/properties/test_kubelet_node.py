@@ -15,10 +15,11 @@ import copy
 import os
 import sys
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import combinations
 from random import Random
+from typing import TypeAlias
 
 import pytest
 
@@ -175,25 +176,33 @@ def random_node(
     return kubelet, ours, f"{policy}, scope {scope}{by}"
 
 
-def compare(seed: int) -> int:
-    """One random node; the number of pods that both admitted."""
+Step: TypeAlias = tuple[KubeletNode, Node, str, PodCase, list[PodCase]]
+
+
+def life(seed: int, *, init: bool = False) -> Iterator[Step]:
+    """One random node, and the pods that come; those that were put into the list may end."""
     random = Random(seed)
-    kubelet, ours, how = random_node(random)
+    kubelet, ours, how = random_node(random, *((WAYS, 600.0) if init else ()))
     live: list[PodCase] = []
-    admitted = 0
     for number in range(random.randint(6, 14)):
         if live and random.random() < 0.25:
             gone = live.pop(random.randrange(len(live)))
             kubelet.remove(gone.name)
             ours.remove(gone)
-        case = random_pod(random, f"p{number}", kubelet.scope)
+        case = random_pod(random, f"p{number}", kubelet.scope, init=init)
+        yield kubelet, ours, f"seed {seed}, {how}: {case}", case, live
+
+
+def compare(seed: int) -> int:
+    """One random node; the number of pods that both admitted."""
+    admitted = 0
+    for kubelet, ours, how, case, live in life(seed):
         want: dict[str, Got] | None
         try:
             want = kubelet.add(case.name, case.wanted, guaranteed=case.guaranteed)
         except NotAdmitted:
             want = None
-        got = ours.add(case)
-        assert got == want, f"seed {seed}, {how}: {case}"
+        assert ours.add(case) == want, how
         ours.check_groups()
         if want is not None:
             live.append(case)
@@ -218,23 +227,15 @@ def differences(seed: int) -> Counter[str]:
     Each pod is decided by the node, by the kubelet in the same state, and where they differ by
     the kubelet with as few of our ways as give what the node did.
     """
-    random = Random(seed)
-    kubelet, ours, how = random_node(random, WAYS, kept=600.0)
-    live: list[PodCase] = []
     found: Counter[str] = Counter()
-    for number in range(random.randint(6, 14)):
-        if live and random.random() < 0.25:
-            gone = live.pop(random.randrange(len(live)))
-            kubelet.remove(gone.name)
-            ours.remove(gone)
-        case = random_pod(random, f"p{number}", kubelet.scope, init=True)
+    for kubelet, ours, how, case, live in life(seed, init=True):
         inits = any(w.init for w in case.wanted)
         found["with init containers"] += inits
         strict = judged(kubelet, case, ())
         want = judged(kubelet, case, WAYS)
         got = ours.add(case)
         if got != want:
-            found[f"UNEXPLAINED: seed {seed}, {how}: {case}: {got}, not {want}"] += 1
+            found[f"UNEXPLAINED: {how}: {got}, not {want}"] += 1
             return found
         sets = (some for n in range(len(WAYS) + 1) for some in combinations(WAYS, n))
         why = next(some for some in sets if judged(kubelet, case, some) == got)

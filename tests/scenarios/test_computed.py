@@ -4,130 +4,93 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.engine.decision import Reading
+from nri_numa.engine.accounting import largest, together
+from nri_numa.engine.admit import admit
+from nri_numa.engine.decision import Admitted, Reading
+from nri_numa.engine.request.annotations import LONGEST_PLACED, placed_for, placed_text, read_placed
 from nri_numa.engine.state import Kind
 from nri_numa.machine.synthetic import synthetic
-from nri_numa.model.cpuset import CPUSet, NUMASet
+from nri_numa.model.cpuset import NO_NUMA_NODES, CPUSet, NUMASet
 from nri_numa.model.machine import Topology
-from nri_numa.model.settings import CPUAmount, Limits, Rule, Settings
+from nri_numa.model.settings import CPUAmount, IsolatedCPUs, Limits, Rule, Settings
 from nri_numa.model.workload import Device, DeviceRequest, QoSClass, Strategy
-from tests.beds.world import World, container, pod, resources
+from tests.beds.world import (
+    GIB,
+    PREFIX,
+    World,
+    container,
+    pod,
+    resources,
+    says,
+    two_by_four,
+    two_nodes,
+)
 from tests.machines import named as machines
 
 GUARANTEED, BURSTABLE = QoSClass.GUARANTEED, QoSClass.BURSTABLE
 SINGLE = {"policy": "single-numa-node"}
 
 
-def put(
-    world: World,
-    name: str,
-    annotations: dict[str, str],
-    cpus: float = 0,
-    memory: float = 0,
-    qos: QoSClass = GUARANTEED,
-) -> tuple[str, str]:
-    """Place one pod with one container."""
-    return world.place(pod(name, annotations, qos=qos), wants=resources(cpus, memory))
+usual = partial(World, machines.dual_smt())
 
 
 def test_bind_none_wins_over_a_rule() -> None:
     world = World(machines.snc_smt(), Settings(rules=(Rule(values=SINGLE),)))
-    assert put(world, "a", {"bind": "none"}, 2, 1) == ("", "")
-    assert put(world, "b", {}, 2, 1)[1] == "0"
+    assert world.put("a", {"bind": "none"}, 2, 1) == ("", "")
+    assert world.put("b", {}, 2, 1)[1] == "0"
 
 
-def test_guaranteed_whole_cpus_with_a_policy_are_exclusive_one_thread_of_a_core_each() -> None:
-    world = World(machines.dual_smt())
-    cpus, mems = put(world, "a", SINGLE, 4, 1)
-    owned = CPUSet.parse(cpus)
-    assert len(owned) == 4
-    assert mems == "0"
-    topology = world.topology
-    assert len({topology.cpus[i].core for i in owned}) == 4, "two threads of one core"
-
-
-def test_a_fraction_shares_and_gets_the_nodes_pool() -> None:
-    world = World(machines.dual_smt())
-    assert put(world, "a", SINGLE, 1.5, 1) == ("0-15,32-47", "0")
-
-
-def test_bind_cpu_leaves_memory_alone() -> None:
-    world = World(machines.dual_smt())
-    assert put(world, "a", {**SINGLE, "bind": "cpu"}, 1.5, 100) == ("0-15,32-47", "")
-
-
-def test_bind_alone_is_a_mild_computed_pin() -> None:
-    world = World(machines.dual_smt())
-    assert put(world, "a", {"bind": "cpu+mem"}, 1.5, 1, BURSTABLE) == ("0-15,32-47", "0")
-
-
-def test_spread_takes_the_node_with_most_cpu_left() -> None:
-    world = World(machines.dual_smt())
-    assert put(world, "a", {"policy": "best-effort", "bind": "cpu"}, 3.5)[0] == "0-15,32-47"
-    assert put(world, "b", {"policy": "best-effort", "bind": "cpu"}, 1.5)[0] == "16-31,48-63"
-    assert put(world, "c", {"policy": "best-effort", "bind": "cpu"}, 1.5)[0] == "16-31,48-63"
-    assert put(world, "d", {"policy": "best-effort", "bind": "cpu"}, 1.5)[0] == "16-31,48-63"
-    assert put(world, "e", {"policy": "best-effort", "bind": "cpu"}, 1.5)[0] == "0-15,32-47"
+@pytest.mark.parametrize(
+    ("asks", "memory", "qos", "mems"),
+    [
+        (SINGLE, 1, GUARANTEED, "0"),
+        ({**SINGLE, "bind": "cpu"}, 100, GUARANTEED, ""),
+        ({"bind": "cpu+mem"}, 1, BURSTABLE, "0"),
+    ],
+)
+def test_a_fraction_shares_the_pool_of_a_numa_node(
+    world: World, asks: dict[str, str], memory: float, qos: QoSClass, mems: str
+) -> None:
+    assert world.put("a", asks, 1.5, memory, qos) == ("0-15,32-47", mems)
 
 
 def test_most_left_takes_most_memory_among_those_whose_cpu_suffices() -> None:
     """What spread did before it looked at the scarcest share."""
     # 64 GiB, 32 CPUs on each
     world = World(machines.dual_smt(), Settings(strategy=Strategy.MOST_LEFT))
-    put(world, "cpu", {"policy": "best-effort", "bind": "cpu"}, 31.5)  # NUMA node 0
-    put(world, "mem", {"policy": "best-effort"}, 0.5, 40)  # NUMA node 1
+    world.put("cpu", {"policy": "best-effort", "bind": "cpu"}, 31.5)  # NUMA node 0
+    world.put("mem", {"policy": "best-effort"}, 0.5, 40)  # NUMA node 1
     assert world.has("mem-app")[1] == "1" or world.has("mem-app")[1] == "0"
     first = world.has("mem-app")[1]
     other = "1" if first == "0" else "0"
     # Most memory is on the other NUMA node, and it is taken as long as its CPU suffices.
-    assert put(world, "small", {"policy": "best-effort"}, 0.2, 1, BURSTABLE)[1] == other
+    assert world.put("small", {"policy": "best-effort"}, 0.2, 1, BURSTABLE)[1] == other
     # With more CPU than NUMA node 0 has left, only NUMA node 1 will do.
-    assert put(world, "big", {"policy": "best-effort"}, 2.5, 1, BURSTABLE)[1] == "1"
+    assert world.put("big", {"policy": "best-effort"}, 2.5, 1, BURSTABLE)[1] == "1"
 
 
-def test_pack_takes_the_fullest_that_fits() -> None:
-    world = World(machines.dual_smt(), Settings(strategy=Strategy.PACK))
-    assert put(world, "a", SINGLE, 2, 8)[1] == "0"
-    assert put(world, "b", SINGLE, 2, 8)[1] == "0"
-    assert put(world, "c", SINGLE, 29, 8)[1] == "1"
-
-
-def test_single_numa_node_refuses_what_needs_two_and_says_what_there_was() -> None:
-    world = World(machines.dual_smt())
-    refused = world.refuse(pod("big", SINGLE), wants=resources(33, 1))
+def test_single_numa_node_refuses_what_needs_two_and_says_what_there_was(world: World) -> None:
+    refused = world.refused("big", SINGLE, 33, 1)
     assert refused.reason == "TopologyAffinityError"
     for words in ("default/big", "app", "33 exclusive CPUs", "NUMA node 0: 32", "NUMA node 1: 32"):
         assert words in refused.message
 
 
-def test_restricted_admits_what_an_empty_machine_would_split_and_no_more() -> None:
-    world = World(machines.dual_smt())
-    cpus, mems = put(world, "two", {"policy": "restricted"}, 40, 100)
+def test_restricted_admits_what_an_empty_machine_would_split_and_no_more(world: World) -> None:
+    cpus, mems = world.put("two", {"policy": "restricted"}, 40, 100)
     assert len(CPUSet.parse(cpus)) == 40
     assert mems == "0-1"
-    refused = world.refuse(pod("small", {"policy": "restricted"}), wants=resources(25, 1))
-    assert refused.reason == "TopologyAffinityError"
-
-
-def test_best_effort_admits_wider_and_says_so() -> None:
-    world = World(machines.dual_smt())
-    put(world, "a", SINGLE, 20, 1)
-    put(world, "b", SINGLE, 20, 1)
-    cpus, _ = put(world, "c", {"policy": "best-effort"}, 16, 1)
-    assert len(CPUSet.parse(cpus)) == 16
-    allocation = world.agent.state.allocations["c-app"]
-    assert not allocation.preferred
-    assert "wider than ideal" in allocation.reason
+    says(world.refused("small", {"policy": "restricted"}, 25, 1), "TopologyAffinityError")
 
 
 @pytest.mark.parametrize("policy", ["restricted", "best-effort"])
-def test_restricted_goes_by_the_neediest_resource(policy: str) -> None:
+def test_restricted_goes_by_the_neediest_resource(world: World, policy: str) -> None:
     """CPUs need two NUMA nodes, memory and a device one each: two are no wider than needed."""
-    world = World(machines.dual_smt())  # 2 x 32 CPUs
     device = DeviceRequest(
         resource="gpu", count=1, devices=(Device(id="g0", numa_nodes=frozenset([1])),)
     )
@@ -138,53 +101,41 @@ def test_restricted_goes_by_the_neediest_resource(policy: str) -> None:
     assert allocation.preferred
 
 
-def test_restricted_admits_no_wider_set_than_the_neediest_resource_needs() -> None:
-    world = World(machines.dual_smt())
-    put(world, "half", {"policy": "single-numa-node"}, 20, 1)
-    put(world, "other", {"policy": "single-numa-node"}, 20, 1)
-    message = world.refuse(pod("one", {"policy": "restricted"}), wants=resources(20, 1)).message
+def test_restricted_admits_no_wider_set_than_the_neediest_resource_needs(world: World) -> None:
+    world.put("half", {"policy": "single-numa-node"}, 20, 1)
+    world.put("other", {"policy": "single-numa-node"}, 20, 1)
+    message = world.refused("one", {"policy": "restricted"}, 20, 1).message
     assert "at most 12 CPUs free for exclusive use on one NUMA node" in message
 
 
 def test_the_kubelets_verdict_stays_behind_its_setting() -> None:
     world = World(machines.dual_smt(), Settings(kubelet_memory=True))
-    message = world.refuse(pod("wide", {"policy": "restricted"}), wants=resources(40, 1)).message
+    message = world.refused("wide", {"policy": "restricted"}, 40, 1).message
     assert (
         "wants one number of NUMA nodes for all, as the kubelet's does (kubeletMemory)" in message
     )
-    put(world, "none", {"numamem": "0"}, 0.5, 0)  # without memory it is in no group
-    put(world, "even", {"policy": "restricted"}, 40, 100)
+    world.put("none", {"numamem": "0"}, 0.5, 0)  # without memory it is in no group
+    world.put("even", {"policy": "restricted"}, 40, 100)
 
 
 @pytest.mark.parametrize("policy", ["restricted", "single-numa-node"])
-def test_widen_takes_the_narrowest_that_works(policy: str) -> None:
-    world = World(machines.dual_smt())
-    put(world, "a", SINGLE, 20, 1)
-    put(world, "b", SINGLE, 20, 1)
-    cpus, _ = put(world, "c", {"policy": policy, "on-failure": "widen"}, 16, 1)
+def test_widen_takes_the_narrowest_that_works(world: World, policy: str) -> None:
+    world.put("a", SINGLE, 20, 1)
+    world.put("b", SINGLE, 20, 1)
+    cpus, _ = world.put("c", {"policy": policy, "on-failure": "widen"}, 16, 1)
     assert len(CPUSet.parse(cpus)) == 16
-    allocation = world.agent.state.allocations["c-app"]
+    allocation = world.allocation("c-app")
     assert not allocation.preferred
     assert allocation.policy == policy
 
 
-def test_widen_still_refuses_what_the_machine_does_not_have() -> None:
-    world = World(machines.dual_smt())
-    of = pod("a", {"policy": "restricted", "on-failure": "widen"})
-    assert world.refuse(of, wants=resources(65, 1))
+def test_unpinned_starts_untouched(world: World) -> None:
+    assert world.put("a", {**SINGLE, "on-failure": "unpinned"}, 65, 1) == ("", "")
+    assert "TopologyAffinityError" in world.allocation("a-app").reason
 
 
-def test_unpinned_starts_untouched() -> None:
-    world = World(machines.dual_smt())
-    assert put(world, "a", {**SINGLE, "on-failure": "unpinned"}, 65, 1) == ("", "")
-    assert "TopologyAffinityError" in world.agent.state.allocations["a-app"].reason
-
-
-def test_a_fraction_of_own_cpus_is_refused_with_that_reason() -> None:
-    world = World(machines.dual_smt())
-    refused = world.refuse(pod("a", {"cpus": "exclusive"}), wants=resources(1.5))
-    assert "1500m" in refused.message
-    assert "whole" in refused.message
+def test_a_fraction_of_own_cpus_is_refused_with_that_reason(world: World) -> None:
+    says(world.refused("a", {"cpus": "exclusive"}, 1.5), "", "1500m", "whole")
 
 
 @pytest.mark.parametrize(
@@ -204,52 +155,26 @@ def test_a_refusal_for_whole_cores_names_what_would_fit(
     wishes = {"cpus": "exclusive", "smt": "full-core"}
     world = World(machine(), Settings(limits=Limits(pool=CPUAmount(1))))
     if taken:
-        put(world, "taken", wishes, taken)
-    refused = world.refuse(pod("a", wishes), wants=resources(wanted))
+        world.put("taken", wishes, taken)
+    refused = world.refused("a", wishes, wanted)
     named = re.search(r"so ([\d or]+) would fit", refused.message)
     assert tuple(map(int, named[1].split(" or ") if named else ())) == fitting, refused.message
     for number in fitting:
         one = pod(f"b{number}", wishes)
         world.place(one, wants=resources(number))
-        world.remove_pod(one)
-
-
-def test_full_core_with_a_policy_looks_for_whole_cores() -> None:
-    world = World(machines.dual_smt())
-    put(world, "half", {"cpus": "exclusive", "smt": "spread"}, 16)  # a thread of each core of one
-    cpus = CPUSet.parse(put(world, "full", {**SINGLE, "smt": "full-core"}, 8, 1)[0])
-    assert world.topology.siblings_of(cpus) == cpus
+        world.stop(f"b{number}-app")
 
 
 def test_isolate_keeps_siblings_idle_and_out_of_every_pool() -> None:
     world = World(machines.single_smt())
-    put(world, "plain", {}, qos=BURSTABLE)
-    cpus = CPUSet.parse(put(world, "a", {"cpus": "exclusive", "smt": "isolate"}, 2)[0])
+    world.put("plain", {}, qos=BURSTABLE)
+    cpus = CPUSet.parse(world.put("a", {"cpus": "exclusive", "smt": "isolate"}, 2)[0])
     siblings = world.topology.siblings_of(cpus)
     assert len(siblings) == 4
     assert world.cpus("plain-app") == world.topology.online - siblings
-    of = pod("b", {"numacpu": str(siblings - cpus)})
-    assert world.refuse(of).reason == "CPUOwned"
+    assert world.refused("b", {"numacpu": str(siblings - cpus)}).reason == "CPUOwned"
     world.stop("a-app")
     assert world.cpus("plain-app") == world.topology.online
-
-
-def test_pair_puts_low_beside_high() -> None:
-    world = World(machines.single_smt())
-    pair = {"cpus": "exclusive", "smt": "pair"}
-    high = CPUSet.parse(put(world, "high", {**pair, "load": "high"}, 1)[0])
-    low = CPUSet.parse(put(world, "low", {**pair, "load": "low"}, 1)[0])
-    assert low | high == world.topology.siblings_of(high)
-    other = CPUSet.parse(put(world, "other", {**pair, "load": "high"}, 1)[0])
-    assert other.isdisjoint(world.topology.siblings_of(high))
-
-
-def test_oversale_admits_more_shared_cpus_than_there_are() -> None:
-    tight, wide = World(machines.dual_smt()), World(machines.dual_smt(), Settings(oversale=2.0))
-    of = pod("a", SINGLE, qos=BURSTABLE)
-    made = container(of, wants=resources(40.5, 1))
-    assert tight.refuse(of, made).reason == "TopologyAffinityError"
-    assert wide.place(of, made)[1] == "0"
 
 
 def test_hugepages_decide_the_node() -> None:
@@ -260,23 +185,8 @@ def test_hugepages_decide_the_node() -> None:
         topology,
         reading=Reading(hugepages={0: {2 << 20: 0}, 1: {2 << 20: 512 << 20}}),
     )
-    of = pod("a", SINGLE)
-    made = container(of, wants=resources(1.5, 1, hugepages={2 << 20: 256 << 20}))
-    assert world.place(of, made)[1] == "1"
-    again = pod("b", SINGLE)
-    refused = world.refuse(again, wants=resources(1.5, 1, hugepages={2 << 20: 300 << 20}))
-    assert "huge pages" in refused.message
-
-
-def test_pod_scope_puts_all_containers_on_one_choice() -> None:
-    world = World(machines.dual_smt(), Settings(strategy=Strategy.PACK))
-    put(world, "filler", SINGLE, 20, 1)  # 12 CPUs stay on NUMA node 0
-    of = pod("a", {**SINGLE, "scope": "pod"}, total=resources(16, 2))
-    first = world.place(of, container(of, "one", resources(8, 1)))
-    second = world.place(of, container(of, "two", resources(8, 1)))
-    assert first[1] == second[1] == "1"
-    container_scope = pod("b", SINGLE, total=resources(16, 2))
-    assert world.place(container_scope, container(container_scope, "one", resources(8, 1)))
+    assert world.put("a", SINGLE, 1.5, 1, pages={2 << 20: 256 << 20})[1] == "1"
+    says(world.refused("b", SINGLE, 1.5, 1, pages={2 << 20: 300 << 20}), "", "huge pages")
 
 
 def test_pod_totals_without_quota_count_by_shares() -> None:
@@ -285,25 +195,14 @@ def test_pod_totals_without_quota_count_by_shares() -> None:
     world = World(machines.dual_smt())
     total = Resources(cpu_shares=40 * 1024, hugepages={2 << 20: 1 << 30})
     of = pod("a", {**SINGLE, "scope": "pod"}, qos=BURSTABLE, total=total)
-    refused = world.refuse(of, container(of, "one", resources(0.5)))
-    assert "40 CPUs" in refused.message
-
-
-def test_align_by_socket_prefers_nodes_of_one_socket() -> None:
-    world = World(machines.snc_smt(), Settings(align_by_socket=True))
-    _, mems = put(world, "a", {"policy": "restricted"}, 10, 20)
-    assert mems in ("0-1", "2-3")
+    says(world.refuse(of, container(of, "one", resources(0.5))), "", "40 CPUs")
 
 
 def test_the_assigned_annotation_and_environment_tell_the_container() -> None:
     import json
 
-    from nri_numa.engine.decision import Admitted
-
     world = World(machines.dual_smt())
-    of = pod("a", SINGLE)
-    answer = world.create(of, container(of, wants=resources(2, 1)))
-    assert isinstance(answer, Admitted)
+    answer = world.admit(pod("a", SINGLE), wants=resources(2, 1))
     cpus, mems = world.has("a-app")
     assert answer.adjustment.env == {"NUMA_CPUS": cpus, "NUMA_MEMS": mems}
     document = json.loads(answer.adjustment.annotations["numa.kubernetes.io/assigned"])
@@ -313,23 +212,21 @@ def test_the_assigned_annotation_and_environment_tell_the_container() -> None:
     assert document["reason"]
 
 
-def test_the_quota_is_lifted_for_owners_only() -> None:
-    world = World(machines.dual_smt())
-    put(world, "own", SINGLE, 2, 1)
-    put(world, "shared", SINGLE, 1.5, 1)
+def test_the_quota_is_lifted_for_owners_only(world: World) -> None:
+    world.put("own", SINGLE, 2, 1)
+    world.put("shared", SINGLE, 1.5, 1)
     assert world.live["own-app"].resources.cpu_quota == -1
     assert world.live["shared-app"].resources.cpu_quota == 150_000
     kept = World(machines.dual_smt(), Settings(lift_quota=False))
-    put(kept, "own", SINGLE, 2, 1)
+    kept.put("own", SINGLE, 2, 1)
     assert kept.live["own-app"].resources.cpu_quota == 200_000
 
 
 def test_observe_decides_and_changes_nothing() -> None:
     world = World(machines.dual_smt(), observe=True)
-    assert put(world, "a", SINGLE, 2, 1) == ("", "")
-    assert world.agent.state.allocations["a-app"].kind is Kind.EXCLUSIVE
-    of = pod("b", {"numacpu": "99"})
-    assert world.place(of) == ("", "")
+    assert world.put("a", SINGLE, 2, 1) == ("", "")
+    assert world.allocation("a-app").kind is Kind.EXCLUSIVE
+    assert world.put("b", {"numacpu": "99"}) == ("", "")
     assert world.agent.refusals[-1].reason == "UnknownCPU"
     assert world.stop("a-app") == ()
     assert world.synchronize() == ()
@@ -337,7 +234,7 @@ def test_observe_decides_and_changes_nothing() -> None:
 
 def test_a_refusal_on_a_large_machine_stays_readable() -> None:
     world = World(synthetic(sockets=4, numa_per_socket=4, cores_per_numa=2))
-    refused = world.refuse(pod("a", SINGLE), wants=resources(400, 1))
+    refused = world.refused("a", SINGLE, 400, 1)
     assert "and 8 more NUMA nodes" in refused.message
     assert len(refused.message) < 1000
 
@@ -350,7 +247,7 @@ def test_best_effort_with_too_much_cpu_and_memory_only_a_tier_has_still_runs_whe
     )
     tier = topology.memory_nodes - topology.cpu_nodes
     world = World(topology, Settings(memory_only_nodes=tier))
-    cpus, mems = put(world, "a", {"policy": "best-effort"}, 40.5, 60, BURSTABLE)
+    cpus, mems = world.put("a", {"policy": "best-effort"}, 40.5, 60, BURSTABLE)
     assert cpus == "0-3"
     assert NUMASet.parse(mems) >= tier
 
@@ -362,9 +259,7 @@ def test_a_machine_whose_numa_nodes_have_no_cpus_runs_everything_unpinned() -> N
     nodes = {i: replace(n, cpus=CPUSet()) for i, n in topology.numa_nodes.items()}
     cpus = {i: replace(c, numa_node=None) for i, c in topology.cpus.items()}
     world = World(replace(topology, numa_nodes=nodes, cpus=cpus))
-    of = pod("a", {"policy": "best-effort"}, qos=BURSTABLE)
-    assert world.place(of, wants=resources(1.5)) == ("", "")
-    world.check()
+    assert world.put("a", {"policy": "best-effort"}, 1.5, qos=BURSTABLE) == ("", "")
 
 
 def test_huge_pages_widen_the_memory_nodes_too() -> None:
@@ -372,9 +267,12 @@ def test_huge_pages_widen_the_memory_nodes_too() -> None:
         sockets=2, numa_per_socket=1, cores_per_numa=4, hugepages={2 << 20: 512 << 20}
     )
     world = World(topology)
-    of = pod("a", {"policy": "best-effort"}, qos=BURSTABLE)
-    made = container(of, wants=resources(1.5, 1, hugepages={2 << 20: 768 << 20}))
-    assert world.place(of, made)[1] == "0-1"
+    assert (
+        world.put(
+            "a", {"policy": "best-effort"}, 1.5, 1, qos=BURSTABLE, pages={2 << 20: 768 << 20}
+        )[1]
+        == "0-1"
+    )
 
 
 @pytest.mark.parametrize(
@@ -387,5 +285,322 @@ def test_distributed_cpus_are_as_many_on_each_numa_node(
     topology = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=cores)
     for smt in ("spread", "any", "pair", "full-core") if cpus % 4 == 0 else ("spread", "any"):
         world = World(topology, Settings(distribute_across_numa=True))
-        owned = CPUSet.parse(put(world, "a", {"cpus": "exclusive", "smt": smt}, cpus)[0])
+        owned = CPUSet.parse(world.put("a", {"cpus": "exclusive", "smt": smt}, cpus)[0])
         assert [len(owned & n.cpus) for n in topology.numa_nodes.values()] == each, smt
+
+
+# --- Cases 2 and 3 of the policies: strict means strict at every step, and in scope ``pod`` too -
+
+
+TOGETHER = {"policy": "single-numa-node", "scope": "pod"}
+PAGES = {GIB: 2 * GIB}
+
+
+@pytest.mark.parametrize("policy", ["restricted", "single-numa-node"])
+def test_huge_pages_do_not_spill_in_scope_pod(policy: str) -> None:
+    """Two containers of 2 GiB in pages of 1 GiB, 2 GiB of such pages on each NUMA node."""
+    world = two_nodes(pages=PAGES)
+    of = pod("p", {**TOGETHER, "policy": policy})
+    assert world.place(of, container(of, "a", resources(1, 1, hugepages=PAGES)))[1] == "0"
+    refused = world.refuse(of, container(of, "b", resources(1, 1, hugepages=PAGES)))
+    assert refused.reason == "NotEnoughMemory"
+    assert refused.message == (
+        "pod default/p, container b: hugepages-1Gi: 2 GiB needed, 0 B free on NUMA node 0 "
+        f"(policy {policy}); free: NUMA node 0: 3 CPUs for exclusive use, 5 GiB memory, 0 B in "
+        "huge pages of 1 GiB; NUMA node 1: 4 CPUs for exclusive use, 6 GiB memory, "
+        "2 GiB in huge pages of 1 GiB"
+    )
+    # One that can do with them may follow.
+    assert world.add(of, "c", 1, 1)[1] == "0"
+
+
+def test_memory_does_not_spill_when_the_pods_sum_is_unknown() -> None:
+    world = two_nodes()
+    of = pod("p", TOGETHER)
+    assert world.add(of, "a", 1, 5)[1] == "0"
+    refused = world.refuse(of, container(of, "b", resources(1, 5)))
+    assert "memory: 5 GiB needed, 3 GiB free on NUMA node 0" in refused.message
+
+
+def test_memory_does_not_spill_when_the_kernel_has_less_than_before() -> None:
+    world = two_nodes(Reading(memory={0: 8 * GIB, 1: 8 * GIB}))
+    of = pod("p", TOGETHER, total=resources(2, 6))
+    assert world.add(of, "a", 1, 3)[1] == "0"
+    world.reading = Reading(memory={0: 2 * GIB, 1: 8 * GIB})
+    assert world.refuse(of, container(of, "b", resources(1, 3))).reason == "NotEnoughMemory"
+    world.reading = Reading(memory={0: 4 * GIB, 1: 8 * GIB})
+    assert world.add(of, "b", 1, 3)[1] == "0"
+
+
+def test_shared_cpus_do_not_spill_when_the_pods_sum_is_unknown() -> None:
+    world = two_nodes()
+    of = pod("p", {**TOGETHER, "bind": "cpu"}, qos=QoSClass.BURSTABLE)
+    world.add(of, "a", 2.5)[1]
+    refused = world.refuse(of, container(of, "b", resources(2.5)))
+    assert refused.message.startswith(
+        "pod default/p, container b: cpu: 2.5 CPUs needed, 1.5 CPUs free on NUMA node 0; it needs "
+        "2.5 CPUs where its pod was placed (policy single-numa-node, scope pod)"
+    )
+    world.add(of, "c", 0.5)[1]
+    assert (
+        "2 CPUs needed, 1 CPU free on NUMA node 0"
+        in world.refuse(of, container(of, "d", resources(2))).message
+    )
+
+
+def test_what_spills_by_permission_widens() -> None:
+    world = two_nodes()
+    of = pod("p", {**TOGETHER, "on-failure": "widen"})
+    assert world.add(of, "a", 1, 5)[1] == "0"
+    assert world.add(of, "b", 1, 5)[1] == "0-1"
+
+
+def test_a_pod_that_was_placed_wide_by_one_container_is_no_place_for_a_strict_one() -> None:
+    world = two_nodes()
+    wishes = {"scope": "pod", "policy.a": "best-effort", "policy.b": "single-numa-node",
+              "policy.c": "restricted", "policy.d": "best-effort"}  # fmt: skip
+    of = pod("p", wishes)
+    assert world.add(of, "a", 6.5, 12)[1] == "0-1"
+    assert "not one NUMA node" in world.refuse(of, container(of, "b", resources(0.5, 1))).message
+    assert world.add(of, "c", 0.5, 1)[1] == "0-1"
+    assert world.add(of, "d", 0.5, 1)[1] == "0-1"
+    world.stop("p-a")
+    world.add(pod("s", {"policy": "best-effort"}), "a", 1.5, 1)[1]
+    world.add(pod("t", {"policy": "best-effort"}), "a", 1.5, 1)[1]
+    of = pod("r", wishes)
+    assert world.add(of, "a", 2.5, 1)[1] == "0-1"
+    refused = world.refuse(of, container(of, "c", resources(0.5, 1)))
+    assert "wider than an empty machine would need" in refused.message
+
+
+# --- case 3 -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["best-effort", "restricted", "single-numa-node"])
+def test_scope_pod_on_one_numa_node_places_what_fits(policy: str) -> None:
+    """2 + 5 of 8 CPUs, and 3 + 3 of 8 GiB: the sum is asked for once, not once for each."""
+    topology = synthetic(sockets=1, numa_per_socket=1, cores_per_numa=8, threads=1, memory_gib=8)
+    world = World(topology)
+    of = pod("p", {"policy": policy, "scope": "pod"}, total=resources(7, 6))
+    world.add(of, "a", 2, 3)
+    cpus, mems = world.add(of, "b", 5, 3)
+    assert (len(CPUSet.parse(cpus)), mems) == (5, "0")
+
+
+def test_scope_pod_without_a_policy_places_each_container_by_itself() -> None:
+    world = World(two_by_four(),
+                  Settings())  # fmt: skip
+    of = pod("p", {"scope": "pod", "cpus": "exclusive"}, total=resources(7, 6))
+    world.add(of, "a", 2, 3)
+    world.add(of, "b", 5, 3)
+    assert world.agent.state.pods[of.uid].affinity is None
+
+
+# --- others -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wishes", [{}, {"smt": "isolate"}, {"smt": "full-core"}])
+def test_nobody_takes_the_last_cpu_of_a_numa_node_that_is_shared(wishes: dict[str, str]) -> None:
+    """Who shares that NUMA node would run on the others from then on."""
+    topology = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=4, memory_gib=8)
+    world = World(topology, Settings(limits=Limits(idle=CPUAmount(percent=100))))
+    world.put("share", {"policy": "single-numa-node"}, 0.5, 1, QoSClass.BURSTABLE)
+    there = topology.cpus_of(world.allocation("share-app").numa_nodes)
+    for number in range(8):
+        own = pod(f"own{number}", {"cpus": "exclusive", **wishes})
+        world.create(own, container(own, wants=resources(2, 1)))
+        assert world.cpus("share-app") <= there
+    assert len(world.agent.state.owned) >= 6
+
+
+def test_a_list_does_not_take_the_last_cpus_of_a_numa_node_from_a_strict_pod() -> None:
+    world = two_nodes()
+    for name, policy in (("mild", "best-effort"), ("strict", "restricted")):
+        world.put(name, {"policy": policy, "numamem": "0"}, 0.5, 1, QoSClass.BURSTABLE)
+    every = pod("list", {"numacpu": "0-3", "cpus": "exclusive"})
+    refused = world.refuse(every, wants=resources(4, 1))
+    assert refused.reason == "SharedPoolEmpty"
+    assert refused.message == (
+        "pod default/list, container app: numacpu is '0-3' (annotation numa.kubernetes.io/numacpu) "
+        "with cpus: exclusive, but that leaves no CPU on NUMA node 0 for default/strict/app, which "
+        "shares CPUs there (policy restricted); expected one of 0-3 to be free"
+    )
+    world.stop("strict-app")
+    world.place(every, wants=resources(4, 1))
+
+
+# --- Isolated CPUs (isolcpus): containers that share stay off them, and who owns CPUs gets them -
+
+
+MILD = {"policy": "best-effort"}
+OWN = {"cpus": "exclusive"}
+HOUSEKEEPING = CPUSet.parse("0-1,16-17")
+
+
+def isolating(isolated: str = "2-15,18-31") -> Topology:
+    """Two NUMA nodes of 8 cores with 2 threads; node 0 is 0-7,16-23."""
+    return synthetic(
+        sockets=2, numa_per_socket=1, cores_per_numa=8, isolated=CPUSet.parse(isolated)
+    )
+
+
+def test_containers_that_share_stay_off_isolated_cpus() -> None:
+    world = World(isolating())
+    for name in ("a", "b"):
+        assert world.put(name, MILD, 0.5, 1, QoSClass.BURSTABLE)[0] == "0-1,16-17"
+    assert world.put("c", {}, 0.5, 1, QoSClass.BURSTABLE)[0] == "0-1,16-17", "it asks for nothing"
+
+
+def test_owners_leave_the_pool_a_cpu_that_is_not_isolated() -> None:
+    world = World(isolating())
+    world.put("idle", qos=QoSClass.BURSTABLE)
+    owned = CPUSet.parse(world.put("own", OWN, 6)[0])
+    assert len(owned) == 6
+    left = world.cpus("idle-app")
+    assert left
+    assert left <= HOUSEKEEPING - owned
+    assert len(CPUSet.parse(world.put("more", OWN, 20)[0])) == 20
+    assert world.cpus("idle-app") == left
+
+
+def test_isolated_cpus_can_be_owned_whatever_floor_the_pool_has() -> None:
+    world = World(isolating(), Settings(limits=Limits(pool=CPUAmount(8))))
+    owned = CPUSet.parse(world.put("own", OWN, 6)[0])
+    assert not owned & HOUSEKEEPING
+
+
+def test_what_sharers_were_promised_is_not_owned() -> None:
+    world = World(isolating())
+    world.put("shares", MILD, 3, 1, QoSClass.BURSTABLE)
+    assert len(CPUSet.parse(world.put("own", OWN, 4)[0]) & HOUSEKEEPING) <= 1
+
+
+def test_only_gives_owners_isolated_cpus_and_nothing_else() -> None:
+    world = World(isolating("2-3,18-19"), Settings(isolated=IsolatedCPUs.ONLY))
+    assert largest(world.agent.machine, world.agent.state) == {0: 4, 1: 0}
+    assert together(world.agent.machine, world.agent.state) == 4
+    says(world.refused("many", OWN, 5), "", "5 exclusive CPUs needed, this machine has 4")
+    assert world.put("own", OWN, 4)[0] == "2-3,18-19"
+    assert "(isolatedCPUs: only)" in world.refused("late", OWN, 1).message
+
+
+@pytest.mark.parametrize(
+    ("isolated", "busy", "expected"),
+    [(IsolatedCPUs.PREFER, "8-9", "1"), (IsolatedCPUs.AVOID, "0-1", "0")],
+)
+def test_the_setting_decides_between_numa_nodes(
+    isolated: IsolatedCPUs, busy: str, expected: str
+) -> None:
+    """By the strategy it would be the other one, which is less in use."""
+    world = World(isolating("8-15,24-31"), Settings(isolated=isolated))
+    world.put("busy", {"numacpu": busy, "cpus": "exclusive"}, 2)
+    assert world.put("own", {"policy": "single-numa-node"}, 4, 1)[1] == expected
+
+
+def test_any_takes_isolated_cpus_as_any_and_warns_of_a_set_without_others() -> None:
+    world = World(isolating("8-15,24-31"), Settings(isolated=IsolatedCPUs.ANY))
+    assert world.put("a", MILD, 0.5, 1, QoSClass.BURSTABLE)[0] == "0-7,16-23"
+    admitted = world.admit(pod("b", MILD, qos=QoSClass.BURSTABLE), wants=resources(0.5, 1))
+    assert admitted.adjustment.cpus == "8-15,24-31"
+    assert [w for w in admitted.warnings if "isolated (isolcpus)" in w]
+
+
+def test_a_shared_list_of_isolated_cpus_is_taken_and_warned_of() -> None:
+    world = World(isolating())
+    admitted = world.admit(pod("listed", {"numacpu": "4-6"}), wants=resources(3))
+    assert admitted.allocation.kind is Kind.EXPLICIT
+    assert [w for w in admitted.warnings if w.startswith("CPUs 4-6 are isolated")]
+
+
+def test_growing_takes_isolated_cpus_before_the_last_of_the_pool() -> None:
+    world = World(isolating())
+    world.put("own", OWN, 2)
+    assert world.update("own-app", resources(6)) is None
+    assert len(world.cpus("own-app")) == 6
+    assert HOUSEKEEPING - world.cpus("own-app")
+
+
+def test_a_machine_of_isolated_cpus_shares_them() -> None:
+    world = World(isolating("0-31"))
+    assert world.put("a", MILD, 0.5, 1, QoSClass.BURSTABLE)[0] == "0-7,16-23"
+    assert world.put("own", OWN, 2)[0]
+
+
+# --- What the scheduler held: taken where it suits as well, decided again where it does not -----
+
+
+def test_what_was_held_is_taken() -> None:
+    """By itself the container would go to the other NUMA node."""
+    assert World(machines.dual_smt()).put("a", SINGLE, 4, 1)[1] == "0"
+    assert World(machines.dual_smt()).put("a", {**SINGLE, "placed": '{"app":"1"}'}, 4, 1)[1] == "1"
+
+
+def test_it_is_decided_again_where_there_is_no_room(world: World) -> None:
+    world.put("big", {**SINGLE, "placed": '{"app":"1"}'}, 28, 1)
+    assert world.put("late", {**SINGLE, "placed": '{"app":"1"}'}, 8, 1)[1] == "0"
+
+
+def test_nothing_wider_is_had_by_it() -> None:
+    """It is a preference among NUMA nodes that suit as well, and no way around a policy."""
+    for held in ("0-1", "7", "1023"):
+        world = World(machines.dual_smt())
+        assert world.put("a", {**SINGLE, "placed": f'{{"app":"{held}"}}'}, 4, 1)[1] in ("0", "1")
+    world = World(machines.dual_smt())
+    assert world.put("plain", {"placed": '{"app":"1"}'}, 4, 1)[1] == ""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "{", "3", '{"app":3}', '{"app":"x"}', "[" * 100_000, '{"other":"1"}'),
+        '{"app":"' + "1," * LONGEST_PLACED + '1"}',
+    ],
+)
+def test_what_cannot_be_read_is_nothing(text: str) -> None:
+    assert World(machines.dual_smt()).put("a", {**SINGLE, "placed": text}, 4, 1)[1] == "0"
+
+
+def test_with_the_kubelets_ties_it_decides_nothing() -> None:
+    world = World(machines.dual_smt(), Settings(kubelet_ties=True))
+    assert world.put("a", {**SINGLE, "placed": '{"app":"1"}'}, 4, 1)[1] == "0"
+
+
+def test_text_and_back() -> None:
+    places = {"b": NUMASet([1]), "a": NUMASet([0, 1]), "none": NO_NUMA_NODES}
+    text = placed_text(places)
+    assert text == '{"a":"0-1","b":"1"}'
+    assert read_placed(text) == {"a": NUMASet([0, 1]), "b": NUMASet([1])}
+    assert placed_for({f"{PREFIX}placed": text}, PREFIX[:-1], "b") == NUMASet([1])
+    assert placed_for({}, PREFIX[:-1], "b") == NO_NUMA_NODES
+
+
+def test_it_is_said(world: World) -> None:
+    """In what explains the container, and as a warning where it came otherwise."""
+    for name, cpus in (("first", 28), ("second", 8)):
+        of = pod(name, {**SINGLE, "placed": '{"app":"1"}'}, qos=QoSClass.GUARANTEED)
+        made = container(of, wants=resources(cpus, 1))
+        found = admit(world.agent.machine, world.agent.state, of, made)
+        assert isinstance(found, Admitted)
+        said = [step for step in found.trace.steps if "the scheduler held" in step]
+        if name == "first":
+            assert said == ["the scheduler held NUMA node 1: taken"]
+            assert found.warnings == ()
+            world.place(of, made)
+        else:
+            (warning,) = found.warnings
+            assert warning == (
+                "the scheduler held NUMA node 1, which no longer suits best: placed on NUMA node 0 "
+                "instead"
+            )
+            assert said == [warning]
+
+
+def test_on_one_numa_node_there_is_nothing_to_choose() -> None:
+    world = World(machines.single_smt())
+    of = pod("a", {**SINGLE, "placed": '{"app":"0"}'}, qos=QoSClass.GUARANTEED)
+    found = admit(
+        world.agent.machine, world.agent.state, of,
+        container(of, wants=resources(2, 1)),
+    )  # fmt: skip
+    assert isinstance(found, Admitted)
+    assert found.warnings == ()

@@ -9,12 +9,10 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.agent.handler import AgentHandler
-from nri_numa.engine.decision import Reading, Refused
+from nri_numa.engine.decision import Reading
 from nri_numa.engine.explain.explanation import of_allocation
 from nri_numa.engine.explain.sentences import sentences
-from nri_numa.machine.synthetic import synthetic
 from nri_numa.model.cpuset import CPUSet, NUMASet
-from nri_numa.model.settings import Settings
 from nri_numa.model.workload import (
     Container,
     Device,
@@ -27,17 +25,14 @@ from nri_numa.observe.metrics import Metrics
 from tests.beds.device_tree import GPU_CLASS, DeviceTree
 from tests.beds.device_watch import Watch
 from tests.beds.nri_requests import NRIRequests
-from tests.beds.world import World, container, pod, resources
+from tests.beds.world import World, container, pod, resources, says, two_nodes
 from tests.machines import named as machines
 
 GPU = "0000:3b:00.0"
 ON_0, ON_1 = CPUSet.parse("0-3"), CPUSet.parse("4-7")
 
 
-def two_nodes(**settings: object) -> World:
-    """CPUs 0-3 and 4-7, 8 GiB each."""
-    topology = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=4, threads=1, memory_gib=8)
-    return World(topology, Settings(**settings))  # type: ignore[arg-type]
+usual = two_nodes
 
 
 def request(kind: str, devices: Mapping[str, tuple[int, ...]]) -> DeviceRequest:
@@ -53,29 +48,20 @@ def with_gpus(
     return replace(made, devices=devices, device_notes=notes)
 
 
-def steps(world: World, container_id: str) -> tuple[str, ...]:
-    known = world.agent.grounds_of(container_id)
-    assert known is not None
-    return known.basis.steps
-
-
 @pytest.mark.parametrize("policy", ["single-numa-node", "restricted", "best-effort"])
 @pytest.mark.parametrize("cpus", ["shared", "exclusive"])
-def test_a_container_is_placed_where_its_gpu_is(policy: str, cpus: str) -> None:
-    world = two_nodes()
+def test_a_container_is_placed_where_its_gpu_is(world: World, policy: str, cpus: str) -> None:
     of = pod("a", {"policy": policy, "cpus": cpus})
     where, mems = world.place(of, with_gpus(of))
     assert CPUSet.parse(where) <= ON_1
     assert mems == "1"
-    assert f"on NUMA node 1 because its GPU {GPU} is there" in steps(world, "a-app")
-    world.check()
+    assert f"on NUMA node 1 because its GPU {GPU} is there" in world.steps("a-app")
 
 
-def test_the_explanation_says_so_in_a_sentence() -> None:
-    world = two_nodes()
+def test_the_explanation_says_so_in_a_sentence(world: World) -> None:
     of = pod("a", {"policy": "single-numa-node"})
     world.place(of, with_gpus(of, notes=("variable PCIDEVICE_X names nothing: no hint",)))
-    allocation = world.agent.state.allocations["a-app"]
+    allocation = world.allocation("a-app")
     document = of_allocation(allocation, world.agent.grounds_of("a-app"), "4-7")
     text = "\n".join(sentences(document))
     assert f"On NUMA node 1 because its GPU {GPU} is there." in text
@@ -84,15 +70,13 @@ def test_the_explanation_says_so_in_a_sentence() -> None:
     assert gpu["needed"] == 1
 
 
-def test_without_a_policy_devices_do_not_bind() -> None:
-    world = two_nodes()
+def test_without_a_policy_devices_do_not_bind(world: World) -> None:
     of = pod("a", {"cpus": "exclusive"})
     world.place(of, with_gpus(of))
-    assert not any("GPU" in step for step in steps(world, "a-app"))
+    assert not any("GPU" in step for step in world.steps("a-app"))
 
 
-def test_devices_ignore_places_as_if_there_were_none_and_says_so() -> None:
-    world = two_nodes()
+def test_devices_ignore_places_as_if_there_were_none_and_says_so(world: World) -> None:
     of = pod("a", {"policy": "single-numa-node", "devices": "ignore"})
     made = with_gpus(of)
     kinds = (*made.devices, request("NIC", {"nic0": (1,)}), request("disk", {"sda": (1,)}))
@@ -100,9 +84,8 @@ def test_devices_ignore_places_as_if_there_were_none_and_says_so() -> None:
     assert CPUSet.parse(where) <= ON_0
     assert mems == "0"
     expected = f"devices: ignore, so GPU {GPU}, NIC nic0 and disk sda gave no hint"
-    assert expected in steps(world, "a-app")
-    asked = world.agent.grounds_of("a-app")
-    assert asked is not None
+    assert expected in world.steps("a-app")
+    asked = world.grounds("a-app")
     assert asked.basis.requested is not None
     assert asked.basis.requested["devices"] == ("ignore", "annotation numa.kubernetes.io/devices")
 
@@ -112,13 +95,12 @@ def test_devices_is_a_key_of_rules_and_defaults_and_its_values_are_checked() -> 
     of = pod("a")
     where, _ = world.place(of, with_gpus(of))
     assert CPUSet.parse(where) <= ON_0
-    refused = world.refuse(pod("b", {"devices": "alined"}))
+    refused = world.refused("b", {"devices": "alined"})
     assert "expected one of align, ignore (did you mean align?)" in refused.message
     assert DeviceUse("align") is DeviceUse.ALIGN
 
 
-def test_a_single_container_may_ignore_what_the_pod_aligns() -> None:
-    world = two_nodes()
+def test_a_single_container_may_ignore_what_the_pod_aligns(world: World) -> None:
     of = pod("a", {"policy": "single-numa-node", "devices.app": "ignore"})
     where, _ = world.place(of, with_gpus(of))
     assert CPUSet.parse(where) <= ON_0
@@ -127,40 +109,31 @@ def test_a_single_container_may_ignore_what_the_pod_aligns() -> None:
     assert CPUSet.parse(where) <= ON_1
 
 
-def test_where_the_gpus_numa_node_is_full_it_is_refused_with_both_reasons() -> None:
-    world = two_nodes()
-    world.place(pod("full", {"numacpu": "4-7", "cpus": "exclusive"}), wants=resources(4, 1))
+def test_where_the_gpus_numa_node_is_full_it_is_refused_with_both_reasons(world: World) -> None:
+    world.put("full", {"numacpu": "4-7", "cpus": "exclusive"}, 4, 1)
     of = pod("a", {"policy": "single-numa-node", "cpus": "exclusive"})
-    refused = world.refuse(of, with_gpus(of))
-    assert isinstance(refused, Refused)
-    assert refused.reason == "TopologyAffinityError"
-    assert "GPU" in refused.message
-    world.check()
+    says(world.refuse(of, with_gpus(of)), "TopologyAffinityError", "GPU")
 
 
-def test_a_device_of_several_numa_nodes_suits_each_of_them() -> None:
-    world = two_nodes()
-    world.place(pod("full", {"numacpu": "0-3", "cpus": "exclusive"}), wants=resources(4, 1))
+def test_a_device_of_several_numa_nodes_suits_each_of_them(world: World) -> None:
+    world.put("full", {"numacpu": "0-3", "cpus": "exclusive"}, 4, 1)
     of = pod("a", {"policy": "single-numa-node", "cpus": "exclusive"})
     where, _ = world.place(of, with_gpus(of, gpu=(0, 1)))
     assert CPUSet.parse(where) <= ON_1
 
 
-def test_devices_on_two_numa_nodes_have_no_single_one() -> None:
-    world = two_nodes()
+def test_devices_on_two_numa_nodes_have_no_single_one(world: World) -> None:
     of = pod("a", {"policy": "single-numa-node"})
-    refused = world.refuse(of, with_gpus(of, a=(0,), b=(1,)))
-    assert "GPU" in refused.message
+    says(world.refuse(of, with_gpus(of, a=(0,), b=(1,))), "", "GPU")
     of = pod("b", {"policy": "best-effort"})
     _, mems = world.place(of, with_gpus(of, a=(0,), b=(1,)))
-    said = [step for step in steps(world, "b-app") if "GPU" in step]
+    said = [step for step in world.steps("b-app") if "GPU" in step]
     assert mems in ("0", "1", "0-1")
     assert said
 
 
-def test_a_pod_as_a_whole_goes_where_the_devices_of_all_its_containers_are() -> None:
+def test_a_pod_as_a_whole_goes_where_the_devices_of_all_its_containers_are(world: World) -> None:
     """The first container has none; it goes where the second one's is."""
-    world = two_nodes()
     of = pod("a", {"policy": "single-numa-node", "scope": "pod"}, total=resources(2, 2))
     first = replace(
         container(of, "first", resources(1, 1)), pod_devices=(request("GPU", {GPU: (1,)}),)
@@ -171,8 +144,7 @@ def test_a_pod_as_a_whole_goes_where_the_devices_of_all_its_containers_are() -> 
     assert mems == "1"
 
 
-def test_a_container_by_itself_is_not_moved_by_the_devices_of_others() -> None:
-    world = two_nodes()
+def test_a_container_by_itself_is_not_moved_by_the_devices_of_others(world: World) -> None:
     of = pod("a", {"policy": "single-numa-node"})
     first = replace(
         container(of, "first", resources(1, 1)), pod_devices=(request("GPU", {GPU: (1,)}),)
@@ -181,28 +153,25 @@ def test_a_container_by_itself_is_not_moved_by_the_devices_of_others() -> None:
     assert mems == "0"
 
 
-def test_many_devices_are_named_in_part() -> None:
-    world = two_nodes()
+def test_many_devices_are_named_in_part(world: World) -> None:
     of = pod("a", {"policy": "single-numa-node"})
     world.place(of, with_gpus(of, **{f"gpu{i}": (1,) for i in range(9)}))
     expected = "on NUMA node 1 because its GPU gpu0, gpu1, gpu2, gpu3 and 5 more are there"
-    assert expected in steps(world, "a-app")
+    assert expected in world.steps("a-app")
 
 
-def test_what_gives_no_hint_is_said_of_a_container_without_any_other_device() -> None:
-    world = two_nodes()
+def test_what_gives_no_hint_is_said_of_a_container_without_any_other_device(world: World) -> None:
     of = pod("a", {"policy": "single-numa-node"})
     note = "variable PCIDEVICE_X names nothing: no hint"
     world.place(of, replace(container(of, wants=resources(1, 1)), device_notes=(note,)))
-    assert note in steps(world, "a-app")
+    assert note in world.steps("a-app")
 
 
-def test_devices_of_no_numa_node_are_no_wish() -> None:
-    world = two_nodes()
+def test_devices_of_no_numa_node_are_no_wish(world: World) -> None:
     of = pod("a", {"policy": "single-numa-node"})
     _, mems = world.place(of, with_gpus(of, gpu=()))
     assert mems == "0"
-    assert not any("GPU" in step for step in steps(world, "a-app"))
+    assert not any("GPU" in step for step in world.steps("a-app"))
 
 
 @pytest.mark.parametrize(
@@ -222,7 +191,7 @@ def test_devices_that_are_elsewhere_are_named(gpus: dict[str, tuple[int, ...]], 
     world.place(other, with_gpus(other, 4))
     of = pod("late", {"cpus": "exclusive", "policy": "best-effort"})
     world.place(of, with_gpus(of, 2, **gpus))
-    assert said in " ".join(steps(world, "late-app"))
+    assert said in " ".join(world.steps("late-app"))
 
 
 # --- CPUs beside most of the devices, and away from those of others -------------------------------
@@ -237,18 +206,14 @@ def test_cpus_begin_beside_most_of_the_devices(policy: str) -> None:
     made = replace(container(of, wants=resources(3, 1)), devices=(three,))
     world.place(of, made)
     assert world.topology.numa_of(CPUSet.parse(world.has(made.id)[0])) == NUMASet([1])
-    world.check()
 
 
 def test_pods_without_devices_keep_away_from_free_ones() -> None:
     """Both went to NUMA nodes in turn, until nothing was left beside the GPUs."""
     world = World(machines.dual_smt_16(), reading=Reading(devices={0: 2, 1: 0}))
     for name in ("a", "b"):
-        of = pod(name, {"policy": "single-numa-node"})
-        assert world.place(of, wants=resources(3, 1))[1] == "1"
-    of = pod("c", {"policy": "single-numa-node"})
-    assert world.place(of, wants=resources(3, 1))[1] == "0", "it fits nowhere else"
-    world.check()
+        assert world.put(name, {"policy": "single-numa-node"}, 3, 1)[1] == "1"
+    assert world.put("c", {"policy": "single-numa-node"}, 3, 1)[1] == "0", "it fits nowhere else"
 
 
 def test_a_device_of_two_numa_nodes_counts_on_the_one_that_was_chosen() -> None:
@@ -258,14 +223,13 @@ def test_a_device_of_two_numa_nodes_counts_on_the_one_that_was_chosen() -> None:
     world.place(of, replace(container(of, wants=resources(9, 1)), devices=(both,)))
     cpus = CPUSet.parse(world.has("gpus-app")[0])
     assert [len(node.cpus & cpus) for node in world.topology.numa_nodes.values()] == [5, 4, 0, 0]
-    world.check()
 
 
 def test_containers_of_a_synchronize_are_beside_the_devices_that_their_messages_mention(
-    tmp_path: Path,
+    world: World, tmp_path: Path
 ) -> None:
     """Found running after a restart: a device file in the message of the one, none in the other."""
-    world = two_nodes()
+    world.ends_whole = False
     tree = DeviceTree(tmp_path)
     tree.number("char", "226:0", tree.pci(GPU, 1, GPU_CLASS))
     handler = AgentHandler(world.agent, Metrics("test"), devices=Watch(tmp_path, world.agent))

@@ -7,17 +7,19 @@ import pytest
 from nri_numa.engine.decision import Reading
 from nri_numa.engine.state import Kind
 from nri_numa.machine.synthetic import synthetic
-from nri_numa.model.cpuset import CPUSet
+from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.settings import Rule, Settings
-from nri_numa.model.workload import QoSClass
-from tests.beds.world import GIB, World, container, pod, resources
+from nri_numa.model.workload import QoSClass, Strategy
+from tests.beds.world import GIB, World, container, pod, resources, says, two_nodes
 from tests.machines import named as machines
+
+usual = two_nodes
 
 
 def test_memory_only_still_stays_off_owned_cpus() -> None:
     world = World(machines.single_smt())
-    world.place(pod("m", {"numamem": "0"}))
-    world.place(pod("x", {"cpus": "exclusive"}), container(pod("x"), wants=resources(2)))
+    world.put("m", {"numamem": "0"})
+    world.put("x", {"cpus": "exclusive"}, 2)
     assert world.cpus("m-app").isdisjoint(world.cpus("x-app"))
     assert world.has("m-app")[1] == "0"
 
@@ -31,22 +33,12 @@ def test_the_containers_own_key_beats_the_pods() -> None:
 
 def test_listed_and_exclusive_belongs_to_nobody_else() -> None:
     world = World(machines.single_no_smt())
-    world.place(pod("plain", {}, qos=QoSClass.BEST_EFFORT))
-    of = pod("a", {"numacpu": "1-2", "cpus": "exclusive"})
-    assert world.place(of, wants=resources(2)) == ("1-2", "")
+    world.put("plain", {}, qos=QoSClass.BEST_EFFORT)
+    assert world.put("a", {"numacpu": "1-2", "cpus": "exclusive"}, 2) == ("1-2", "")
     assert world.has("plain-app")[0] == "0,3"
-    refused = world.refuse(pod("b", {"numacpu": "2"}))
-    assert refused.reason == "CPUOwned"
-    assert "default/a/app" in refused.message
+    says(world.refused("b", {"numacpu": "2"}), "CPUOwned", "default/a/app")
     world.stop("a-app")
     assert world.has("plain-app")[0] == "0-3"
-
-
-def test_exclusive_grants_avoid_listed_cpus() -> None:
-    world = World(machines.single_no_smt())
-    world.place(pod("a", {"numacpu": "0-1"}))
-    cpus, _ = world.place(pod("b", {"cpus": "exclusive"}), wants=resources(1))
-    assert cpus in ("2", "3")
 
 
 @pytest.mark.parametrize(
@@ -67,7 +59,7 @@ def test_what_does_not_exist_is_refused(
     annotations: dict[str, str], reason: str, words: tuple[str, ...]
 ) -> None:
     world = World(machines.snc_smt())
-    refused = world.refuse(pod("bad", annotations), wants=resources(32))
+    refused = world.refused("bad", annotations, 32)
     assert refused.reason == reason
     for word in ("default/bad", "app", *annotations.values(), "expected", *words):
         if word != "exclusive":
@@ -77,31 +69,26 @@ def test_what_does_not_exist_is_refused(
 
 def test_an_offline_cpu_is_refused_as_offline() -> None:
     world = World(synthetic(sockets=1, numa_per_socket=1, cores_per_numa=4, offline=CPUSet([5])))
-    refused = world.refuse(pod("a", {"numacpu": "4-5"}))
-    assert refused.reason == "CPUOffline"
-    assert "CPU 5 is offline" in refused.message
-    assert "0-4,6-7" in refused.message
+    says(world.refused("a", {"numacpu": "4-5"}), "CPUOffline", "CPU 5 is offline", "0-4,6-7")
 
 
 def test_a_cpu_outside_our_own_cpuset_is_refused() -> None:
     world = World(
         synthetic(sockets=1, numa_per_socket=1, cores_per_numa=4, allowed=CPUSet(range(4)))
     )
-    refused = world.refuse(pod("a", {"numacpu": "3-4"}))
-    assert refused.reason == "CPUNotAllowed"
-    assert "CPU 4" in refused.message
-    assert "0-3" in refused.message
+    says(world.refused("a", {"numacpu": "3-4"}), "CPUNotAllowed", "CPU 4", "0-3")
 
 
 def test_reserved_cpus_are_out_of_reach_of_lists_but_those_of_a_rule() -> None:
     topology = machines.single_no_smt()
     lenient = World(topology, Settings(reserved_cpus=CPUSet([0])))
-    assert lenient.refuse(pod("a", {"numacpu": "0"})).reason == "CPUReserved"
+    assert lenient.refused("a", {"numacpu": "0"}).reason == "CPUReserved"
     ruled = (Rule(namespaces=("system",), values={"numacpu": "0"}),)
     lenient = World(topology, Settings(reserved_cpus=CPUSet([0]), rules=ruled))
     assert lenient.place(pod("a", namespace="system")) == ("0", "")
-    of = pod("x", {"cpus": "exclusive"}, namespace="system")
-    refused = lenient.refuse(of, wants=resources(1))
+    refused = lenient.refuse(
+        pod("x", {"cpus": "exclusive"}, namespace="system"), wants=resources(1)
+    )
     assert refused.reason == "CPUReserved"
     assert "expected CPUs among 1-3" in refused.message
     assert (
@@ -110,15 +97,13 @@ def test_reserved_cpus_are_out_of_reach_of_lists_but_those_of_a_rule() -> None:
     )
     strict = World(topology, Settings(reserved_cpus=CPUSet([0]), strict_reserved=True, rules=ruled))
     assert strict.refuse(pod("a", namespace="system")).reason == "CPUReserved"
-    refused = strict.refuse(pod("a", {"numacpu": "0-1"}))
-    assert refused.reason == "CPUReserved"
-    assert "1-3" in refused.message
+    says(strict.refused("a", {"numacpu": "0-1"}), "CPUReserved", "1-3")
 
 
 def test_exclusive_lists_may_not_overlap_other_lists() -> None:
     world = World(machines.single_no_smt())
-    world.place(pod("a", {"numacpu": "1"}), wants=resources(1))
-    refused = world.refuse(pod("b", {"numacpu": "1-2", "cpus": "exclusive"}), wants=resources(2))
+    world.put("a", {"numacpu": "1"}, 1)
+    refused = world.refused("b", {"numacpu": "1-2", "cpus": "exclusive"}, 2)
     assert refused.reason == "CPUListed"
     assert "default/a/app" in refused.message
 
@@ -126,16 +111,7 @@ def test_exclusive_lists_may_not_overlap_other_lists() -> None:
 def test_a_node_without_memory_is_refused() -> None:
     topology = synthetic(sockets=1, numa_per_socket=2, cores_per_numa=2, memory_gib=0)
     world = World(topology)
-    refused = world.refuse(pod("a", {"numamem": "0"}))
-    assert refused.reason == "NUMANodeWithoutMemory"
-
-
-def test_a_memory_limit_that_does_not_fit_is_refused_instead_of_left_to_the_oom_killer() -> None:
-    world = World(machines.snc_smt())  # 16 GiB on each NUMA node
-    refused = world.refuse(pod("a", {"numacpu": "0", "numamem": "0"}), wants=resources(1, 17))
-    assert refused.reason == "NotEnoughMemory"
-    assert "17 GiB" in refused.message
-    assert "NUMA node 0: 16 GiB" in refused.message
+    says(world.refused("a", {"numamem": "0"}), "NUMANodeWithoutMemory")
 
 
 @pytest.mark.parametrize("wishes", [{}, {"policy": "best-effort"}])
@@ -147,7 +123,7 @@ def test_huge_pages_that_do_not_fit_are_refused_too(wishes: dict[str, str]) -> N
     world = World(topology)
     wants = resources(1, 1, hugepages={GIB: 2 * GIB})
     pods = [pod(name, {**wishes, "numamem": "1"}) for name in "abc"]
-    world.place(pods[0], container(pods[0], wants=wants))
+    world.place(pods[0], wants=wants)
     for of in pods[1:]:
         refused = world.refuse(of, wants=wants)
         assert refused.reason == "NotEnoughMemory"
@@ -156,19 +132,99 @@ def test_huge_pages_that_do_not_fit_are_refused_too(wishes: dict[str, str]) -> N
             "needed, 0 B free there; NUMA node 1: 0 B; expected NUMA nodes that hold it, "
             "since a page that is not there ends in SIGBUS"
         ) in refused.message
-    world.check()
 
 
 def test_memory_that_the_kernel_does_not_have_counts_as_gone() -> None:
     world = World(machines.snc_smt(), reading=Reading(memory={0: GIB}))
-    of = pod("a", {"numamem": "0"})
-    assert world.refuse(of, wants=resources(1, 2)).reason == "NotEnoughMemory"
+    assert world.refused("a", {"numamem": "0"}, 1, 2).reason == "NotEnoughMemory"
 
 
 def test_unpinned_starts_untouched_when_the_list_is_no_good() -> None:
     world = World(machines.snc_smt())
-    assert world.place(pod("a", {"numacpu": "99", "on-failure": "unpinned"})) == ("", "")
-    allocation = world.agent.state.allocations["a-app"]
+    assert world.put("a", {"numacpu": "99", "on-failure": "unpinned"}) == ("", "")
+    allocation = world.allocation("a-app")
     assert allocation.kind is Kind.UNBOUND
     assert not allocation.preferred
     assert "UnknownCPU" in allocation.reason
+
+
+# --- Case 1 of the policies: ``numamem`` beside ``policy`` or ``cpus: exclusive`` ---------------
+
+
+@pytest.mark.parametrize("strategy", list(Strategy))
+@pytest.mark.parametrize("ties", [False, True])
+def test_numamem_with_best_effort_and_exclusive_owns_cpus_near_that_memory(
+    strategy: Strategy, ties: bool
+) -> None:
+    world = two_nodes(strategy=strategy, kubelet_ties=ties)
+    wishes = {"policy": "best-effort", "cpus": "exclusive", "numamem": "1"}
+    cpus, mems = world.put("a", wishes, 2, 1)
+    assert (CPUSet.parse(cpus) <= CPUSet.parse("4-7"), mems) == (True, "1")
+    allocation = world.allocation("a-app")
+    assert allocation.kind is Kind.EXCLUSIVE
+    assert allocation.owned
+    assert allocation.preferred
+    assert world.agent.state.charge(1).memory == GIB
+    assert "memory as listed: numamem 1" in world.steps("a-app")
+
+
+def test_numamem_with_best_effort_takes_cpus_elsewhere_when_none_are_near(world: World) -> None:
+    world.put("own", {"numacpu": "4-6", "cpus": "exclusive"}, 3, 1)
+    cpus, mems = world.put("a", {"policy": "best-effort", "numamem": "1"}, 3, 1)
+    assert (CPUSet.parse(cpus) <= CPUSet.parse("0-3"), mems) == (True, "1")
+    assert not world.allocation("a-app").preferred
+
+
+@pytest.mark.parametrize("policy", ["restricted", "single-numa-node"])
+def test_numamem_with_a_strict_policy_refuses_cpus_that_are_not_near(policy: str) -> None:
+    world = two_nodes()
+    assert world.put("a", {"policy": policy, "numamem": "1"}, 1.5, 1) == ("4-7", "1")
+    world.put("own", {"numacpu": "4-5", "cpus": "exclusive"}, 2, 1)
+    says(world.refused("b", {"policy": policy, "numamem": "1"}, 3, 1), "TopologyAffinityError")
+    assert world.put("c", {"policy": policy, "numamem": "0"}, 3, 1)[1] == "0"
+
+
+def test_numamem_with_restricted_may_use_more_cpus_than_are_near_as_on_an_empty_machine() -> None:
+    world = two_nodes()
+    cpus, mems = world.put("a", {"policy": "restricted", "numamem": "1"}, 6, 1)
+    assert len(CPUSet.parse(cpus)) == 6
+    assert CPUSet.parse("4-7") <= CPUSet.parse(cpus)
+    assert mems == "1"
+    assert world.refused("b", {"policy": "single-numa-node", "numamem": "1"}, 6, 1)  # fmt: skip
+
+
+def test_numamem_with_exclusive_and_no_policy_prefers_cpus_near_it(world: World) -> None:
+    cpus, mems = world.put("a", {"cpus": "exclusive", "numamem": "1"}, 2, 1, QoSClass.BURSTABLE)
+    assert (CPUSet.parse(cpus) <= CPUSet.parse("4-7"), mems) == (True, "1")
+    cpus, _ = world.put("b", {"cpus": "exclusive", "numamem": "1"}, 4, 1)
+    assert len(CPUSet.parse(cpus) & CPUSet.parse("4-7")) == 2
+
+
+def test_numamem_of_memory_without_cpus_puts_cpus_at_the_least_distance() -> None:
+    topology = synthetic(
+        sockets=2, numa_per_socket=1, cores_per_numa=4, threads=1, memory_only_gib=[8],
+        distances=[[10, 20, 30], [20, 10, 15], [30, 15, 10]],
+    )  # fmt: skip
+    world = World(topology)
+    assert world.put("a", {"policy": "single-numa-node", "numamem": "2"}, 1.5, 1) == ("4-7", "2")
+    assert world.allocation("a-app").numa_nodes == NUMASet([1])
+
+
+def test_numamem_that_does_not_hold_the_memory_is_refused_with_a_policy_too(world: World) -> None:
+    assert (
+        world.refused("a", {"policy": "best-effort", "numamem": "1"}, 2, 20).reason
+        == "NotEnoughMemory"
+    )
+    assert (
+        world.refused("b", {"policy": "best-effort", "numamem": "7"}, 2, 20).reason
+        == "UnknownNUMANode"
+    )
+
+
+def test_numamem_of_one_container_must_be_where_its_pod_is() -> None:
+    world = World(machines.dual_no_smt())
+    of = pod("p", {"policy": "single-numa-node", "scope": "pod", "numamem.b": "1",
+                   "numamem.c": "0"}, total=resources(4, 4))  # fmt: skip
+    assert world.add(of, "a", 1, 1)[1] == "0"
+    assert "not where numamem 1 is" in world.refuse(of, container(of, "b", resources(1, 1))).message
+    assert world.add(of, "c", 1, 1)[1] == "0"

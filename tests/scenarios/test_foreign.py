@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
-from msgspec.structs import replace
 
 from nri_numa.agent.view import Moment
+from nri_numa.engine.others import pinned_elsewhere
 from nri_numa.engine.state import Kind
+from nri_numa.machine.synthetic import Numbering, synthetic
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import QoSClass, Resources
@@ -15,6 +18,9 @@ from tests.beds.world import World, container, pod, resources
 from tests.machines import named as machines
 
 OWN = {"cpus": "exclusive"}
+
+
+usual = partial(World, machines.single_no_smt())
 
 
 def plain(world: World, name: str = "plain", cpus: str = "") -> str:
@@ -34,16 +40,15 @@ def owner(world: World, cpus: int = 1, name: str = "own") -> str:
 
 
 def kind(world: World, container_id: str) -> Kind:
-    return world.agent.state.allocations[container_id].kind
+    return world.allocation(container_id).kind
 
 
 def overlaps(world: World) -> float | None:
     return world.metrics.registry.get_sample_value("nri_numa_foreign_on_owned_cpus")
 
 
-def test_a_pin_that_is_taken_back_is_no_pin_any_more() -> None:
+def test_a_pin_that_is_taken_back_is_no_pin_any_more(world: World) -> None:
     """It was foreign for ever once, and then stayed on the CPU of a later owner."""
-    world = World(machines.single_no_smt())
     one = plain(world)
     world.update(one, Resources(cpus="2"))
     assert kind(world, one) is Kind.FOREIGN
@@ -56,16 +61,14 @@ def test_a_pin_that_is_taken_back_is_no_pin_any_more() -> None:
     assert world.has(one)[0] == "0-3"
 
 
-def test_a_pin_on_exclusive_cpus_is_said_when_its_container_is_created() -> None:
+def test_a_pin_on_exclusive_cpus_is_said_when_its_container_is_created(world: World) -> None:
     """Another plugin, called before us, writes a CPU that is exclusive to somebody."""
-    world = World(machines.single_no_smt())
     own = owner(world)
     assert (world.has(own)[0], overlaps(world)) == ("0", 0)
     one = plain(world, cpus="0")
     assert kind(world, one) is Kind.FOREIGN
     assert overlaps(world) == 1
-    total = world.metrics.registry.get_sample_value("nri_numa_foreign_overlaps_total")
-    assert total == 1
+    assert world.count("foreign_overlaps_total") == 1
     real = Moment(world.agent.machine, world.agent.state, {}).actual(one)
     assert real is not None
     assert (real.cpus, real.intruder, real.owners) == ("0", True, ("default/own/app",))
@@ -75,8 +78,7 @@ def test_a_pin_on_exclusive_cpus_is_said_when_its_container_is_created() -> None
     assert overlaps(world) == 0
 
 
-def test_all_cpus_are_the_shared_pool_while_somebody_owns_some() -> None:
-    world = World(machines.single_no_smt())
+def test_all_cpus_are_the_shared_pool_while_somebody_owns_some(world: World) -> None:
     one = plain(world)
     world.update(one, Resources(cpus="2-3"))
     own = owner(world)
@@ -84,12 +86,10 @@ def test_all_cpus_are_the_shared_pool_while_somebody_owns_some() -> None:
     assert kind(world, one) is Kind.UNBOUND
     assert world.has(one)[0] == "1-3"
     assert not world.cpus(one) & world.cpus(own)
-    assert "holds the whole shared pool" in world.agent.state.allocations[one].reason
-    world.check()
+    assert "holds the whole shared pool" in world.allocation(one).reason
 
 
-def test_the_shared_pool_itself_pins_nobody() -> None:
-    world = World(machines.single_no_smt())
+def test_the_shared_pool_itself_pins_nobody(world: World) -> None:
     own = owner(world)
     one = plain(world)
     before = world.agent.state
@@ -99,9 +99,8 @@ def test_the_shared_pool_itself_pins_nobody() -> None:
     assert world.has(one)[0] == "0-3"
 
 
-def test_a_foreign_container_may_go_where_its_manager_says() -> None:
+def test_a_foreign_container_may_go_where_its_manager_says(world: World) -> None:
     """Also onto an owner's CPU: it is left alone, and said and counted."""
-    world = World(machines.single_no_smt())
     one = plain(world)
     own = owner(world)
     world.update(one, Resources(cpus="3"))
@@ -113,12 +112,10 @@ def test_a_foreign_container_may_go_where_its_manager_says() -> None:
     world.update(one, Resources(cpus="0-3"))
     assert (kind(world, one), world.has(one)[0]) == (Kind.UNBOUND, "1-3")
     assert overlaps(world) == 0
-    world.check()
 
 
 @pytest.mark.parametrize("asked", [Resources(cpu_shares=512), Resources(cpus="x"), Resources()])
-def test_what_says_nothing_of_cpus_changes_nothing(asked: Resources) -> None:
-    world = World(machines.single_no_smt())
+def test_what_says_nothing_of_cpus_changes_nothing(world: World, asked: Resources) -> None:
     one = plain(world)
     world.update(one, Resources(cpus="3"))
     before = world.agent.state
@@ -128,51 +125,43 @@ def test_what_says_nothing_of_cpus_changes_nothing(asked: Resources) -> None:
 
 @pytest.mark.parametrize("restart", [False, True])
 @pytest.mark.parametrize("now", ["0-3", "1-3", ""])
-def test_a_pin_that_was_taken_back_in_a_gap(now: str, restart: bool) -> None:
+def test_a_pin_that_was_taken_back_in_a_gap(world: World, now: str, restart: bool) -> None:
     """The plugin is away while somebody writes; the runtime tells afterwards."""
-    world = World(machines.single_no_smt())
     one = plain(world)
     world.update(one, Resources(cpus="0-2"))  # wide: not kept for last
     owner(world)
     assert overlaps(world) == 1
-    made = world.live[one]
-    world.live[one] = replace(made, resources=replace(made.resources, cpus=now))
+    world.unseen(one, cpus=now)
     if restart:
         world.boot()
     world.synchronize()
     assert (kind(world, one), world.has(one)[0]) == (Kind.UNBOUND, "1-3")
     assert overlaps(world) == 0
-    world.check()
 
 
-def test_a_pin_that_was_changed_in_a_gap_is_known_as_it_is() -> None:
-    world = World(machines.single_no_smt())
+def test_a_pin_that_was_changed_in_a_gap_is_known_as_it_is(world: World) -> None:
     one = plain(world, cpus="3")
     owner(world)
-    made = world.live[one]
-    world.live[one] = replace(made, resources=replace(made.resources, cpus="0"))
+    world.unseen(one, cpus="0")
     world.synchronize()
     assert world.has(one)[0] == "0"
-    allocation = world.agent.state.allocations[one]
+    allocation = world.allocation(one)
     assert (allocation.kind, allocation.pinned) == (Kind.FOREIGN, CPUSet.parse("0"))
     assert overlaps(world) == 1
     assert journal.state_from(world.store.documents)[0].allocations[one] == allocation
 
 
-def test_a_cpuset_nobody_can_read_stays_as_it_is() -> None:
-    world = World(machines.single_no_smt())
+def test_a_cpuset_nobody_can_read_stays_as_it_is(world: World) -> None:
     one = plain(world, cpus="3")
-    before = world.agent.state.allocations[one]
-    made = world.live[one]
-    world.live[one] = replace(made, resources=replace(made.resources, cpus="?"))
+    before = world.allocation(one)
+    world.unseen(one, cpus="?")
     world.synchronize()
-    assert world.agent.state.allocations[one] == before
+    assert world.allocation(one) == before
 
 
 @pytest.mark.parametrize(("cpus", "expected"), [("0-3", Kind.UNBOUND), ("1-3", Kind.FOREIGN)])
-def test_a_container_that_is_created_with_a_cpuset(cpus: str, expected: Kind) -> None:
+def test_a_container_that_is_created_with_a_cpuset(world: World, cpus: str, expected: Kind) -> None:
     """All CPUs are what the kubelet's static policy gives to everybody while it pins nobody."""
-    world = World(machines.single_no_smt())
     one = plain(world, cpus=cpus)
     assert kind(world, one) is expected
     owner(world)
@@ -191,8 +180,7 @@ def test_all_cpus_do_not_reach_those_that_are_strictly_reserved() -> None:
     assert (kind(world, one), world.has(one)[0]) == (Kind.UNBOUND, "1-3")
 
 
-def test_a_pin_belongs_to_a_foreign_container_only() -> None:
-    world = World(machines.single_no_smt())
+def test_a_pin_belongs_to_a_foreign_container_only(world: World) -> None:
     one = plain(world)
     document = world.store.documents["c/" + one] | {"pinned": "1"}
     _, (problem,) = journal.state_from({"c/" + one: document})
@@ -202,8 +190,67 @@ def test_a_pin_belongs_to_a_foreign_container_only() -> None:
 def test_a_cpuset_on_a_container_whose_memory_we_bind_is_answered_with_the_pool() -> None:
     world = World(machines.single_smt())
     world.synchronize()
-    of = pod("a", {"numamem": "0"})
-    world.place(of, container(of))
+    world.put("a", {"numamem": "0"})
     assert world.update("a-app", Resources(cpus="0")) is None
     assert world.has("a-app") == (str(world.topology.allowed), "0")
-    world.check()
+
+
+# --- CPUs that somebody else pinned are given away last, and it is said -------------------------
+
+
+SINGLE = {"policy": "single-numa-node"}
+
+
+def _elsewhere(world: World) -> CPUSet:
+    return pinned_elsewhere(world.agent.state, world.topology)
+
+
+@pytest.mark.parametrize("smt", ["any", "spread", "isolate", "full-core", "pair"])
+def test_case_15_cpus_that_somebody_else_pinned_are_the_last(smt: str) -> None:
+    """Four cores with siblings side by side; the first has a foreign container."""
+    world = World(
+        synthetic(sockets=1, numa_per_socket=1, cores_per_numa=4, numbering=Numbering.ADJACENT)
+    )
+    plain(world, "kubelets", "0-1")
+    world.put("a", {**SINGLE, "smt": smt}, 2, 1)
+    assert not world.cpus("a-app") & world.topology.siblings_of(world.cpus("kubelets-app"))
+
+
+def test_case_15_when_there_are_no_others_they_are_given_and_it_is_said(world: World) -> None:
+    plain(world, "kubelets", "0-1")
+    assert world.put("a", SINGLE, 3, 1)[0] == "0,2-3"
+    assert "CPU 0 is also used by containers that another component pinned there" in world.steps(
+        "a-app"
+    )
+
+
+def test_case_15_another_numa_node_comes_first() -> None:
+    world = World(machines.dual_no_smt())
+    plain(world, "kubelets", "0-3")
+    # More of the memory of NUMA node 1 is in use.
+    world.put("other", {"numamem": "1"}, 0, 4)
+    assert world.put("a", SINGLE, 6, 1)[1] == "1"
+
+
+def test_case_15_the_kubelets_shared_pool_is_no_pin() -> None:
+    """Nearly every container has it: it says nothing about particular CPUs."""
+    world = World(machines.dual_no_smt())
+    plain(world, "pool", "0-13")
+    assert not _elsewhere(world)
+    assert world.put("a", SINGLE, 2, 1)[0] == "0-1"
+
+
+def test_case_15_it_is_known_after_a_restart_and_forgotten_with_the_container(world: World) -> None:
+    plain(world, "kubelets", "0-1")
+    world.restart()
+    assert str(_elsewhere(world)) == "0-1"
+    world.stop("kubelets-app")
+    assert not _elsewhere(world)
+
+
+def test_case_15_another_cpuset_from_them_counts(world: World) -> None:
+    plain(world, "kubelets", "0-1")
+    assert world.update("kubelets-app", Resources(cpus="2-3")) is None
+    assert str(_elsewhere(world)) == "2-3"
+    assert world.update("kubelets-app", Resources(cpu_shares=512)) is None
+    assert str(_elsewhere(world)) == "2-3"

@@ -1,39 +1,23 @@
-"""Cases 4 and 7 of the policies: the kubelet's rules for memory and CPUs, where they are set."""
+"""Cases 4, 5, 7 and 8 of the policies: the kubelet's rules and options, where they are set."""
 
 from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
 
+from nri_numa import config
+from nri_numa.config.sections import AgentConfig
 from nri_numa.engine.decision import Reading, Refused
 from nri_numa.engine.state import Kind
+from nri_numa.errors import ConfigError
 from nri_numa.machine.synthetic import synthetic
-from nri_numa.model.cpuset import CPUSet
+from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.settings import CPUOrder, Settings
-from nri_numa.model.workload import QoSClass, Resources
-from tests.beds.world import GIB, World, container, pod, resources
+from nri_numa.model.workload import Device, DeviceRequest, QoSClass
+from tests.beds.world import GIB, World, container, pod, resources, two_nodes
+from tests.machines import named as machines
 
 SINGLE = {"policy": "single-numa-node"}
-
-
-def two_nodes(reading: Reading | None = None, **settings: object) -> World:
-    """CPUs 0-3 and 4-7, 8 GiB each."""
-    topology = synthetic(
-        sockets=2, numa_per_socket=1, cores_per_numa=4, threads=1, memory_gib=8,
-        hugepages=settings.pop("pages", None),  # type: ignore[arg-type]
-    )  # fmt: skip
-    return World(topology, Settings(**settings), reading=reading)  # type: ignore[arg-type]
-
-
-def put(
-    world: World, name: str, wishes: dict[str, str], wants: Resources,
-    qos: QoSClass = QoSClass.GUARANTEED,
-) -> tuple[str, str]:  # fmt: skip
-    return world.place(pod(name, wishes, qos=qos), wants=wants)
-
-
-def refuse(world: World, name: str, wishes: dict[str, str], wants: Resources) -> str:
-    return world.refuse(pod(name, wishes), wants=wants).message
 
 
 # --- case 4 -----------------------------------------------------------------------------------
@@ -43,9 +27,9 @@ def test_kubelet_memory_refuses_the_third_of_6_6_and_3_gib() -> None:
     """Also when the kernel says that all is free, since nobody touched it yet."""
     full = Reading(memory={0: 8 * GIB, 1: 8 * GIB})
     world = two_nodes(full, kubelet_memory=True)
-    assert put(world, "a", SINGLE, resources(1, 6))[1] == "0"
-    assert put(world, "b", SINGLE, resources(1, 6))[1] == "1"
-    message = refuse(world, "c", SINGLE, resources(1, 3))
+    assert world.put("a", SINGLE, 1, 6)[1] == "0"
+    assert world.put("b", SINGLE, 1, 6)[1] == "1"
+    message = world.refused("c", SINGLE, 1, 3).message
     assert message == (
         "pod default/c, container app: memory: 3 GiB needed, 2 GiB free on NUMA node 0 "
         "(kubeletMemory); NUMA node 0 has too little memory, and no wider set that holds it fits; "
@@ -57,38 +41,37 @@ def test_kubelet_memory_refuses_the_third_of_6_6_and_3_gib() -> None:
 def test_kubelet_memory_does_not_look_at_what_the_kernel_has() -> None:
     empty = Reading(memory={0: 0, 1: 0}, hugepages={0: {GIB: 0}, 1: {GIB: 0}})
     world = two_nodes(empty, kubelet_memory=True, pages={GIB: 2 * GIB})
-    assert put(world, "a", SINGLE, resources(1, 6, hugepages={GIB: 2 * GIB}))[1] == "0"
+    assert world.put("a", SINGLE, 1, 6, pages={GIB: 2 * GIB})[1] == "0"
 
 
 @pytest.mark.parametrize("policy", ["none", "best-effort", "restricted", "single-numa-node"])
 def test_kubelet_memory_refuses_more_than_the_machine_has(policy: str) -> None:
     world = two_nodes(kubelet_memory=True)
     wishes = {"policy": policy, "cpus": "exclusive"}
-    assert "100 GiB" in refuse(world, "a", wishes, resources(1, 100))
+    assert "100 GiB" in world.refused("a", wishes, 1, 100).message
 
 
 def test_kubelet_memory_books_guaranteed_pods_only() -> None:
     world = two_nodes(kubelet_memory=True)
     best = {"policy": "best-effort"}
-    assert put(world, "a", best, resources(0.5, 8), QoSClass.BURSTABLE)[1] == ""
-    assert put(world, "own", {**best, "cpus": "exclusive"}, resources(1, 8),
-               QoSClass.BURSTABLE)[1] == ""  # fmt: skip
+    assert world.put("a", best, 0.5, 8, QoSClass.BURSTABLE)[1] == ""
+    assert world.put("own", {**best, "cpus": "exclusive"}, 1, 8, QoSClass.BURSTABLE)[1] == ""
     assert world.agent.state.charge(0).memory == 0
-    assert put(world, "b", SINGLE, resources(1, 8))[1] in ("0", "1")
+    assert world.put("b", SINGLE, 1, 8)[1] in ("0", "1")
 
 
 def test_kubelet_memory_groups_never_overlap() -> None:
     world = two_nodes(kubelet_memory=True, kubelet_ties=True)
     best = {"policy": "best-effort"}
-    assert put(world, "pair", best, resources(1, 10))[1] == "0-1"
+    assert world.put("pair", best, 1, 10)[1] == "0-1"
     # 6 GiB are left on NUMA node 1, but it is tied to NUMA node 0.
-    message = refuse(world, "one", SINGLE, resources(1, 1))
+    message = world.refused("one", SINGLE, 1, 1).message
     assert "; other containers tie NUMA nodes 0-1 together (kubeletMemory)" in message
-    assert put(world, "two", best, resources(1, 2))[1] == "0-1"
+    assert world.put("two", best, 1, 2)[1] == "0-1"
     world.stop("pair-app")
     world.stop("two-app")
-    assert put(world, "one", SINGLE, resources(1, 1))[1] == "0"
-    assert "no wider set" in refuse(world, "pair", best, resources(1, 10))
+    assert world.put("one", SINGLE, 1, 1)[1] == "0"
+    assert "no wider set" in world.refused("pair", best, 1, 10).message
 
 
 def test_kubelet_memory_extends_what_a_pod_without_a_sum_was_given() -> None:
@@ -96,23 +79,21 @@ def test_kubelet_memory_extends_what_a_pod_without_a_sum_was_given() -> None:
     for policy, mems in (("best-effort", "0-1"), ("single-numa-node", None)):
         world = two_nodes(kubelet_memory=True)
         of = pod("p", {"policy": policy, "scope": "pod"})
-        assert world.place(of, container(of, "a", resources(1)))[1] == ""
+        assert world.add(of, "a", 1)[1] == ""
         answer = world.create(of, container(of, "b", resources(1, 10)))
         if mems is None:
             assert isinstance(answer, Refused)
             assert "memory: 10 GiB needed, 8 GiB free on NUMA node 0" in answer.message
             continue
         assert world.has("p-b")[1] == mems
-        known = world.agent.grounds_of("p-b")
-        assert known is not None
-        assert "memory extended from NUMA node 0 to 0-1" in known.basis.steps
+        assert "memory extended from NUMA node 0 to 0-1" in world.steps("p-b")
 
 
 def test_kubelet_memory_knows_every_size_of_huge_pages() -> None:
     size = 64 << 10
     world = two_nodes(kubelet_memory=True, pages={size: GIB})
-    assert put(world, "a", SINGLE, resources(1, 1, hugepages={size: GIB}))[1] == "0"
-    assert put(world, "b", SINGLE, resources(1, 1, hugepages={size: size}))[1] == "1"
+    assert world.put("a", SINGLE, 1, 1, pages={size: GIB})[1] == "0"
+    assert world.put("b", SINGLE, 1, 1, pages={size: size})[1] == "1"
 
 
 def test_whole_cpus_of_a_later_container_need_none_of_its_pods_huge_pages() -> None:
@@ -120,26 +101,26 @@ def test_whole_cpus_of_a_later_container_need_none_of_its_pods_huge_pages() -> N
     of = pod("p", {"policy": "restricted", "scope": "pod"})
     of = replace(of, resources=resources(3.5, 2, hugepages=pages))
     assert world.place(of, container(of, "a", resources(1.5, 1, hugepages=pages))) == ("", "0")
-    assert world.place(of, container(of, "b", resources(2, 1)))[1] == "0"
+    assert world.add(of, "b", 2, 1)[1] == "0"
 
 
 def test_kubelet_memory_books_huge_pages_with_memory() -> None:
     world = two_nodes(kubelet_memory=True, kubelet_ties=True, pages={GIB: 2 * GIB})
-    assert put(world, "a", SINGLE, resources(1, 1, hugepages={GIB: GIB}))[1] == "0"
-    assert put(world, "b", SINGLE, resources(1, 1, hugepages={GIB: 2 * GIB}))[1] == "1"
-    assert put(world, "c", SINGLE, resources(1, 1, hugepages={GIB: GIB}))[1] == "0"
-    message = refuse(world, "d", SINGLE, resources(1, 1, hugepages={GIB: GIB}))
+    assert world.put("a", SINGLE, 1, 1, pages={GIB: GIB})[1] == "0"
+    assert world.put("b", SINGLE, 1, 1, pages={GIB: 2 * GIB})[1] == "1"
+    assert world.put("c", SINGLE, 1, 1, pages={GIB: GIB})[1] == "0"
+    message = world.refused("d", SINGLE, 1, 1, pages={GIB: GIB}).message
     assert "hugepages-1Gi: 1 GiB needed, 0 B free on all NUMA nodes together" in message
     world.stop("a-app")
-    assert put(world, "d", SINGLE, resources(1, 1, hugepages={GIB: GIB}))[1] == "0"
+    assert world.put("d", SINGLE, 1, 1, pages={GIB: GIB})[1] == "0"
     small = {2 << 20: GIB}
-    assert "2 MiB" in refuse(world, "e", SINGLE, resources(1, 1, hugepages=small))
+    assert "2 MiB" in world.refused("e", SINGLE, 1, 1, pages=small).message
 
 
 def test_kubelet_memory_of_a_list_is_booked_beside_the_others() -> None:
     world = two_nodes(kubelet_memory=True)
-    assert put(world, "a", {"numamem": "0"}, resources(1, 6))[1] == "0"
-    assert put(world, "b", SINGLE, resources(1, 6))[1] == "1"
+    assert world.put("a", {"numamem": "0"}, 1, 6)[1] == "0"
+    assert world.put("b", SINGLE, 1, 6)[1] == "1"
 
 
 # --- case 7 -----------------------------------------------------------------------------------
@@ -150,35 +131,34 @@ def test_kubelet_cpus_makes_no_cpu_hint_of_a_fraction() -> None:
     topology = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=2, threads=1)
     world = World(topology, Settings(kubelet_cpus=True))
     for name in "abc":
-        assert put(world, name, SINGLE, resources(1.5, 1))[0] == ""
-        assert world.agent.state.allocations[f"{name}-app"].kind is Kind.UNBOUND
+        assert world.put(name, SINGLE, 1.5, 1)[0] == ""
+        assert world.allocation(f"{name}-app").kind is Kind.UNBOUND
     world = World(topology)
-    put(world, "a", SINGLE, resources(1.5, 1))
-    put(world, "b", SINGLE, resources(1.5, 1))
-    assert "0.5 CPUs" in refuse(world, "c", SINGLE, resources(1.5, 1))
+    world.put("a", SINGLE, 1.5, 1)
+    world.put("b", SINGLE, 1.5, 1)
+    assert "0.5 CPUs" in world.refused("c", SINGLE, 1.5, 1).message
 
 
 def test_kubelet_cpus_lets_fractions_and_burstable_pods_take_nothing_from_owners() -> None:
     world = two_nodes(kubelet_cpus=True, reserved_cpus=CPUSet([0]))
-    put(world, "a", SINGLE, resources(2.5, 1))
-    cpus, mems = put(world, "b", SINGLE, resources(3, 1), QoSClass.BURSTABLE)
+    world.put("a", SINGLE, 2.5, 1)
+    cpus, mems = world.put("b", SINGLE, 3, 1, QoSClass.BURSTABLE)
     assert (cpus, mems != "") == ("", True)
-    assert len(CPUSet.parse(put(world, "c", SINGLE, resources(4, 1))[0])) == 4
+    assert len(CPUSet.parse(world.put("c", SINGLE, 4, 1)[0])) == 4
     # Nobody is bound to that NUMA node, so no CPU is kept back there either.
-    assert len(CPUSet.parse(put(world, "d", SINGLE, resources(3, 1))[0])) == 3
+    assert len(CPUSet.parse(world.put("d", SINGLE, 3, 1)[0])) == 3
     assert world.has("a-app")[0] == "0"
-    world.check()
 
 
 def test_kubelet_cpus_hears_a_pod_that_asks_to_share_a_numa_node() -> None:
     world = two_nodes(kubelet_cpus=True)
-    assert put(world, "a", {**SINGLE, "cpus": "shared"}, resources(1.5, 1)) == ("0-3", "0")
+    assert world.put("a", {**SINGLE, "cpus": "shared"}, 1.5, 1) == ("0-3", "0")
 
 
 def test_kubelet_cpus_without_memory_to_align_pins_nothing() -> None:
     world = two_nodes(kubelet_cpus=True)
-    assert put(world, "a", {"policy": "best-effort"}, resources(1.5)) == ("", "")
-    assert put(world, "b", SINGLE, resources(1.5)) == ("", "")
+    assert world.put("a", {"policy": "best-effort"}, 1.5) == ("", "")
+    assert world.put("b", SINGLE, 1.5) == ("", "")
 
 
 @pytest.mark.parametrize("order", [(3, 1.5, 1.5), (1.5, 3, 1.5)])
@@ -187,24 +167,14 @@ def test_kubelet_cpus_counts_no_fraction_of_a_pod_as_exclusive(order: tuple[floa
     world = two_nodes(kubelet_cpus=True)
     of = pod("p", {**SINGLE, "scope": "pod"}, total=resources(6, 3))
     for n, cpus in enumerate(order):
-        world.place(of, container(of, f"c{n}", resources(cpus, 1)))
+        world.add(of, f"c{n}", cpus, 1)
     assert {world.has(i)[1] for i in world.live} == {"0"}
-    world.check()
-
-
-def test_kubelet_cpus_places_a_pod_of_whole_cpus_where_all_of_it_fits() -> None:
-    world = two_nodes(kubelet_cpus=True, kubelet_ties=True, cpu_order=CPUOrder.KUBELET)
-    put(world, "a", SINGLE, resources(1, 1))
-    of = pod("p", {**SINGLE, "scope": "pod"}, total=resources(4, 2))
-    world.place(of, container(of, "a", resources(2, 1)))
-    world.place(of, container(of, "b", resources(2, 1)))
-    assert (world.has("p-a"), world.has("p-b")) == (("4-5", "1"), ("6-7", "1"))
 
 
 def test_kubelet_cpus_refuses_a_pod_when_no_part_of_it_fits() -> None:
     world = two_nodes(kubelet_cpus=True)
     for name in "ab":
-        put(world, name, SINGLE, resources(2, 1))
+        world.put(name, SINGLE, 2, 1)
     of = pod("p", {**SINGLE, "scope": "pod"}, total=resources(6, 2))
     refused = world.refuse(of, container(of, "a", resources(3, 1)))
     assert "all its containers together need 6 exclusive CPUs" in refused.message
@@ -214,6 +184,244 @@ def test_kubelet_cpus_refuses_a_pod_whose_cpus_and_memory_need_different_widths(
     """Known at its second container: the first had a fraction and the sum tells no more."""
     world = two_nodes(kubelet_cpus=True)
     of = pod("p", {"policy": "restricted", "scope": "pod"}, total=resources(1.5, 10))
-    world.place(of, container(of, "a", resources(0.5, 5)))
+    world.add(of, "a", 0.5, 5)
     refused = world.refuse(of, container(of, "b", resources(1, 5)))
     assert "more NUMA nodes than its CPUs need" in refused.message
+
+
+# --- Cases 5 and 8 of the policies: options of the kubelet's, and which do not go together ------
+
+
+STATIC = Settings(static_cpus=True)
+
+
+def complaints(text: str) -> list[str]:
+    """What is wrong with a configuration."""
+    with pytest.raises(ConfigError) as caught:
+        config.load(text=text)
+    return [
+        one.removesuffix(" (from the runtime's Configure text)") for one in caught.value.problems
+    ]
+
+
+# --- case 5 -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("where", "text"),
+    [
+        ("defaults.policy", "defaults: {policy: single-numa-node}"),
+        (
+            "rules[1].set.policy",
+            "rules: [{set: {policy: none}}, {set: {policy: single-numa-node}}]",
+        ),
+    ],
+)
+def test_align_by_socket_with_single_numa_node_is_refused_by_the_configuration(
+    where: str, text: str
+) -> None:
+    assert complaints(f"alignBySocket: true\n{text}") == [
+        "alignBySocket: true takes CPUs from all NUMA nodes of a socket, and "
+        f"{where} is single-numa-node; expected only one of them, as the kubelet does"
+    ]
+
+
+def test_align_by_socket_does_not_split_a_pod_that_asks_for_one_numa_node() -> None:
+    """What an annotation asks for cannot be known when the configuration is read."""
+    world = World(machines.snc_smt(), Settings(align_by_socket=True))
+    cpus, mems = world.put("a", {"policy": "single-numa-node"}, 6, 1)
+    assert len(world.topology.numa_of(CPUSet.parse(cpus))) == 1
+    assert world.topology.numa_of(CPUSet.parse(cpus)) == NUMASet.parse(mems)
+
+
+def test_align_by_socket_needs_numa_nodes_in_sockets() -> None:
+    """The kubelet refuses machines with more sockets than NUMA nodes."""
+    one = synthetic(sockets=2, sockets_per_numa=2, numa_per_socket=1, cores_per_numa=4)
+    assert len(one.sockets) > len(one.numa_nodes)
+    (found,) = config.problems(AgentConfig(align_by_socket=True), one)
+    assert found.startswith("alignBySocket: this machine has 2 sockets and 1 NUMA nodes")
+    assert config.problems(AgentConfig(align_by_socket=True), machines.snc_smt()) == []
+
+
+# --- case 8 -----------------------------------------------------------------------------------
+
+
+def test_distribute_cpus_across_cores_takes_one_thread_of_each_core() -> None:
+    settings = Settings(cpu_order=CPUOrder.KUBELET, align_l3=False)
+    assert World(machines.dual_smt(), settings).put("a", {"policy": "best-effort"}, 4, 1)[0] == (
+        "0-1,32-33"
+    )
+    settings = Settings(cpu_order=CPUOrder.KUBELET, align_l3=False, distribute_across_cores=True)
+    world = World(machines.dual_smt(), settings)
+    assert world.put("a", {"policy": "best-effort"}, 4, 1)[0] == "0-3"
+    assert world.put("b", {"policy": "best-effort"}, 3, 1)[0] == "16-18"
+    # A whole socket is still taken as a whole.
+    world = World(machines.dual_smt(), settings)
+    assert world.put("c", {"policy": "best-effort"}, 33, 1)[0] == "0-16,32-47"
+    # Who asks for whole cores gets them.
+    world = World(machines.dual_smt(), settings)
+    assert world.put("d", {"policy": "best-effort", "smt": "full-core"}, 4, 1)[0] == "0-1,32-33"
+
+
+def test_distribute_cpus_across_cores_does_not_go_with_other_options() -> None:
+    found = complaints(
+        "distributeAcrossCores: true\ndistributeAcrossNUMA: true\nrules: [{set: {smt: full-core}}]"
+    )
+    assert [one.partition(", expected ")[2] for one in found[:3]] == [
+        "cpuOrder: kubelet beside it; with cpuOrder: default, smt: spread takes one thread of "
+        "each core",
+        "distributeAcrossNUMA: false beside it, as the kubelet does",
+        "alignL3: false beside it, as the kubelet does",
+    ]
+    assert "rules[0].set.smt is full-core" in found[3]
+    good = "{cpuOrder: kubelet, alignL3: false, distributeAcrossCores: true}"
+    assert config.settings(config.load(text=good)).distribute_across_cores
+
+
+def test_reserved_huge_pages_are_promised_to_nobody() -> None:
+    topology = synthetic(
+        sockets=2, numa_per_socket=1, cores_per_numa=4, memory_gib=8, hugepages={GIB: 2 * GIB}
+    )
+    text = "reservedMemory: {0: {hugepages-1Gi: 1Gi, memory: 512Mi}, 1: 1Gi}"
+    loaded = config.load(text=text)
+    assert config.problems(loaded, topology) == []
+    settings = config.settings(loaded)
+    assert settings.reserved_memory == {0: GIB // 2, 1: GIB}
+    assert settings.reserved_hugepages == {0: {GIB: GIB}}
+    world = World(topology, settings)
+    for name, node in (("a", "1"), ("b", "0")):
+        of = pod(name, {"policy": "single-numa-node"})
+        size = {GIB: 2 * GIB if name == "a" else GIB}
+        assert world.place(of, wants=resources(1, 1, hugepages=size))[1] == node
+    of = pod("c", {"policy": "best-effort", "on-failure": "reject"})
+    refused = world.refuse(
+        pod("c", {"policy": "single-numa-node"}),
+        container(of, wants=resources(1, 1, hugepages={GIB: GIB})),
+    )
+    assert "0 B in huge pages of 1 GiB" in refused.message
+
+
+def test_reserved_huge_pages_that_make_no_sense_are_mistakes() -> None:
+    found = complaints(
+        "reservedMemory: {0: {hugepages-3Mi: 1Gi}, 1: {memory: lots, pages: 1}, 2: {}}"
+    )
+    assert [one.partition(":")[0] for one in found] == [
+        "reservedMemory.0.hugepages-3Mi",
+        "reservedMemory.1.memory",
+        "reservedMemory.1.pages",
+    ]
+    loaded = config.load(text="reservedMemory: {0: {hugepages-1Gi: 3Gi, hugepages-2Mi: 2Mi}}")
+    topology = synthetic(sockets=1, numa_per_socket=1, hugepages={GIB: 2 * GIB})
+    assert config.problems(loaded, topology) == [
+        "reservedMemory.0.hugepages-1Gi: 3Gi is more than the 2147483648 bytes of NUMA node 0 in "
+        "hugepages-1Gi",
+        "reservedMemory.0.hugepages-2Mi: 2Mi is more than the 0 bytes of NUMA node 0 in "
+        "hugepages-2Mi",
+    ]
+
+
+def test_static_cpus_gives_guaranteed_pods_cpus_without_a_policy() -> None:
+    world = World(machines.dual_no_smt(), STATIC)
+    cpus, mems = world.put("a", {}, 10, 1)
+    assert (len(CPUSet.parse(cpus)), mems) == (10, ""), "not aligned, and memory left alone"
+    assert world.allocation("a-app").kind is Kind.EXCLUSIVE
+    assert world.update("a-app", resources(9, 1)) is None
+    assert len(world.cpus("a-app")) == 9
+    world.stop("a-app")
+    assert world.put("fraction", {}, 1.5, 1) == ("", "")
+    assert world.put("burstable", {}, 2, 1, QoSClass.BURSTABLE) == ("", "")
+    assert world.put("out", {"bind": "none"}, 2, 1) == ("", "")
+    assert world.put("shares", {"cpus": "shared"}, 2, 1) == ("", "")
+    assert world.put("aligned", {"policy": "single-numa-node"}, 2, 1)[1] == "0"
+    assert world.put("memory", {"bind": "cpu+mem"}, 2, 1)[1] == "0"
+    assert world.put("listed", {"numamem": "1"}, 2, 1)[1] == "1"
+
+
+def test_static_cpus_refuses_a_pod_that_there_are_no_cpus_for() -> None:
+    world = World(machines.single_no_smt(), STATIC)
+    assert world.refused("a", {}, 5).reason == "NotEnoughCPUs"
+    assert World(machines.single_no_smt()).put("a", {}, 3, 1) == ("", "")
+
+
+def test_static_cpus_with_the_kubelets_memory_manager_gives_memory_nodes_too() -> None:
+    world = World(machines.dual_no_smt(), Settings(static_cpus=True, kubelet_memory=True))
+    assert world.put("a", {}, 2, 12)[1] == "0"
+    assert world.put("b", {}, 2, 12)[1] == "1"
+    assert world.refused("c", {}, 2, 12).reason == "NotEnoughMemory"
+
+
+def test_static_cpus_says_where_it_comes_from() -> None:
+    world = World(machines.dual_no_smt(), STATIC)
+    world.put("a", {}, 2, 1)
+    known = world.grounds("a-app")
+    assert known.basis.requested is not None
+    assert known.basis.requested["cpus"][1] == "staticCPUs"
+
+
+# --- distribute-cpus-across-numa --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", list(CPUOrder))
+def test_cpus_are_on_every_numa_node_that_the_hint_has_for_devices(order: CPUOrder) -> None:
+    """22 CPUs fit three of four NUMA nodes, and the eight GPUs are on all of them."""
+    world = World(
+        synthetic(sockets=2, numa_per_socket=2, cores_per_numa=4, memory_gib=16),
+        Settings(distribute_across_numa=True, cpu_order=order),
+    )
+    gpus = tuple(Device(id=f"gpu{n}", numa_nodes=frozenset([n // 2])) for n in range(8))
+    of = pod("p", {"policy": "best-effort", "smt": "any"})
+    made = container(of, wants=resources(22, 1))
+    request = DeviceRequest(resource="example.org/gpu", count=8, devices=gpus)
+    world.place(of, replace(made, devices=(request,)))
+    nodes = world.topology.numa_nodes.values()
+    cpus = world.cpus(made.id)
+    assert sorted(len(node.cpus & cpus) for node in nodes) == [5, 5, 6, 6]
+
+
+# --- align-by-socket --------------------------------------------------------------------------
+
+
+def one_socket() -> World:
+    """Two NUMA nodes of one socket, CPUs 0-3 and 4-7, 8 GiB each; as under the kubelet."""
+    topology = synthetic(sockets=1, numa_per_socket=2, cores_per_numa=4, threads=1, memory_gib=8)
+    return World(
+        topology,
+        Settings(
+            align_by_socket=True, kubelet_cpus=True, kubelet_memory=True, kubelet_ties=True,
+            cpu_order=CPUOrder.KUBELET,
+        ),
+    )  # fmt: skip
+
+
+RESTRICTED_POD = {"policy": "restricted", "scope": "pod"}
+
+
+def test_a_pod_as_wide_as_its_socket_is_as_wide_as_it_needs_to_be() -> None:
+    """12 GiB take both NUMA nodes; one socket is what the kubelet's option asks for."""
+    world = one_socket()
+    of = pod("p", RESTRICTED_POD, total=resources(2.5, 12))
+    world.add(of, "a", 0.5, 4)
+    for name in "bc":
+        assert world.add(of, name, 1, 4)[1] == "0-1"
+
+
+def test_cpus_from_elsewhere_in_the_socket_make_a_pod_no_wider() -> None:
+    world = one_socket()
+    world.put("o", {"numacpu": "4-5", "cpus": "exclusive"}, 2)
+    of = pod("p", RESTRICTED_POD, total=resources(2, 2))
+    for name in "ab":
+        world.add(of, name, 1, 1)
+    assert world.agent.state.pods[of.uid].affinity_preferred
+
+
+def test_cpus_that_its_pod_would_not_have_had_are_refused() -> None:
+    """Four and four CPUs of which three are free each, as the pod comes that needs two and two."""
+    world = one_socket()
+    for number, listed in enumerate(("0", "4")):
+        world.put(f"o{number}", {"numacpu": listed, "cpus": "exclusive"}, 1)
+    of = pod("p", RESTRICTED_POD, total=resources(4, 2))
+    world.add(of, "a", 2, 1)
+    refused = world.refuse(of, container(of, "b", resources(2, 1)))
+    assert (
+        "cpu: 2 exclusive CPUs needed, 1 free for exclusive use on NUMA node 0" in refused.message
+    )

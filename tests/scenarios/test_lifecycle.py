@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.engine import admit
-from nri_numa.engine.decision import Admitted, Machine, Refused
+from nri_numa.engine.decision import Refused
 from nri_numa.engine.state import (
     Charge,
     Kind,
@@ -16,31 +17,23 @@ from nri_numa.engine.state import (
     step_violations,
     violations,
 )
-from nri_numa.machine.synthetic import synthetic
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import QoSClass, Resources
 from tests.beds.allocations import allocation
-from tests.beds.world import GIB, PREFIX, World, container, pod, resources
+from tests.beds.world import GIB, PREFIX, World, container, pod, resources, says
 from tests.machines import named as machines
 
 SINGLE = {"policy": "single-numa-node"}
 OWN = {"cpus": "exclusive"}
 
 
-def grown(world: World, name: str, annotations: dict[str, str], cpus: float, memory: float = 1):
-    """Place one pod with one container and return the pod."""
-    of = pod(name, annotations)
-    world.place(of, wants=resources(cpus, memory))
-    return of
+usual = partial(World, machines.single_no_smt())
 
 
-def test_a_grant_shrinks_the_pool_before_the_reply_and_a_stop_returns_it() -> None:
-    world = World(machines.single_no_smt())
-    world.place(pod("plain"))
-    of = pod("own", OWN)
-    answer = world.create(of, container(of, wants=resources(2)))
-    assert isinstance(answer, Admitted)
+def test_a_grant_shrinks_the_pool_before_the_reply_and_a_stop_returns_it(world: World) -> None:
+    world.put("plain")
+    answer = world.admit(pod("own", OWN), wants=resources(2))
     owned = world.cpus("own-app")
     assert answer.updates == (), "the runtime is slow at it"
     assert world.cpus("plain-app") == world.topology.online - owned
@@ -50,9 +43,8 @@ def test_a_grant_shrinks_the_pool_before_the_reply_and_a_stop_returns_it() -> No
 
 def test_only_containers_whose_set_changes_are_updated() -> None:
     world = World(machines.dual_no_smt())
-    of = pod("zero", {**SINGLE, "bind": "cpu"}, qos=QoSClass.BURSTABLE)
-    world.place(of, wants=resources(1.5))
-    world.place(pod("one", {**SINGLE, "bind": "cpu"}, qos=QoSClass.BURSTABLE), wants=resources(0.5))
+    world.put("zero", {**SINGLE, "bind": "cpu"}, 1.5, qos=QoSClass.BURSTABLE)
+    world.put("one", {**SINGLE, "bind": "cpu"}, 0.5, qos=QoSClass.BURSTABLE)
     assert world.cpus("zero-app").isdisjoint(world.cpus("one-app"))
     of = pod("own", OWN | {"policy": "single-numa-node"})
     world.sent.clear()
@@ -60,9 +52,9 @@ def test_only_containers_whose_set_changes_are_updated() -> None:
     assert len(world.sent) == 1
 
 
-def test_a_failed_start_leaves_nothing_behind() -> None:
+def test_a_failed_start_leaves_nothing_behind(world: World) -> None:
     """Containerd reports no stop for it until it is removed; the next attempt takes its place."""
-    world = World(machines.single_no_smt())
+    world.ends_whole = False
     of = pod("a", OWN)
     before = world.place(of, container(of, wants=resources(2), id="first"))
     assert world.place(of, container(of, wants=resources(2), id="second")) == before
@@ -71,18 +63,17 @@ def test_a_failed_start_leaves_nothing_behind() -> None:
     assert "c/first" not in world.store.documents
 
 
-def test_the_same_create_twice_is_one_grant() -> None:
-    world = World(machines.single_no_smt())
+def test_the_same_create_twice_is_one_grant(world: World) -> None:
     of = pod("a", OWN)
     made = container(of, wants=resources(2))
     assert world.place(of, made) == world.place(of, made)
     assert len(world.agent.state.owned) == 2
 
 
-def test_removing_a_pod_frees_what_was_never_reported_stopped() -> None:
-    world = World(machines.single_no_smt())
-    world.place(pod("plain"))
-    of = grown(world, "own", OWN, 2)
+def test_removing_a_pod_frees_what_was_never_reported_stopped(world: World) -> None:
+    world.put("plain")
+    of = pod("own", OWN)
+    world.place(of, wants=resources(2, 1))
     world.live.pop("own-app")
     world.remove_pod(of)
     world.remove_pod(of)
@@ -90,10 +81,11 @@ def test_removing_a_pod_frees_what_was_never_reported_stopped() -> None:
     assert world.has("plain-app")[0] == "0-3"
 
 
-def test_a_removed_sandbox_takes_nothing_from_the_one_that_replaced_it() -> None:
+def test_a_removed_sandbox_takes_nothing_from_the_one_that_replaced_it(world: World) -> None:
     """The kubelet makes another sandbox where one died, and removes the former one later."""
-    world = World(machines.single_no_smt())
-    former = grown(world, "own", OWN, 2)
+    world.ends_whole = False
+    former = pod("own", OWN)
+    world.place(former, wants=resources(2, 1))
     world.stop("own-app")
     world.agent.stop_pod(former.uid, former.id)
     latter = replace(former, id="another")
@@ -111,56 +103,33 @@ def test_a_removed_sandbox_takes_nothing_from_the_one_that_replaced_it() -> None
 
 def test_a_resize_that_does_not_fit_keeps_the_pin_under_widen() -> None:
     world = World(machines.dual_smt())
-    grown(world, "a", {**SINGLE, "on-failure": "unpinned"}, 2)
+    world.put("a", {**SINGLE, "on-failure": "unpinned"}, 2, 1)
     before = world.has("a-app")
     assert world.update("a-app", resources(65, 1)) is None
     assert world.has("a-app") == before
 
 
-def test_an_odd_shrink_of_whole_cores_is_refused() -> None:
-    world = World(machines.dual_smt())
-    grown(world, "a", {**SINGLE, "smt": "full-core"}, 4)
-    refused = world.update("a-app", resources(3, 1))
-    assert isinstance(refused, Refused)
-    assert refused.reason == "SMTAlignmentError"
-
-
 def test_a_fraction_refuses_the_resize_of_an_owner() -> None:
     world = World(machines.dual_smt())
-    grown(world, "a", OWN, 2)
-    refused = world.update("a-app", resources(1.5, 1))
-    assert isinstance(refused, Refused)
-    assert "1500m" in refused.message
-
-
-def test_an_automatic_owner_that_gets_a_fraction_goes_to_the_shared_pool_with_its_quota() -> None:
-    world = World(machines.dual_smt())
-    grown(world, "a", SINGLE, 2)
-    assert world.update("a-app", resources(1.5, 1)) is None
-    assert world.agent.state.allocations["a-app"].kind is Kind.SHARED
-    assert not world.agent.state.owned
-    assert world.live["a-app"].resources.cpu_quota == 150_000
-    world.check()
+    world.put("a", OWN, 2, 1)
+    says(world.update_refused("a-app", resources(1.5, 1)), "", "1500m")
 
 
 def test_best_effort_grows_where_it_is_and_says_what_that_node_lacks() -> None:
     world = World(machines.snc_smt())
-    before = world.place(pod("a", {"policy": "best-effort"}), wants=resources(1.5, 10))
+    before = world.put("a", {"policy": "best-effort"}, 1.5, 10)
     assert world.update("a-app", resources(40.5, 20)) is None
     assert world.has("a-app") == before
-    allocation = world.agent.state.allocations["a-app"]
+    allocation = world.allocation("a-app")
     assert not allocation.preferred
     assert (allocation.cpu_milli, allocation.memory_bytes) == (40_500, 20 * GIB)
     assert world.agent.state.charge(int(before[1])).memory == 20 * GIB
-    known = world.agent.grounds_of("a-app")
-    assert known is not None
-    assert any("memory: 20 GiB needed, " in step for step in known.basis.steps)
-    world.check()
+    assert any("memory: 20 GiB needed, " in step for step in world.steps("a-app"))
 
 
 def test_a_cpuset_from_outside_does_not_move_a_pin() -> None:
     world = World(machines.dual_smt())
-    grown(world, "a", SINGLE, 2)
+    world.put("a", SINGLE, 2, 1)
     before = world.has("a-app")
     assert world.update("a-app", Resources(cpus="5-9", mems="0-1")) is None
     assert world.has("a-app") == before
@@ -169,16 +138,17 @@ def test_a_cpuset_from_outside_does_not_move_a_pin() -> None:
     assert world.has("a-app") == before
 
 
-def test_an_unreadable_cpuset_from_outside_is_left_to_the_runtime() -> None:
-    world = World(machines.single_no_smt())
-    world.place(pod("plain"))
+def test_an_unreadable_cpuset_from_outside_is_left_to_the_runtime(world: World) -> None:
+    world.ends_whole = False
+    world.put("plain")
     assert world.update("plain-app", Resources(cpus="3-1")) is None
-    assert world.agent.state.allocations["plain-app"].kind is Kind.UNBOUND
+    assert world.allocation("plain-app").kind is Kind.UNBOUND
 
 
 def test_a_rule_that_became_unreadable_does_not_break_what_runs() -> None:
     world = World(machines.dual_smt())
-    of = grown(world, "a", SINGLE, 2)
+    of = pod("a", SINGLE)
+    world.place(of, wants=resources(2, 1))
     before = world.has("a-app")
     world.pods[of.id] = replace(of, annotations={PREFIX + "policy": "nonsense"})
     assert world.update("a-app", resources(4, 1)) is None
@@ -196,17 +166,6 @@ def test_update_of_an_unknown_container_is_let_through() -> None:
 # --- resync -----------------------------------------------------------------------------------
 
 
-def test_a_restart_moves_nothing_and_sends_nothing() -> None:
-    world = World(machines.dual_smt())
-    world.place(pod("plain"))
-    grown(world, "own", SINGLE, 4)
-    world.place(pod("list", {"numacpu": "63", "numamem": "1"}))
-    before = {i: world.has(i) for i in world.live}
-    world.boot()
-    assert world.synchronize() == ()
-    assert {i: world.has(i) for i in world.live} == before
-
-
 def test_what_started_while_we_were_away_is_pinned_and_counted() -> None:
     world = World(machines.dual_smt())
     of = pod("gap", SINGLE)
@@ -214,37 +173,18 @@ def test_what_started_while_we_were_away_is_pinned_and_counted() -> None:
     world.live["gap-app"] = replace(
         container(of), resources=replace(resources(2, 1), cpus="no list")
     )
-    plain = pod("plain")
-    world.pods[plain.id] = plain
-    world.live["plain-app"] = container(plain)
+    world.meet(pod("plain"))
     world.synchronize()
     assert len(world.cpus("gap-app")) == 2
     assert not world.cpus("plain-app") & world.cpus("gap-app")
-    value = world.metrics.registry.get_sample_value("nri_numa_gap_containers_total")
-    assert value == 2, "the other one could run there"
-    world.check()
-
-
-def test_a_gap_container_that_would_be_refused_runs_on_unpinned() -> None:
-    world = World(machines.dual_smt())
-    of = pod("gap", SINGLE)
-    world.pods[of.id] = of
-    world.live["gap-app"] = container(of, wants=resources(40, 1))
-    assert world.synchronize() == ()
-    allocation = world.agent.state.allocations["gap-app"]
-    assert allocation.kind is Kind.UNBOUND
-    assert "TopologyAffinityError" in allocation.reason
-    world.check()
+    assert world.count("gap_containers_total") == 2, "the other one could run there"
 
 
 def test_a_pin_that_was_lost_is_written_again() -> None:
     world = World(machines.dual_smt())
-    grown(world, "own", SINGLE, 2)
+    world.put("own", SINGLE, 2, 1)
     before = world.has("own-app")
-    made = world.live["own-app"]
-    world.live["own-app"] = replace(
-        made, resources=replace(made.resources, cpus="0-63", mems="", cpu_quota=200_000)
-    )
+    world.unseen("own-app", cpus="0-63", mems="", cpu_quota=200_000)
     (update,) = world.synchronize()
     assert update.cpu_quota == -1
     assert world.has("own-app") == before
@@ -252,6 +192,7 @@ def test_a_pin_that_was_lost_is_written_again() -> None:
 
 def test_a_container_whose_pod_is_unknown_is_no_containers_of_ours() -> None:
     world = World(machines.dual_smt())
+    world.ends_whole = False
     of = pod("ghost", SINGLE)
     world.live["ghost-app"] = container(of, wants=resources(2))
     assert world.synchronize() == ()
@@ -266,53 +207,43 @@ def test_a_damaged_annotation_is_decided_anew(text: str) -> None:
     world = World(machines.dual_smt())
     of = pod("a", SINGLE)
     made = container(of, wants=resources(2, 1))
-    world.pods[of.id] = of
-    world.live[made.id] = replace(made, annotations={PREFIX + "assigned": text})
+    world.meet(of, replace(made, annotations={PREFIX + "assigned": text}))
     world.synchronize()
     assert len(world.cpus("a-app")) == 2
 
 
 def test_cpus_that_the_machine_lost_are_decided_anew() -> None:
     world = World(machines.dual_no_smt())
-    grown(world, "own", OWN | {"policy": "single-numa-node"}, 2)
+    world.put("own", OWN | {"policy": "single-numa-node"}, 2, 1)
     world.topology = machines.single_no_smt()
-    world.boot()
-    world.synchronize()
+    world.restart()
     assert world.cpus("own-app") <= world.topology.online
-    world.check()
 
 
 # --- CPUs that come and go --------------------------------------------------------------------
 
 
-def test_an_offline_cpu_leaves_the_set_and_comes_back() -> None:
-    world = World(machines.single_no_smt())
-    world.place(pod("plain"))
-    grown(world, "own", OWN, 2)
-    world.place(pod("list", {"numacpu": "3"}))
+def test_an_offline_cpu_leaves_the_set_and_comes_back(world: World) -> None:
+    world.put("plain")
+    world.put("own", OWN, 2, 1)
+    world.put("list", {"numacpu": "3"})
     before = {i: world.has(i) for i in world.live}
     full = world.topology
     gone = CPUSet([max(world.cpus("own-app"))])
-    smaller = synthetic(sockets=1, numa_per_socket=1, cores_per_numa=4, threads=1, offline=gone)
-    world.topology = smaller
-    world.apply(world.agent.retopology(Machine(topology=smaller, settings=world.settings)))
+    world.becomes(machines.single_no_smt(offline=gone))
     assert world.cpus("own-app").isdisjoint(gone)
-    world.topology = full
-    world.apply(world.agent.retopology(Machine(topology=full, settings=world.settings)))
+    world.becomes(full)
     assert {i: world.has(i) for i in world.live} == before
 
 
-def test_who_fell_back_to_the_pool_makes_room_for_the_next_owner() -> None:
-    world = World(machines.single_no_smt())
-    world.place(pod("plain"))
-    grown(world, "own", OWN, 1)
-    world.place(pod("listed", {"numacpu": "3"}))
+def test_who_fell_back_to_the_pool_makes_room_for_the_next_owner(world: World) -> None:
+    world.put("plain")
+    world.put("own", OWN, 1, 1)
+    world.put("listed", {"numacpu": "3"})
     (own,) = world.cpus("own-app")
     offline = CPUSet([own, 3])
-    smaller = synthetic(sockets=1, numa_per_socket=1, cores_per_numa=4, threads=1, offline=offline)
-    world.topology = smaller
-    world.apply(world.agent.retopology(Machine(topology=smaller, settings=world.settings)))
-    grown(world, "next", OWN, 1)
+    world.becomes(machines.single_no_smt(offline=offline))
+    world.put("next", OWN, 1, 1)
     (taken,) = world.cpus("next-app")
     left = CPUSet(range(4)) - offline - CPUSet([taken])
     assert world.cpus("own-app") == world.cpus("listed-app") == world.cpus("plain-app") == left
@@ -323,21 +254,20 @@ def test_who_fell_back_to_the_pool_makes_room_for_the_next_owner() -> None:
 # --- disk -------------------------------------------------------------------------------------
 
 
-def test_a_full_disk_is_counted_once_and_caught_up_later() -> None:
-    world = World(machines.single_no_smt())
+def test_a_full_disk_is_counted_once_and_caught_up_later(world: World) -> None:
     world.store.full = True
-    of = grown(world, "own", OWN, 2)
+    of = pod("own", OWN)
+    world.place(of, wants=resources(2, 1))
     assert world.agent.checkpoint.problem
     world.stop("own-app")
-    grown(world, "next", OWN, 1)
+    world.put("next", OWN, 1, 1)
     world.store.full = False
     world.agent.checkpoint.maintain()
     assert set(world.store.documents) >= {"c/next-app"}
     assert "c/own-app" not in world.store.documents
     assert not world.agent.checkpoint.problem
     world.remove_pod(of)
-    world.boot()
-    assert world.synchronize() == ()
+    assert world.restart() == ()
 
 
 # --- the state's own rules --------------------------------------------------------------------
@@ -377,6 +307,7 @@ def test_every_invariant_has_a_sentence() -> None:
         listed={"q": CPUSet([1])},
         charges={0: Charge(1)},
         groups={3: {"q": None}},
+        foreign={3: 1},
     )
     text = " / ".join(violations(wrong, topology, settings))
     for words in (
@@ -387,6 +318,7 @@ def test_every_invariant_has_a_sentence() -> None:
         "listed: counted as",
         "charges: counted as",
         "groups: counted as",
+        "foreign: counted as",
         "remembers containers that are gone",
         "both owned and kept idle",
         "the shared pool is empty",
@@ -397,20 +329,12 @@ def test_every_invariant_has_a_sentence() -> None:
     assert "reserved CPU 0 was given exclusively" in step
 
 
-def test_a_broken_rule_is_counted_and_never_stops_us() -> None:
-    world = World(machines.single_no_smt())
-    world.place(pod("plain"))
+def test_a_broken_rule_is_counted_and_never_stops_us(world: World) -> None:
+    world.ends_whole = False
+    world.put("plain")
     state = world.agent.state
     world.agent.restore(replace(state, owned=CPUSet(range(4))))
     world.stop("plain-app")
     value = world.metrics.registry.get_sample_value("nri_numa_invariant_violations_total")
     assert value
     assert value >= 1
-
-
-def test_forgetting_what_is_not_there_changes_nothing() -> None:
-    state = NodeState()
-    machine = Machine(topology=machines.single_no_smt(), settings=Settings())
-    assert admit.forget_pod(machine, state, "u").state is state
-    assert state.without_pod("u") is state
-    assert admit.release(machine, state, "x").state is state

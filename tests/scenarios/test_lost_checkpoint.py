@@ -7,6 +7,7 @@ import itertools
 import json
 import random
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,6 @@ from msgspec.structs import replace
 
 from nri_numa.agent import give_back
 from nri_numa.engine.adopt import is_signed, signed
-from nri_numa.engine.decision import Admitted
 from nri_numa.engine.state import Kind
 from nri_numa.machine.cgroups import CgroupReader
 from nri_numa.machine.synthetic import synthetic
@@ -31,27 +31,7 @@ ISOLATED = {"cpus": "exclusive", "smt": "isolate"}
 MARK = PREFIX + "assigned"
 
 
-def grown(world: World, name: str, cpus: float, annotations: dict[str, str] | None = None) -> str:
-    """Place one pod with one container and return the container's id."""
-    of = pod(name, annotations)
-    made = container(of, wants=resources(cpus, 1))
-    world.place(of, made)
-    return made.id
-
-
-def lose(world: World, *, key: bool = False) -> None:
-    """The state directory is gone when the agent comes back."""
-    world.store.documents.clear()
-    if key:
-        world.key = b"made anew"
-    world.boot()
-    world.synchronize()
-
-
-def counted(world: World, name: str) -> float:
-    value = world.metrics.registry.get_sample_value(f"nri_numa_{name}")
-    assert value is not None
-    return value
+usual = partial(World, machines.single_no_smt())
 
 
 def met_in_a_gap(
@@ -67,7 +47,7 @@ def met_in_a_gap(
         annotations={} if text is None else {MARK: text},
         cgroups_path=f"/pods/{name}",
     )
-    world.pods[of.id], world.live[made.id] = of, made
+    world.meet(of, made)
     return made
 
 
@@ -75,20 +55,22 @@ def met_in_a_gap(
 def test_an_owner_that_ended_meanwhile_leaves_nobody_outside_the_pool(key: bool) -> None:
     """Its neighbours have a cpuset that is not the pool any more, and are ours all the same."""
     world = World(synthetic(sockets=1, numa_per_socket=2, cores_per_numa=8, memory_gib=64))
-    neighbours = [grown(world, f"n{i}", 0.5) for i in range(3)]
-    own = grown(world, "own", 8, OWN)
+    neighbours = [f"n{i}-app" for i in range(3)]
+    for i in range(3):
+        world.put(f"n{i}", {}, 0.5, 1)
+    world.put("own", OWN, 8, 1)
     narrowed = world.cpus(neighbours[0])
     assert len(narrowed) == 24
-    del world.live[own]
-    lose(world, key=key)
-    kinds = {world.agent.state.allocations[i].kind for i in neighbours}
+    del world.live["own-app"]
+    world.restart(lost=True, key=b"made anew" if key else None)
+    kinds = {world.allocation(i).kind for i in neighbours}
     assert kinds == {Kind.UNBOUND}
     assert all(world.cpus(i) == world.topology.allowed for i in neighbours)
-    later = grown(world, "later", 16, OWN)
-    assert not any(world.cpus(i) & world.cpus(later) for i in neighbours)
+    world.put("later", OWN, 16, 1)
+    assert not any(world.cpus(i) & world.cpus("later-app") for i in neighbours)
     world.check()
-    assert counted(world, "claims_disbelieved_total") == 0
-    assert counted(world, "unexplained_pins_total") == 0
+    assert world.count("claims_disbelieved_total") == 0
+    assert world.count("unexplained_pins_total") == 0
 
 
 def marking(directory: Path, settings: Settings | None = None) -> tuple[World, CgroupTree]:
@@ -102,35 +84,32 @@ def marking(directory: Path, settings: Settings | None = None) -> tuple[World, C
 def test_a_gap_container_that_we_narrowed_stays_ours(tmp_path: Path, key: bool) -> None:
     """It started while we were away, so it has no annotation of ours; its cgroup carries it."""
     world, tree = marking(tmp_path)
-    own = grown(world, "own", 4, OWN)
+    world.put("own", OWN, 4, 1)
     plain = met_in_a_gap(world, "plain")
     tree.write("/pods/plain")
-    world.boot()
-    world.synchronize()
+    world.restart()
     assert world.has(plain.id)[0] == "4-15"
-    del world.live[own]
-    lose(world, key=key)
-    assert world.agent.state.allocations[plain.id].kind is Kind.UNBOUND
-    later = grown(world, "later", 6, OWN)
-    assert not world.cpus(plain.id) & world.cpus(later)
+    del world.live["own-app"]
+    world.restart(lost=True, key=b"made anew" if key else None)
+    assert world.allocation(plain.id).kind is Kind.UNBOUND
+    world.put("later", OWN, 6, 1)
+    assert not world.cpus(plain.id) & world.cpus("later-app")
     world.check()
-    assert counted(world, "unexplained_pins_total") == 0
+    assert world.count("unexplained_pins_total") == 0
 
 
 def test_what_an_earlier_start_could_not_decide_in_time_is_marked_later(tmp_path: Path) -> None:
     world, tree = marking(tmp_path)
-    own = grown(world, "own", 4, OWN)
+    world.put("own", OWN, 4, 1)
     plain = met_in_a_gap(world, "plain", cpus="0-15")
     tree.write("/pods/plain", "0-15")
     ticks = itertools.count(1.0, 10.0)
     world.clock = lambda: next(ticks)
-    world.boot()
-    world.synchronize()
+    world.restart()
     world.clock = lambda: 0.0
-    del world.live[own]
-    lose(world)
-    assert world.agent.state.allocations[plain.id].kind is Kind.UNBOUND
-    world.check()
+    del world.live["own-app"]
+    world.restart(lost=True)
+    assert world.allocation(plain.id).kind is Kind.UNBOUND
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -174,8 +153,7 @@ def test_random_damage_leaves_nobody_on_cpus_of_another(tmp_path: Path, seed: in
             world.store.documents.clear()
         if lost == "key":
             world.key = rng.randbytes(8)
-        world.boot()
-        world.synchronize()
+        world.restart()
         state = world.agent.state
         assert Kind.FOREIGN not in {a.kind for a in state.allocations.values()}
         world.check()
@@ -184,16 +162,15 @@ def test_random_damage_leaves_nobody_on_cpus_of_another(tmp_path: Path, seed: in
 def test_an_owner_that_was_resized_keeps_what_it_has_now() -> None:
     """What it carries is from its creation; the runtime has other CPUs, as many as it may use."""
     world = World(synthetic(sockets=1, numa_per_socket=1, cores_per_numa=8, threads=1))
-    own = grown(world, "own", 2, OWN)
-    assert world.update(own, resources(3, 1)) is None
-    assert world.has(own)[0] == "0-2"
-    lose(world)
-    assert world.has(own)[0] == "0-2"
-    assert world.agent.state.allocations[own].kind is Kind.EXCLUSIVE
-    assert counted(world, "claims_disbelieved_total") == 0
-    later = grown(world, "later", 2, OWN)
-    assert not world.cpus(own) & world.cpus(later)
-    world.check()
+    world.put("own", OWN, 2, 1)
+    assert world.update("own-app", resources(3, 1)) is None
+    assert world.has("own-app")[0] == "0-2"
+    world.restart(lost=True)
+    assert world.has("own-app")[0] == "0-2"
+    assert world.allocation("own-app").kind is Kind.EXCLUSIVE
+    assert world.count("claims_disbelieved_total") == 0
+    world.put("later", OWN, 2, 1)
+    assert not world.cpus("own-app") & world.cpus("later-app")
 
 
 def test_an_owner_whose_cpus_are_not_as_many_as_it_may_use_is_out_of_date(
@@ -201,40 +178,38 @@ def test_an_owner_whose_cpus_are_not_as_many_as_it_may_use_is_out_of_date(
 ) -> None:
     """Resized by us, and once more while we were away: nothing says how many CPUs are still its."""
     world = World(synthetic(sockets=1, numa_per_socket=1, cores_per_numa=8, threads=1))
-    own = grown(world, "own", 2, OWN)
-    assert world.update(own, resources(4, 1)) is None
-    has = world.live[own].resources
-    world.live[own] = replace(
-        world.live[own], resources=replace(resources(3, 1), cpus=has.cpus, mems=has.mems)
+    world.put("own", OWN, 2, 1)
+    assert world.update("own-app", resources(4, 1)) is None
+    has = world.live["own-app"].resources
+    world.live["own-app"] = replace(
+        world.live["own-app"], resources=replace(resources(3, 1), cpus=has.cpus, mems=has.mems)
     )
-    lose(world)
-    assert counted(world, "claims_disbelieved_total") == 1
+    world.restart(lost=True)
+    assert world.count("claims_disbelieved_total") == 1
     assert "the runtime has 4 CPUs for it, and it may use 3000m" in caplog.text + str(
         [vars(record).get("fields") for record in caplog.records]
     )
-    world.check()
 
 
 def test_after_release_everybody_is_decided_anew() -> None:
     """The runtime has every CPU and memory node for all of them, which nobody asked for."""
     world = World(synthetic(sockets=1, numa_per_socket=2, cores_per_numa=4, threads=1))
-    listed = grown(world, "a-listed", 1, {"numacpu": "1", "numamem": "1"})
-    memory = grown(world, "memory", 0.5, {"numamem": "1"})
-    shared = grown(world, "shared", 0.5, {"policy": "single-numa-node", "cpus": "shared"})
-    own = grown(world, "own", 2, {"policy": "single-numa-node"})
+    world.put("a-listed", {"numacpu": "1", "numamem": "1"}, 1, 1)
+    world.put("memory", {"numamem": "1"}, 0.5, 1)
+    world.put("shared", {"policy": "single-numa-node", "cpus": "shared"}, 0.5, 1)
+    world.put("own", {"policy": "single-numa-node"}, 2, 1)
     given = give_back.plan(
         world.agent.machine, world.agent.state, world.pods.values(), world.live.values()
     )
     world.apply(one.update for one in given if one.changed)
     assert {world.has(i) for i in world.live} == {("0-7", "0-1")}
-    lose(world)
-    assert world.has(listed) == ("1", "1")
-    assert world.agent.state.allocations[own].kind is Kind.EXCLUSIVE
-    assert not world.cpus(own) & world.cpus(listed)
-    assert world.has(memory)[1] == "1"
-    assert world.has(shared)[1] in ("0", "1")
-    grown(world, "later", 1, OWN)
-    world.check()
+    world.restart(lost=True)
+    assert world.has("a-listed-app") == ("1", "1")
+    assert world.allocation("own-app").kind is Kind.EXCLUSIVE
+    assert not world.cpus("own-app") & world.cpus("a-listed-app")
+    assert world.has("memory-app")[1] == "1"
+    assert world.has("shared-app")[1] in ("0", "1")
+    world.put("later", OWN, 1, 1)
 
 
 def test_a_listed_cpu_that_came_online_since_is_kept() -> None:
@@ -245,109 +220,99 @@ def test_a_listed_cpu_that_came_online_since_is_kept() -> None:
             sockets=1, numa_per_socket=2, cores_per_numa=4, threads=1, offline=CPUSet.parse("5")
         )
     )
-    listed = grown(world, "listed", 1, {"numacpu": "1"})
+    world.put("listed", {"numacpu": "1"}, 1, 1)
     of = world.pods["sandbox-listed"]
     world.pods[of.id] = replace(of, annotations={PREFIX + "numacpu": "1,5"})
     world.topology = whole
-    world.apply([ContainerUpdate(listed, cpus="1,5")])
-    lose(world)
-    assert world.has(listed)[0] == "1,5"
-    assert counted(world, "claims_disbelieved_total") == 0
+    world.apply([ContainerUpdate("listed-app", cpus="1,5")])
+    world.restart(lost=True)
+    assert world.has("listed-app")[0] == "1,5"
+    assert world.count("claims_disbelieved_total") == 0
 
 
 def test_what_was_decided_is_kept_where_the_pod_s_annotations_cannot_be_read_any_more() -> None:
     world = World(synthetic(sockets=1, numa_per_socket=2, cores_per_numa=4, threads=1))
-    listed = grown(world, "listed", 1, {"numacpu": "1", "numamem": "0"})
+    world.put("listed", {"numacpu": "1", "numamem": "0"}, 1, 1)
     of = world.pods["sandbox-listed"]
     world.pods[of.id] = replace(of, annotations={PREFIX + "numacpu": "nothing"})
-    lose(world)
-    assert world.has(listed) == ("1", "0")
-    assert counted(world, "claims_disbelieved_total") == 0
+    world.restart(lost=True)
+    assert world.has("listed-app") == ("1", "0")
+    assert world.count("claims_disbelieved_total") == 0
 
 
-def test_every_container_that_is_created_is_marked() -> None:
+def test_every_container_that_is_created_is_marked(world: World) -> None:
     """Unbound ones too: nothing else tells them from somebody else's pins later on."""
-    world = World(machines.single_no_smt())
     world.synchronize()
-    of = pod("plain", qos=QoSClass.BEST_EFFORT)
-    answer = world.create(of, container(of))
-    assert isinstance(answer, Admitted)
+    answer = world.admit(pod("plain", qos=QoSClass.BEST_EFFORT))
     assert json.loads(answer.adjustment.annotations[MARK])["kind"] == "unbound"
     assert (answer.adjustment.cpus, answer.adjustment.mems) == ("", "")
     assert answer.adjustment.env == {}
 
 
-def test_a_container_that_somebody_else_pinned_stays_foreign() -> None:
+def test_a_container_that_somebody_else_pinned_stays_foreign(world: World) -> None:
     """It came with its cpuset, and its mark says so."""
-    world = World(machines.single_no_smt())
-    of = pod("kubelet")
-    made = container(of, wants=replace(resources(1), cpus="2"))
-    world.place(of, made)
-    lose(world)
-    assert world.agent.state.allocations[made.id].kind is Kind.FOREIGN
-    assert world.has(made.id)[0] == "2"
-    assert counted(world, "unexplained_pins_total") == 0
+    world.place(pod("kubelet"), wants=replace(resources(1), cpus="2"))
+    world.restart(lost=True)
+    assert world.allocation("kubelet-app").kind is Kind.FOREIGN
+    assert world.has("kubelet-app")[0] == "2"
+    assert world.count("unexplained_pins_total") == 0
 
 
-def test_a_pin_that_is_not_the_pool_is_somebody_elses() -> None:
+def test_a_pin_that_is_not_the_pool_is_somebody_elses(world: World) -> None:
     """Nothing tells who set it: it is left alone, said and counted."""
-    world = World(machines.single_no_smt())
-    grown(world, "first", 1, OWN)
+    world.put("first", OWN, 1, 1)
     made = met_in_a_gap(world, "kubelet", cpus="2", wants=resources(1))
-    lose(world)
-    assert world.agent.state.allocations[made.id].kind is Kind.FOREIGN
+    world.restart(lost=True)
+    assert world.allocation(made.id).kind is Kind.FOREIGN
     assert world.live[made.id].resources.cpus == "2"
-    assert counted(world, "unexplained_pins_total") == 1
+    assert world.count("unexplained_pins_total") == 1
     # Once: from now on it is known.
     world.synchronize()
-    world.boot()
-    world.synchronize()
-    assert counted(world, "unexplained_pins_total") == 0
+    world.restart()
+    assert world.count("unexplained_pins_total") == 0
 
 
-def test_an_owner_on_a_foreign_containers_cpus_is_said_and_counted() -> None:
-    world = World(machines.single_no_smt())
+def test_an_owner_on_a_foreign_containers_cpus_is_said_and_counted(world: World) -> None:
     world.synchronize()
     for name in ("a", "b"):
-        of = pod(name)
-        world.place(of, wants=replace(resources(1), cpus="0-2"))  # wide: not kept for last
-    assert counted(world, "foreign_on_owned_cpus") == 0
-    own = grown(world, "own", 1, OWN)
-    assert world.has(own)[0] == "0"
-    assert counted(world, "foreign_on_owned_cpus") == 2
-    assert counted(world, "foreign_overlaps_total") == 2
-    other = grown(world, "other", 1, OWN)
-    assert counted(world, "foreign_overlaps_total") == 4
-    world.stop(other)
-    assert counted(world, "foreign_overlaps_total") == 4
-    world.stop(own)
-    assert counted(world, "foreign_on_owned_cpus") == 0
+        world.place(pod(name), wants=replace(resources(1), cpus="0-2"))  # wide: not kept for last
+    assert world.count("foreign_on_owned_cpus") == 0
+    world.put("own", OWN, 1, 1)
+    assert world.has("own-app")[0] == "0"
+    assert world.count("foreign_on_owned_cpus") == 2
+    assert world.count("foreign_overlaps_total") == 2
+    world.put("other", OWN, 1, 1)
+    assert world.count("foreign_overlaps_total") == 4
+    world.stop("other-app")
+    assert world.count("foreign_overlaps_total") == 4
+    world.stop("own-app")
+    assert world.count("foreign_on_owned_cpus") == 0
 
 
 def test_idle_siblings_follow_from_the_cpus_that_an_owner_has_now() -> None:
     """The annotation is as old as the container, and a resize changed both."""
     world = World(machines.dual_smt())
-    own = grown(world, "own", 2, ISOLATED)
-    assert world.update(own, resources(4, 1)) is None
-    before = world.agent.state.allocations[own]
+    world.put("own", ISOLATED, 2, 1)
+    assert world.update("own-app", resources(4, 1)) is None
+    before = world.allocation("own-app")
     assert len(before.idle) == 4
-    lose(world)
-    after = world.agent.state.allocations[own]
+    world.restart(lost=True)
+    after = world.allocation("own-app")
     assert (after.cpus, after.idle, after.smt) == (before.cpus, before.idle, before.smt)
-    thieves = [grown(world, f"thief{i}", 8, OWN) for i in range(2)]
-    assert not any(world.cpus(i) & (before.cpus | before.idle) for i in thieves)
-    world.check()
+    for name in ("thief", "other"):
+        world.put(name, OWN, 8, 1)
+        assert not world.cpus(f"{name}-app") & (before.cpus | before.idle)
 
 
 def test_annotations_of_versions_that_did_not_tell_the_mode_keep_their_siblings() -> None:
     world = World(machines.dual_smt(), key=b"")
-    own = grown(world, "own", 2, ISOLATED)
-    before = world.agent.state.allocations[own]
-    note = json.loads(world.live[own].annotations[MARK])
+    world.put("own", ISOLATED, 2, 1)
+    before = world.allocation("own-app")
+    note = json.loads(world.live["own-app"].annotations[MARK])
     del note["smt"]
-    world.live[own] = replace(world.live[own], annotations={MARK: json.dumps(note)})
-    lose(world)
-    assert world.agent.state.allocations[own].idle == before.idle
+    world.live["own-app"] = replace(world.live["own-app"], annotations={MARK: json.dumps(note)})
+    world.restart(lost=True)
+    assert world.allocation("own-app").idle == before.idle
 
 
 def claim(**fields: object) -> dict[str, object]:
@@ -371,6 +336,12 @@ FORGED = {
     "ownership of a list": (
         claim(kind="explicit", owned=True), {"numacpu": "1"}, 1.0, "1"
     ),
+    "a list it does not pay for": (
+        claim(kind="explicit", cpus="3-5", owned=True), {"numacpu": "3-5", **OWN}, 1.0, "3-5"
+    ),
+    "NUMA nodes that are not there": (
+        claim(kind="shared", cpus="", mems="9", numa="9"), {"policy": "best-effort"}, 0.5, ""
+    ),
     "a list it has not": (claim(kind="explicit", cpus="1-9"), {"numacpu": "1"}, 1.0, "1-9"),
     "a list where its pod has none": (claim(kind="explicit"), {}, 1.0, "1"),
     "a size that cannot be owned": (claim(), OWN, 0.5, "1"),
@@ -392,100 +363,90 @@ def test_a_forged_annotation_is_never_adopted(name: str, signed: bool) -> None:
         synthetic(sockets=1, numa_per_socket=2, cores_per_numa=8, memory_gib=64),
         Settings(reserved_cpus=CPUSet.parse("0")),
     )
-    neighbour = grown(world, "neighbour", 0.5)
+    world.put("neighbour", {}, 0.5, 1)
     text = json.dumps(note)
     if signed:
-        real = json.loads(world.live[neighbour].annotations[MARK])["signature"]
+        real = json.loads(world.live["neighbour-app"].annotations[MARK])["signature"]
         text = f'{text[:-1]},"signature":"{real}"}}'
     made = met_in_a_gap(
         world, "mallory", text, has, wishes, resources(cpus, 1) if cpus else None,
         QoSClass.GUARANTEED if cpus else QoSClass.BEST_EFFORT,
     )  # fmt: skip
     world.synchronize()
-    assert counted(world, "claims_disbelieved_total") == 1
-    allocation = world.agent.state.allocations[made.id]
+    assert world.count("claims_disbelieved_total") == 1
+    allocation = world.allocation(made.id)
     assert allocation.reason != "x"
     assert len(world.agent.state.owned) <= cpus
     assert not world.agent.state.owned & CPUSet.parse("0")
-    world.check()
+
+
+def test_nobody_is_adopted_as_the_owner_of_the_last_cpus(world: World) -> None:
+    met_in_a_gap(world, "a", claim(cpus="0-3"), "0-3", OWN, resources(4), QoSClass.GUARANTEED)
+    world.synchronize()
+    assert world.allocation("a-app").kind is Kind.UNBOUND
 
 
 def test_the_signature_of_one_container_is_worth_nothing_on_another() -> None:
     """A copy names CPUs that belong to somebody; its bearer is decided anew."""
     world = World(machines.dual_smt())
-    own = grown(world, "own", 4, OWN)
-    text, has = world.live[own].annotations[MARK], world.has(own)[0]
-    del world.live[own]
+    world.put("own", OWN, 4, 1)
+    text, has = world.live["own-app"].annotations[MARK], world.has("own-app")[0]
+    del world.live["own-app"]
     copy = met_in_a_gap(world, "copy", text, has, wants=resources(0.5))
-    lose(world)
+    world.restart(lost=True)
     assert not world.agent.state.owned
-    assert world.agent.state.allocations[copy.id].kind is not Kind.EXCLUSIVE
-    assert counted(world, "claims_disbelieved_total") == 1
+    assert world.allocation(copy.id).kind is not Kind.EXCLUSIVE
+    assert world.count("claims_disbelieved_total") == 1
 
 
 def test_what_was_signed_is_believed_whatever_the_rules_say_by_now() -> None:
     """A running container does not move because somebody changed a rule meanwhile."""
     rule = Rule(namespaces=("default",), values={"cpus": "exclusive"})
     world = World(machines.dual_smt(), Settings(rules=(rule,)))
-    own = grown(world, "own", 4)
-    before = world.has(own)
+    world.put("own", {}, 4, 1)
+    before = world.has("own-app")
     world.settings = Settings()
-    lose(world)
-    assert world.has(own) == before
+    world.restart(lost=True)
+    assert world.has("own-app") == before
     assert world.agent.state.owned == CPUSet.parse(before[0])
-    assert counted(world, "claims_disbelieved_total") == 0
+    assert world.count("claims_disbelieved_total") == 0
+
+
+STATIC = {"static_cpus": True, "kubelet_cpus": True}
 
 
 @pytest.mark.parametrize(
-    ("wishes", "cpus"),
+    ("settings", "wishes", "cpus"),
     [
-        (OWN, 4),
-        (ISOLATED, 4),
-        ({"policy": "single-numa-node"}, 2),
-        ({"policy": "restricted"}, 0.5),
-        ({"numacpu": "3-5", "numamem": "0"}, 1),
-        ({"numacpu": "3-5", "cpus": "exclusive"}, 3),
-        ({"numamem": "1"}, 1),
-        ({"numamem": "1", "policy": "best-effort", "cpus": "exclusive"}, 2),
-        ({"numamem": "1", "policy": "single-numa-node"}, 0.5),
-        ({}, 1),
+        ({}, OWN, 4),
+        ({}, ISOLATED, 4),
+        ({}, {"policy": "single-numa-node"}, 2),
+        ({}, {"policy": "restricted"}, 0.5),
+        ({}, {"numacpu": "3-5", "numamem": "0"}, 1),
+        ({}, {"numacpu": "3-5", "cpus": "exclusive"}, 3),
+        ({}, {"numamem": "1"}, 1),
+        ({}, {"numamem": "1", "policy": "best-effort", "cpus": "exclusive"}, 2),
+        ({}, {"numamem": "1", "policy": "single-numa-node"}, 0.5),
+        ({}, {}, 1),
+        (STATIC, {}, 2),  # CPUs of its own without a policy
+        (STATIC, {}, 0.5),
+        (STATIC, {"policy": "single-numa-node"}, 2),
+        (STATIC, {"policy": "single-numa-node"}, 0.5),  # all shared ones beside memory of a node
     ],
 )
 def test_without_the_key_too_honest_containers_are_adopted(
-    wishes: dict[str, str], cpus: float
+    settings: dict[str, bool], wishes: dict[str, str], cpus: float
 ) -> None:
     """The state directory is lost whole, or an older version wrote the annotations."""
-    world = World(machines.dual_smt())
-    made = grown(world, "honest", cpus, wishes)
-    before = world.agent.state.allocations[made]
-    has = world.has(made)
-    lose(world, key=True)
-    assert world.has(made) == has
-    after = world.agent.state.allocations[made]
-    assert after.kind is before.kind
+    world = World(machines.dual_smt(), Settings(**settings))  # type: ignore[arg-type]
+    has = world.put("honest", wishes, cpus, 1)
+    before = world.allocation("honest-app")
+    world.restart(lost=True, key=b"made anew")
+    assert world.has("honest-app") == has
+    after = world.allocation("honest-app")
+    assert (after.kind, after.mems) == (before.kind, before.mems)
     assert (after.cpus, after.idle, after.owned) == (before.cpus, before.idle, before.owned)
-    assert after.mems == before.mems
-    assert counted(world, "claims_disbelieved_total") == 0
-    world.check()
-
-
-@pytest.mark.parametrize("wishes", [{}, {"policy": "single-numa-node"}])
-@pytest.mark.parametrize("cpus", [2, 0.5])
-def test_without_the_key_what_the_kubelets_settings_gave_is_adopted(
-    wishes: dict[str, str], cpus: float
-) -> None:
-    """CPUs of its own without a policy, or all shared CPUs beside memory of one NUMA node."""
-    world = World(machines.dual_smt(), Settings(static_cpus=True, kubelet_cpus=True))
-    made = grown(world, "honest", cpus, wishes)
-    before = world.agent.state.allocations[made]
-    assert before.kind is (Kind.EXCLUSIVE if cpus == 2 else Kind.UNBOUND)
-    has = world.has(made)
-    lose(world, key=True)
-    assert world.has(made) == has
-    after = world.agent.state.allocations[made]
-    assert (after.kind, after.cpus, after.mems) == (before.kind, before.cpus, before.mems)
-    assert counted(world, "claims_disbelieved_total") == 0
-    world.check()
+    assert world.count("claims_disbelieved_total") == 0
 
 
 def test_many_doubts_are_said_in_a_few_lines() -> None:
@@ -495,52 +456,38 @@ def test_many_doubts_are_said_in_a_few_lines() -> None:
     for number in range(30):
         met_in_a_gap(world, f"m{number}", "{}", cpus="1")
     world.synchronize()
-    grown(world, "own", 4, OWN)
-    assert counted(world, "claims_disbelieved_total") == 30
-    assert counted(world, "unexplained_pins_total") == 30
+    world.put("own", OWN, 4, 1)
+    assert world.count("claims_disbelieved_total") == 30
+    assert world.count("unexplained_pins_total") == 30
     said = [line for line in output.getvalue().splitlines() if "WARN" in line.upper()]
     assert 12 <= len(said) <= 13
     assert any("default/m0/app" in line and "and 25 more" in line for line in said)
 
 
-def test_a_list_that_nobody_pays_for_is_not_adopted_as_owned_without_the_key() -> None:
-    world = World(machines.dual_smt())
-    wishes = {"numacpu": "3-5", "cpus": "exclusive"}
-    note = {"cpus": "3-5", "mems": "", "policy": "none", "kind": "explicit", "numa": "0",
-            "preferred": True, "reason": "listed", "owned": True}  # fmt: skip
-    made = met_in_a_gap(world, "greedy", note, "3-5", wishes, resources(1), QoSClass.BURSTABLE)
-    world.synchronize()
-    assert not world.agent.state.owned
-    assert not world.agent.state.allocations[made.id].owned
-    assert counted(world, "claims_disbelieved_total") == 1
-
-
 def test_an_owner_whose_shares_say_little_keeps_its_cpus_at_every_later_start() -> None:
     """Its limit was lifted and is lost with the checkpoint; the shares are no measure of it."""
     world = World(machines.single_smt(), Settings(static_cpus=True))
-    owner = grown(world, "db", 1)
-    assert world.update(owner, Resources(cpu_shares=2)) is None  # a limit cannot be taken away
-    lose(world)
-    had = world.has(owner)
+    world.put("db", {}, 1, 1)
+    assert world.update("db-app", Resources(cpu_shares=2)) is None  # a limit cannot be taken away
+    world.restart(lost=True)
+    had = world.has("db-app")
     assert len(CPUSet.parse(had[0])) == 1
-    world.boot()
-    world.synchronize()
-    assert world.has(owner) == had
-    assert world.agent.state.allocations[owner].kind is Kind.EXCLUSIVE
+    world.restart()
+    assert world.has("db-app") == had
+    assert world.allocation("db-app").kind is Kind.EXCLUSIVE
 
 
-def test_what_we_signed_comes_before_what_anybody_may_have_written() -> None:
+def test_what_we_signed_comes_before_what_anybody_may_have_written(world: World) -> None:
     """A claim without a signature takes the last CPU of the pool, and the true owner's is next."""
-    world = World(machines.single_no_smt())
-    owner = grown(world, "db", 3, OWN)
+    world.put("db", OWN, 3, 1)
     note = {"cpus": "", "mems": "", "policy": "none", "kind": "exclusive", "numa": "0",
             "preferred": True, "reason": "forged"}  # fmt: skip
     made = met_in_a_gap(world, "a", note, "3", OWN, resources(1, 1), QoSClass.GUARANTEED)
-    had = world.has(owner)
-    lose(world)
-    assert world.has(owner) == had
-    assert world.agent.state.allocations[owner].kind is Kind.EXCLUSIVE
-    assert world.agent.state.allocations[made.id].kind is not Kind.EXCLUSIVE
+    had = world.has("db-app")
+    world.restart(lost=True)
+    assert world.has("db-app") == had
+    assert world.allocation("db-app").kind is Kind.EXCLUSIVE
+    assert world.allocation(made.id).kind is not Kind.EXCLUSIVE
 
 
 @pytest.mark.parametrize(("reason", "believed"), [("as \U0001f600", True), ("\ud800", False)])
@@ -553,7 +500,7 @@ def test_half_a_pair_of_surrogates_is_not_believed(reason: str, believed: bool) 
     }  # fmt: skip
     made = met_in_a_gap(world, "a", note, "3", OWN, resources(1, 1), QoSClass.GUARANTEED)
     world.synchronize()
-    found = world.agent.state.allocations[made.id].reason
+    found = world.allocation(made.id).reason
     assert (found == reason) is believed
     found.encode()
 
@@ -562,14 +509,13 @@ def test_one_that_claims_what_another_has_is_decided_anew_and_nobody_else() -> N
     """A checkpoint that was damaged in a way that still reads."""
     world = World(machines.dual_no_smt())
     world.synchronize()
-    ids = [grown(world, name, 2, OWN) for name in ("a", "b", "c", "d")]
-    assert [world.has(i)[0] for i in ids] == ["0-1", "2-3", "4-5", "6-7"]
+    assert [world.put(name, OWN, 2, 1)[0] for name in "abcd"] == ["0-1", "2-3", "4-5", "6-7"]
+    ids = [f"{name}-app" for name in "abcd"]
     world.store.documents["c/" + ids[1]]["cpus"] = "0-1"
-    world.boot()
-    world.synchronize()
+    world.restart()
     world.check()
     assert [world.has(i)[0] for i in (ids[0], ids[2], ids[3])] == ["0-1", "4-5", "6-7"]
-    assert all(world.agent.state.allocations[i].owned for i in (ids[0], ids[2], ids[3]))
+    assert all(world.allocation(i).owned for i in (ids[0], ids[2], ids[3]))
     assert len(world.cpus(ids[1])) == 2
 
 

@@ -10,9 +10,8 @@ from msgspec.structs import replace
 from nri_numa.engine.decision import Admitted, Refused
 from nri_numa.engine.explain.explanation import of_allocation
 from nri_numa.engine.explain.sentences import sentences
-from nri_numa.machine.synthetic import synthetic
 from nri_numa.model.cpuset import NUMASet
-from nri_numa.model.settings import Rule, Settings
+from nri_numa.model.settings import Rule
 from nri_numa.model.workload import (
     MemoryPolicies,
     MemoryPolicy,
@@ -21,23 +20,23 @@ from nri_numa.model.workload import (
 )
 from nri_numa.nri.conversion import create_response
 from nri_numa.nri.wire.pb import nri_pb2 as pb
-from tests.beds.world import GIB, World, container, pod, resources
+from tests.beds.world import GIB, World, container, pod, resources, says, two_by_four, two_nodes
 
 OLD = MemoryPolicies(dict.fromkeys(MemoryPolicy, "oldd 1.0 hands none on; expected oldd 2"))
 
 
-def two_nodes(policies: MemoryPolicies | None = None, **settings: object) -> World:
-    """CPUs 0-3 and 4-7, 8 GiB each."""
-    topology = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=4, threads=1, memory_gib=8)
-    world = World(topology, Settings(**settings))  # type: ignore[arg-type]
-    if policies is not None:
-        world.agent.machine = world.agent.machine.with_memory_policies(policies)
+usual = two_nodes
+
+
+def without(policies: MemoryPolicies = OLD, **settings: object) -> World:
+    """Two NUMA nodes, and a runtime that cannot set all memory policies."""
+    world = two_nodes(**settings)
+    world.agent.machine = world.agent.machine.with_memory_policies(policies)
     return world
 
 
 def admitted(world: World, of: PodSandbox, cpus: float = 1, memory: float = 1) -> Admitted:
-    answer = world.create(of, container(of, wants=resources(cpus, memory)))
-    assert isinstance(answer, Admitted), answer
+    answer = world.admit(of, wants=resources(cpus, memory))
     world.check()
     return answer
 
@@ -65,25 +64,23 @@ def test_it_is_about_the_memory_nodes_of_the_container(mode: str, nodes: str) ->
 
 
 def booked(world: World, name: str = "a-app") -> dict[int, float]:
-    charges = world.agent.state.allocations[name].charges
+    charges = world.allocation(name).charges
     return {i: charge.memory / GIB for i, charge in charges.items()}
 
 
-def test_interleaved_memory_is_booked_as_it_is_used() -> None:
+def test_interleaved_memory_is_booked_as_it_is_used(world: World) -> None:
     """8 of 2 x 8 GiB were booked on NUMA node 0, and the next pod was put onto node 1."""
-    world = two_nodes()
     asks = {"numamem": "0-1", "mempolicy": "interleave"}
     of = pod("a", asks)
     admitted(world, of, memory=10)
     assert booked(world) == {0: 5, 1: 5}
     assert world.update("a-app", resources(1, 12)) is None
     assert booked(world) == {0: 6, 1: 6}
-    small = pod("b", {"policy": "single-numa-node"})
-    assert "at most 2 GiB free" in world.refuse(small, wants=resources(1, 3)).message
+    assert "at most 2 GiB free" in world.refused("b", {"policy": "single-numa-node"}, 1, 3).message
 
 
 def test_weighted_interleave_is_booked_by_the_kernels_weights() -> None:
-    world = two_nodes(MemoryPolicies(weights={0: 3}))
+    world = without(MemoryPolicies(weights={0: 3}))
     admitted(world, pod("a", {"numamem": "0-1", "mempolicy": "weighted-interleave"}), memory=8)
     assert booked(world) == {0: 6, 1: 2}
     # What a NUMA node has no room for comes from the other.
@@ -92,20 +89,20 @@ def test_weighted_interleave_is_booked_by_the_kernels_weights() -> None:
 
 
 def test_interleaved_huge_pages_are_booked_page_by_page() -> None:
-    topology = synthetic(
-        sockets=2, numa_per_socket=1, cores_per_numa=4, threads=1, memory_gib=8,
-        hugepages={GIB: 4 * GIB},
-    )  # fmt: skip
-    world = World(topology)
+    world = World(
+        two_by_four(
+            hugepages={GIB: 4 * GIB},
+        )
+    )
     of = pod("a", {"numamem": "0-1", "mempolicy": "interleave"})
     made = container(of, wants=resources(1, 1, hugepages={GIB: 3 * GIB}))
     assert isinstance(world.create(of, made), Admitted)
-    charges = world.agent.state.allocations[made.id].charges
+    charges = world.allocation(made.id).charges
     assert [c.hugepages for c in charges.values()] == [{GIB: 2 * GIB}, {GIB: GIB}]
 
 
 def test_without_its_policy_memory_is_booked_node_by_node() -> None:
-    world = two_nodes(OLD)
+    world = without()
     asks = {"policy": "best-effort", "mempolicy": "interleave", "on-failure": "widen"}
     admitted(world, pod("a", asks), cpus=6, memory=6)
     assert (booked(world)[0], booked(world).get(1, 0)) == (6, 0)
@@ -114,8 +111,7 @@ def test_without_its_policy_memory_is_booked_node_by_node() -> None:
     assert booked(kubelets) == {0: 6}
 
 
-def test_computed_memory_nodes_count_as_listed_ones_do() -> None:
-    world = two_nodes()
+def test_computed_memory_nodes_count_as_listed_ones_do(world: World) -> None:
     answer = admitted(world, pod("a", {"policy": "single-numa-node", "mempolicy": "bind"}))
     where = answer.allocation.mems
     assert answer.adjustment.memory_policy == MemoryPolicySetting(MemoryPolicy.BIND, where)
@@ -146,10 +142,9 @@ def test_the_runtime_is_told_the_kernels_mode(mode: MemoryPolicy) -> None:
     assert not told.flags
 
 
-def test_the_explanation_says_it() -> None:
-    world = two_nodes()
+def test_the_explanation_says_it(world: World) -> None:
     admitted(world, pod("a", {"numamem": "0-1", "mempolicy": "interleave"}))
-    allocation = world.agent.state.allocations["a-app"]
+    allocation = world.allocation("a-app")
     text = "\n".join(sentences(of_allocation(allocation, world.agent.grounds_of("a-app"), "")))
     assert "mempolicy: interleave" in text
     assert "its memory in turn from each of its NUMA nodes" in text
@@ -158,30 +153,26 @@ def test_the_explanation_says_it() -> None:
 
 def told(world: World) -> str:
     """What is explained of the container, with as much as is known by now."""
-    allocation, known = world.agent.state.allocations["a-app"], world.agent.grounds_of("a-app")
+    allocation, known = world.allocation("a-app"), world.agent.grounds_of("a-app")
     return "\n".join(sentences(of_allocation(allocation, known, "")))
 
 
 SAID = "asked to start it with the memory policy interleave: its memory in turn from each of its"
 
 
-def test_it_is_kept_over_a_restart_and_over_a_resize() -> None:
+def test_it_is_kept_over_a_restart_and_over_a_resize(world: World) -> None:
     """Nobody changes it while the container runs, so whoever looks later is told the same."""
-    world = two_nodes()
-    of = pod("a", {"policy": "best-effort", "mempolicy": "interleave"})
-    world.place(of, wants=resources(1, 1))
+    world.put("a", {"policy": "best-effort", "mempolicy": "interleave"}, 1, 1)
     assert SAID in told(world)
-    world.boot()
-    world.synchronize()
+    world.restart()
     assert world.agent.grounds_of("a-app") is None
     assert SAID in told(world)
     assert world.update("a-app", resources(2, 1)) is None
     assert SAID in told(world)
-    world.check()
 
 
 def test_who_went_without_is_not_said_to_have_one() -> None:
-    world = two_nodes(OLD)
+    world = without()
     asks = {"policy": "restricted", "mempolicy": "interleave", "on-failure": "widen"}
     admitted(world, pod("a", asks))
     assert "asked to start it" not in told(world)
@@ -192,11 +183,9 @@ def test_who_went_without_is_not_said_to_have_one() -> None:
 )
 def test_a_list_of_memory_nodes_is_no_excuse_to_go_without(more: dict[str, str]) -> None:
     asks = {"numamem": "0-1", "mempolicy": "interleave"}
-    refused = two_nodes(OLD).refuse(pod("a", {**asks, **more}))
-    assert refused.reason == "MemoryPolicyUnsupported"
-    refused = two_nodes(OLD).refuse(pod("a", {**asks, **more, "on-failure": "widen"}))
-    assert refused.reason == "InvalidAnnotation"
-    untouched = admitted(two_nodes(OLD), pod("a", {**asks, **more, "on-failure": "unpinned"}))
+    says(without().refused("a", {**asks, **more}), "MemoryPolicyUnsupported")
+    says(without().refused("a", {**asks, **more, "on-failure": "widen"}), "InvalidAnnotation")
+    untouched = admitted(without(), pod("a", {**asks, **more, "on-failure": "unpinned"}))
     assert untouched.adjustment.memory_policy is None
 
 
@@ -210,7 +199,7 @@ def test_one_container_may_go_without() -> None:
 
 @pytest.mark.parametrize("asks", [{}, {"numacpu": "1"}])
 def test_a_policy_on_nodes_needs_memory_nodes(asks: dict[str, str]) -> None:
-    refused = two_nodes().refuse(pod("a", {**asks, "mempolicy": "bind"}))
+    refused = two_nodes().refused("a", {**asks, "mempolicy": "bind"})
     assert refused.reason == "MemoryPolicyWithoutNodes"
     assert "mempolicy is 'bind' (annotation numa.kubernetes.io/mempolicy)" in refused.message
     assert "expected numamem, or a policy that pins its memory" in refused.message
@@ -234,7 +223,7 @@ def test_a_rule_or_a_default_stops_nobody_who_is_not_pinned() -> None:
 
 @pytest.mark.parametrize("bind", ["none", "cpu"])
 def test_it_contradicts_memory_that_is_left_alone(bind: str) -> None:
-    refused = two_nodes().refuse(pod("a", {"bind": bind, "mempolicy": "local"}))
+    refused = two_nodes().refused("a", {"bind": bind, "mempolicy": "local"})
     assert refused.reason == "InvalidAnnotation"
     assert "expected no mempolicy 'local'" in refused.message or "expected no bind" in (
         refused.message
@@ -244,12 +233,8 @@ def test_it_contradicts_memory_that_is_left_alone(bind: str) -> None:
     assert given(two_nodes(), asks) is None
 
 
-def test_what_others_pin_is_left_to_them() -> None:
-    world = two_nodes()
-    of = pod("a", {"mempolicy": "bind"})
-    made = container(of, wants=replace(resources(1), cpus="3"))
-    answer = world.create(of, made)
-    assert isinstance(answer, Admitted)
+def test_what_others_pin_is_left_to_them(world: World) -> None:
+    answer = world.admit(pod("a", {"mempolicy": "bind"}), wants=replace(resources(1), cpus="3"))
     assert answer.adjustment.memory_policy is None
     assert (
         "mempolicy: bind has no effect: another component pins the container" in answer.trace.steps
@@ -260,8 +245,8 @@ def test_what_others_pin_is_left_to_them() -> None:
 
 
 def test_a_runtime_without_it_refuses_with_what_is_needed() -> None:
-    world = two_nodes(OLD)
-    refused = world.refuse(pod("a", {"policy": "restricted", "mempolicy": "bind"}))
+    world = without()
+    refused = world.refused("a", {"policy": "restricted", "mempolicy": "bind"})
     assert refused.reason == "MemoryPolicyUnsupported"
     assert refused.message == (
         "pod default/a, container app: mempolicy is 'bind' "
@@ -273,7 +258,7 @@ def test_a_runtime_without_it_refuses_with_what_is_needed() -> None:
 
 
 def test_on_failure_widen_goes_without_it_and_says_so() -> None:
-    world = two_nodes(OLD)
+    world = without()
     asks = {"policy": "restricted", "mempolicy": "bind", "on-failure": "widen"}
     answer = admitted(world, pod("a", asks))
     assert answer.allocation.mems
@@ -282,23 +267,23 @@ def test_on_failure_widen_goes_without_it_and_says_so() -> None:
 
 
 def test_best_effort_widens_unless_told_otherwise() -> None:
-    world = two_nodes(OLD)
+    world = without()
     assert admitted(world, pod("a", {"policy": "best-effort", "mempolicy": "bind"})).warnings
     asks = {"policy": "best-effort", "mempolicy": "bind", "on-failure": "reject"}
-    assert world.refuse(pod("b", asks)).reason == "MemoryPolicyUnsupported"
+    assert world.refused("b", asks).reason == "MemoryPolicyUnsupported"
 
 
 def test_a_single_policy_can_be_missing() -> None:
     weighted = MemoryPolicies({MemoryPolicy.WEIGHTED_INTERLEAVE: "Linux 6.1 does not have it; no"})
-    world = two_nodes(weighted)
-    assert world.refuse(pod("a", {"numamem": "0", "mempolicy": "weighted-interleave"})).reason == (
+    world = without(weighted)
+    assert world.refused("a", {"numamem": "0", "mempolicy": "weighted-interleave"}).reason == (
         "MemoryPolicyUnsupported"
     )
     assert given(world, {"numamem": "0", "mempolicy": "interleave"}) is not None
 
 
 def test_new_settings_do_not_forget_what_the_runtime_can_set() -> None:
-    world = two_nodes(OLD)
+    world = without()
     machine = replace(world.agent.machine, memory_policies=MemoryPolicies())
     world.apply(world.agent.retopology(machine))
     assert isinstance(
@@ -310,13 +295,8 @@ def test_new_settings_do_not_forget_what_the_runtime_can_set() -> None:
 
 
 def test_a_container_that_runs_already_is_pinned_without_it() -> None:
-    world = two_nodes(OLD)
-    of = pod("a", {"policy": "restricted", "mempolicy": "bind"})
-    made = container(of, wants=resources(1, 1))
-    world.pods[of.id], world.live[made.id] = of, made
+    world = without()
+    world.meet(pod("a", {"policy": "restricted", "mempolicy": "bind"}), wants=resources(1, 1))
     world.synchronize()
-    assert world.has(made.id)[1]
-    known = world.agent.grounds_of(made.id)
-    assert known is not None
-    assert "mempolicy: bind has no effect: the container runs already" in known.basis.steps
-    world.check()
+    assert world.has("a-app")[1]
+    assert "mempolicy: bind has no effect: the container runs already" in world.steps("a-app")

@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Callable
 
 import pytest
-from msgspec.structs import replace
 
 from nri_numa.agent.agent import SYNCHRONIZE_SECONDS
 from nri_numa.engine.state import Kind
@@ -23,7 +22,7 @@ def strangers(world: World, count: int) -> list[str]:
     for n in range(count):
         of = pod(f"p{n}", SINGLE)
         made = container(of, wants=resources(2, 1))
-        world.pods[of.id], world.live[made.id] = of, made
+        world.meet(of, made)
         found.append(made.id)
     return found
 
@@ -42,11 +41,10 @@ def test_the_rest_is_decided_after_the_answer() -> None:
         "who was decided in time has its CPUs, the others make room"
     )
     world.check()
-    kinds = {world.agent.state.allocations[i].kind for i in ids}
+    kinds = {world.allocation(i).kind for i in ids}
     assert kinds == {Kind.EXCLUSIVE}
     assert len(world.agent.state.owned) == 16
-    value = world.metrics.registry.get_sample_value("nri_numa_gap_containers_total")
-    assert value == 8
+    assert world.count("gap_containers_total") == 8
     noted = [n.pod for n in world.agent.notices.after() if n.what == "gap"]
     assert sorted(noted) == [f"p{n}" for n in range(8)]
     assert all(world.agent.grounds_of(i) is not None for i in ids), "each can be explained"
@@ -60,19 +58,16 @@ def test_a_runtime_that_waits_less_is_answered_sooner(told: float, decided: int)
     world.timing.later = lambda function: None
     ids = strangers(world, 8)
     world.synchronize()
-    kinds = [world.agent.state.allocations[i].kind for i in ids]
+    kinds = [world.allocation(i).kind for i in ids]
     assert kinds.count(Kind.EXCLUSIVE) == decided
 
 
 def test_a_stranger_that_is_refused_late_runs_on_unpinned() -> None:
     world = World(machines.dual_smt(), clock=slow(1))
-    of = pod("big", SINGLE)
-    made = container(of, wants=resources(60, 1))
-    world.pods[of.id], world.live[made.id] = of, made
+    world.meet(pod("big", SINGLE), wants=resources(60, 1))
     world.synchronize()
     assert [r.reason for r in world.agent.refusals] == ["TopologyAffinityError"]
-    assert world.has(made.id) == ("", "")
-    world.check()
+    assert world.has("big-app") == ("", "")
 
 
 def test_what_is_undecided_at_a_crash_is_decided_at_the_next_start() -> None:
@@ -80,12 +75,10 @@ def test_what_is_undecided_at_a_crash_is_decided_at_the_next_start() -> None:
     ids = strangers(world, 2)
     world.timing.later = lambda function: None  # we die with the answer
     world.synchronize()
-    assert {world.agent.state.allocations[i].kind for i in ids} == {Kind.UNBOUND}
+    assert {world.allocation(i).kind for i in ids} == {Kind.UNBOUND}
     world.clock = lambda: 0.0
-    world.boot()
-    world.synchronize()
-    assert {world.agent.state.allocations[i].kind for i in ids} == {Kind.EXCLUSIVE}
-    world.check()
+    world.restart()
+    assert {world.allocation(i).kind for i in ids} == {Kind.EXCLUSIVE}
 
 
 def test_who_waits_for_a_decision_with_every_cpu_is_nobodys_pin() -> None:
@@ -93,11 +86,10 @@ def test_who_waits_for_a_decision_with_every_cpu_is_nobodys_pin() -> None:
     world = World(machines.dual_smt(), clock=slow(1))
     wide, narrow, *_ = strangers(world, 4)
     for one, cpus in ((wide, "0-63"), (narrow, "3")):
-        made = world.live[one]
-        world.live[one] = replace(made, resources=replace(made.resources, cpus=cpus))
+        world.unseen(one, cpus=cpus)
     world.timing.later = lambda function: None
     world.synchronize()
-    kinds = {one: world.agent.state.allocations[one].kind for one in (wide, narrow)}
+    kinds = {one: world.allocation(one).kind for one in (wide, narrow)}
     assert kinds == {wide: Kind.UNBOUND, narrow: Kind.FOREIGN}
 
 
@@ -111,7 +103,6 @@ def test_one_that_stopped_while_it_waited_is_let_be() -> None:
     while work:
         work.pop()()
     assert len(world.agent.state.owned) == 4
-    world.check()
 
 
 def test_a_later_synchronize_that_has_time_leaves_nothing_to_do() -> None:
@@ -127,4 +118,3 @@ def test_a_later_synchronize_that_has_time_leaves_nothing_to_do() -> None:
     while work:
         work.pop()()
     assert world.agent.state.owned == owned
-    world.check()

@@ -1,17 +1,22 @@
-"""What one wrong word in the code would change, and what nobody would see before it hurts."""
+"""What one wrong word in the code would change, and rare ways that somebody will meet one day."""
 
 from __future__ import annotations
+
+import json
+from functools import partial
 
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.engine.decision import Refused
+from nri_numa.engine.decision import Reading
 from nri_numa.engine.state import Kind
 from nri_numa.machine.synthetic import synthetic
-from nri_numa.model.cpuset import CPUSet
+from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.settings import EVERYTHING, CPUAmount, Limits, Permission, Settings
 from nri_numa.model.workload import QoSClass, Resources
-from tests.beds.world import GIB, World, container, pod, resources
+from tests.beds.allocations import allocation
+from tests.beds.explained import of_decision
+from tests.beds.world import GIB, PREFIX, World, container, pod, resources, says
 from tests.machines import named as machines
 
 OWN = {"cpus": "exclusive"}
@@ -20,96 +25,64 @@ SINGLE = {"policy": "single-numa-node"}
 BEST_EFFORT, BURSTABLE = QoSClass.BEST_EFFORT, QoSClass.BURSTABLE
 
 
-def start(
-    world: World,
-    name: str,
-    wishes: dict[str, str] | None = None,
-    wants: Resources | None = None,
-    qos: QoSClass = QoSClass.GUARANTEED,
-) -> str:
-    """Place one pod with one container and return the container's id."""
-    of = pod(name, wishes, qos=qos)
-    made = container(of, wants=wants)
-    world.place(of, made)
-    return made.id
-
-
-def refused(world: World, name: str, wishes: dict[str, str], wants: Resources) -> Refused:
-    return world.refuse(pod(name, wishes), wants=wants)
-
-
-def written(world: World, container_id: str, cpus: str) -> None:
-    """Somebody else writes a cpuset, and nobody tells us."""
-    made = world.live[container_id]
-    world.live[container_id] = replace(made, resources=replace(made.resources, cpus=cpus))
+usual = partial(World, machines.single_smt())
 
 
 def four() -> World:
     return World(machines.single_no_smt())
 
 
-# --- siblings that are kept idle ------------------------------------------------------------------
+# --- siblings that are kept idle ----------------------------------------------------------------
 
 
 def test_isolation_never_takes_the_last_cpus_of_the_shared_pool() -> None:
     """The siblings that are kept idle leave the pool like the CPUs that are owned."""
     world = World(machines.single_smt(), Settings(limits=Limits(idle=EVERYTHING)))
-    answer = refused(world, "all", ISOLATED, resources(4))
+    answer = world.refused("all", ISOLATED, 4)
     assert answer.reason == "SharedPoolEmpty"
     assert "would leave 0 of the 8 CPUs in the shared pool" in answer.message
-    own = start(world, "own", ISOLATED, resources(3))
+    world.put("own", ISOLATED, 3)
     world.check()
-    grown = world.update(own, resources(4))
-    assert isinstance(grown, Refused)
-    assert grown.reason == "SharedPoolEmpty"
-    world.check()
+    says(world.update_refused("own-app", resources(4)), "SharedPoolEmpty")
 
 
 def test_isolation_leaves_the_shared_pool_its_floor() -> None:
     limits = Limits(idle=EVERYTHING, pool=CPUAmount(4))
     world = World(machines.single_smt(), Settings(limits=limits))
-    answer = refused(world, "own", ISOLATED, resources(3))
-    assert answer.reason == "SharedPoolFloor"
-    assert "would leave 2 of the 8 CPUs" in answer.message
-    start(world, "own", ISOLATED, resources(2))
-    world.check()
+    says(world.refused("own", ISOLATED, 3), "SharedPoolFloor", "would leave 2 of the 8 CPUs")
+    world.put("own", ISOLATED, 2)
 
 
 def test_isolation_leaves_room_for_what_was_promised_to_those_who_share() -> None:
     """3.5 CPUs are promised; two isolated cores leave four CPUs for them, three would leave two."""
     world = World(machines.single_smt(), Settings(limits=Limits(idle=EVERYTHING)))
-    start(world, "shared", SINGLE, resources(3.5), BURSTABLE)
-    answer = refused(world, "own", {**ISOLATED, **SINGLE}, resources(3))
-    assert answer.reason == "TopologyAffinityError"
-    start(world, "own", {**ISOLATED, **SINGLE}, resources(2))
+    world.put("shared", SINGLE, 3.5, qos=BURSTABLE)
+    says(world.refused("own", {**ISOLATED, **SINGLE}, 3), "TopologyAffinityError")
+    world.put("own", {**ISOLATED, **SINGLE}, 2)
     assert len(world.cpus("shared-app")) == 4
 
 
-def test_somebody_elses_cpuset_does_not_lead_onto_an_idle_sibling() -> None:
-    world = World(machines.single_smt())
-    plain = start(world, "plain", qos=BEST_EFFORT)
-    start(world, "own", ISOLATED, resources(1))
+def test_somebody_elses_cpuset_does_not_lead_onto_an_idle_sibling(world: World) -> None:
+    world.put("plain", qos=BEST_EFFORT)
+    world.put("own", ISOLATED, 1)
     idle = world.agent.state.idle
     assert idle
-    world.update(plain, Resources(cpus=str(idle)))
-    assert world.agent.state.allocations[plain].kind is Kind.UNBOUND
-    assert not world.cpus(plain) & idle
-    world.check()
+    world.update("plain-app", Resources(cpus=str(idle)))
+    assert world.allocation("plain-app").kind is Kind.UNBOUND
+    assert not world.cpus("plain-app") & idle
 
 
-def test_a_foreign_container_on_an_idle_sibling_is_counted() -> None:
-    world = World(machines.single_smt())
-    plain = start(world, "plain", qos=BEST_EFFORT)
-    world.update(plain, Resources(cpus="3"))
-    start(world, "own", ISOLATED, resources(1))
+def test_a_foreign_container_on_an_idle_sibling_is_counted(world: World) -> None:
+    world.put("plain", qos=BEST_EFFORT)
+    world.update("plain-app", Resources(cpus="3"))
+    world.put("own", ISOLATED, 1)
     idle = world.agent.state.idle
-    world.update(plain, Resources(cpus=str(idle)))
-    assert world.agent.state.allocations[plain].kind is Kind.FOREIGN
-    value = world.metrics.registry.get_sample_value("nri_numa_foreign_on_owned_cpus")
-    assert value == len(idle)
+    world.update("plain-app", Resources(cpus=str(idle)))
+    assert world.allocation("plain-app").kind is Kind.FOREIGN
+    assert world.count("foreign_on_owned_cpus") == len(idle)
 
 
-# --- what is given back ---------------------------------------------------------------------------
+# --- what is given back -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("restart", ["", "restart", "loss"])
@@ -120,48 +93,48 @@ def test_huge_pages_are_given_back(restart: str) -> None:
             sockets=1, numa_per_socket=2, cores_per_numa=4, memory_gib=8, hugepages={GIB: 2 * GIB}
         )
     )
-    pages = resources(1, 1, hugepages={GIB: 2 * GIB})
-    ids = [start(world, name, SINGLE, pages) for name in ("a", "b")]
-    mems = world.has(ids[0])[1]
+    pages = {GIB: 2 * GIB}
+    for name in "ab":
+        world.put(name, SINGLE, 1, 1, pages=pages)
+    mems = world.has("a-app")[1]
     if restart == "loss":
         world.store.documents.clear()
     if restart:
-        world.boot()
-        world.synchronize()
-    assert "hugepages-1Gi" in refused(world, "c", SINGLE, pages).message
-    world.stop(ids[0])
-    start(world, "c", SINGLE, pages)
+        world.restart()
+    assert "hugepages-1Gi" in world.refused("c", SINGLE, 1, 1, pages=pages).message
+    world.stop("a-app")
+    world.put("c", SINGLE, 1, 1, pages=pages)
     assert world.has("c-app")[1] == mems
-    assert "hugepages-1Gi" in refused(world, "d", SINGLE, pages).message
-    world.check()
+    assert "hugepages-1Gi" in world.refused("d", SINGLE, 1, 1, pages=pages).message
 
 
-# --- who is told ----------------------------------------------------------------------------------
+# --- who is told --------------------------------------------------------------------------------
 
 
 def test_a_container_is_not_among_those_who_are_told_of_its_own_change() -> None:
     """The runtime would write it twice, once from its own request and once from the other list."""
     world = four()
-    own = start(world, "own", {"policy": "best-effort"}, resources(2))
-    plain = start(world, "plain", qos=BEST_EFFORT)
+    world.put("own", {"policy": "best-effort"}, 2)
+    world.put("plain", qos=BEST_EFFORT)
     world.sent.clear()
-    assert world.update(own, resources(1.5)) is None
-    assert world.agent.state.allocations[own].kind is Kind.SHARED
-    assert [u.container_id for u in world.sent] == [plain]
+    assert world.update("own-app", resources(1.5)) is None
+    assert world.allocation("own-app").kind is Kind.SHARED
+    assert [u.container_id for u in world.sent] == ["plain-app"]
 
 
 def test_a_container_that_does_not_exist_yet_is_not_updated() -> None:
     """It takes the place of an owner, which widens the pool that it will be in."""
     world = four()
+    world.ends_whole = False
     of = pod("again", {"policy": "best-effort"})
     world.place(of, container(of, wants=resources(2), id="one"))
-    plain = start(world, "plain", qos=BEST_EFFORT)
+    world.put("plain", qos=BEST_EFFORT)
     world.sent.clear()
     world.place(of, container(of, wants=resources(1.5), id="two"))
-    assert [u.container_id for u in world.sent] == [plain]
+    assert [u.container_id for u in world.sent] == ["plain-app"]
 
 
-# --- taken in after a gap -------------------------------------------------------------------------
+# --- taken in after a gap -----------------------------------------------------------------------
 
 
 def test_a_plain_container_of_a_gap_does_not_push_its_neighbour_out_of_the_pod() -> None:
@@ -169,50 +142,41 @@ def test_a_plain_container_of_a_gap_does_not_push_its_neighbour_out_of_the_pod()
     world = four()
     of = pod("both", {"cpus.app": "exclusive"})
     world.place(of, wants=resources(2))
-    before = start(world, "before", qos=BEST_EFFORT)
+    world.put("before", qos=BEST_EFFORT)
     late = container(of, "side", resources(0.5))
     world.live[late.id] = late
-    world.boot()
-    world.synchronize()
+    world.restart()
     world.check()
     del world.live[late.id], world.live["both-app"]
     world.remove_pod(of)
     assert not world.agent.state.owned
-    assert world.has(before)[0] == "0-3"
-    world.check()
+    assert world.has("before-app")[0] == "0-3"
 
 
 def test_an_owner_keeps_its_cpus_where_a_list_was_widened_onto_them() -> None:
     """Both carry our signature; the one that shares is decided anew, not the one that owns."""
     world = four()
-    lists = start(world, "a", {"numacpu": "3"}, qos=BEST_EFFORT)
-    own = start(world, "z", OWN, resources(2))
-    had = world.cpus(own)
-    written(world, lists, f"{had.first},3")
-    world.store.documents.clear()
-    world.boot()
-    world.synchronize()
-    assert world.cpus(own) == had
-    assert world.cpus(lists) == CPUSet.parse("3")
-    world.check()
+    world.put("a", {"numacpu": "3"}, qos=BEST_EFFORT)
+    world.put("z", OWN, 2)
+    had = world.cpus("z-app")
+    world.unseen("a-app", cpus=f"{had.first},3")
+    world.restart(lost=True)
+    assert world.cpus("z-app") == had
+    assert world.cpus("a-app") == CPUSet.parse("3")
 
 
-def test_a_list_that_was_widened_onto_an_idle_sibling_is_decided_anew() -> None:
-    world = World(machines.single_smt())
-    own = start(world, "own", ISOLATED, resources(1))
+def test_a_list_that_was_widened_onto_an_idle_sibling_is_decided_anew(world: World) -> None:
+    world.put("own", ISOLATED, 1)
     idle = world.agent.state.idle
-    lists = start(world, "lists", {"numacpu": "3"}, qos=BEST_EFFORT)
-    written(world, lists, f"3,{idle}")
-    world.store.documents.clear()
-    world.boot()
-    world.synchronize()
+    world.put("lists", {"numacpu": "3"}, qos=BEST_EFFORT)
+    world.unseen("lists-app", cpus=f"3,{idle}")
+    world.restart(lost=True)
     assert world.agent.state.idle == idle
-    assert world.cpus(lists) == CPUSet.parse("3")
-    assert world.agent.state.allocations[own].kind is Kind.EXCLUSIVE
-    world.check()
+    assert world.cpus("lists-app") == CPUSet.parse("3")
+    assert world.allocation("own-app").kind is Kind.EXCLUSIVE
 
 
-# --- lifted quotas --------------------------------------------------------------------------------
+# --- lifted quotas ------------------------------------------------------------------------------
 
 
 def test_a_lifted_quota_is_not_forgotten_by_a_resize_of_memory() -> None:
@@ -220,14 +184,13 @@ def test_a_lifted_quota_is_not_forgotten_by_a_resize_of_memory() -> None:
     permission = Permission(name="permissions[0]", unpaid_cpus=True)
     world = World(machines.single_no_smt(), Settings(permissions=(permission,)))
     wants = replace(resources(2, 1), cpu_shares=1024)
-    own = start(world, "own", OWN, wants, BURSTABLE)
-    had = world.cpus(own)
+    world.place(pod("own", OWN, qos=BURSTABLE), wants=wants)
+    had = world.cpus("own-app")
     assert len(had) == 2
-    assert world.update(own, Resources(memory_limit=2 * GIB)) is None
-    assert world.cpus(own) == had
-    assert world.agent.state.allocations[own].quota == 200_000
-    assert world.live[own].resources.cpu_quota == -1
-    world.check()
+    assert world.update("own-app", Resources(memory_limit=2 * GIB)) is None
+    assert world.cpus("own-app") == had
+    assert world.allocation("own-app").quota == 200_000
+    assert world.live["own-app"].resources.cpu_quota == -1
 
 
 @pytest.mark.parametrize("lost", [False, True])
@@ -235,14 +198,131 @@ def test_a_lifted_quota_is_no_resize_after_a_restart(lost: bool) -> None:
     """With a checkpoint the old quota counts; without one, the CPUs that the owner has."""
     permission = Permission(name="permissions[0]", unpaid_cpus=True)
     world = World(machines.single_no_smt(), Settings(permissions=(permission,)))
-    own = start(world, "own", OWN, replace(resources(2, 1), cpu_shares=1024), BURSTABLE)
-    had = world.cpus(own)
+    world.place(pod("own", OWN, qos=BURSTABLE), wants=replace(resources(2, 1), cpu_shares=1024))
+    had = world.cpus("own-app")
     if lost:
-        world.store.documents.clear()
-        world.boot()
-        world.synchronize()
+        world.restart(lost=True)
     for _ in range(2):
-        world.boot()
-        assert world.synchronize() == ()
-    assert world.cpus(own) == had
-    world.check()
+        assert world.restart() == ()
+    assert world.cpus("own-app") == had
+
+
+# --- Rare ways through decisions, each of which somebody will meet one day ----------------------
+
+
+def test_a_stranger_with_more_cpus_than_it_asks_for_is_decided_anew(world: World) -> None:
+    of = pod("a", {"cpus": "exclusive"})
+    made = container(of, wants=resources(1))
+    world.meet(of, replace(made, resources=replace(made.resources, cpus="0-3")))
+    world.synchronize()
+    assert len(world.cpus("a-app")) == 1
+
+
+def test_widen_cannot_help_where_no_width_would(world: World) -> None:
+    assert (
+        world.refused(
+            "a", {"cpus": "exclusive", "smt": "full-core", "on-failure": "widen"}, 3
+        ).reason
+        == "SMTAlignmentError"
+    )
+
+
+def test_an_annotation_that_a_resize_made_stale_is_not_believed(world: World) -> None:
+    """It says *owner of CPU 0*; by now it shares the pool, and must not be taken for its owner."""
+    world.put("a", {"policy": "best-effort"}, 1, 1)
+    assert json.loads(world.live["a-app"].annotations[PREFIX + "assigned"])["kind"] == "exclusive"
+    assert world.update("a-app", resources(1.5, 1)) is None
+    world.restart(lost=True)
+    assert not world.agent.state.owned
+
+
+def test_memory_nodes_that_were_widened_since_are_kept_from_the_runtime() -> None:
+    """Somebody widened them after the annotation was written; the runtime is the truth."""
+    world = World(machines.snc_smt())
+    world.put("a", {"policy": "best-effort"}, 1.5, 4, qos=BURSTABLE)
+    world.unseen("a-app", mems="0-1")
+    world.restart(lost=True)
+    assert world.has("a-app")[1] == "0-1"
+
+
+def test_what_is_booked_on_a_numa_node_that_is_no_longer_used_does_not_count() -> None:
+    """A memory tier was listed by hand; computed pins may not use it, and do not see its books."""
+    topology = synthetic(sockets=1, numa_per_socket=1, cores_per_numa=2, memory_only_gib=[8])
+    tier = str(topology.memory_nodes - topology.cpu_nodes)
+    world = World(topology, reading=Reading(memory={0: GIB, int(tier): GIB, 9: 0}))
+    world.put("t", {"numacpu": "0", "numamem": tier}, 1, 1)
+    assert world.put("a", {"policy": "best-effort"}, 0.5, 0.5, qos=BURSTABLE)[1] == "0"
+
+
+def test_shared_containers_on_several_nodes_hold_back_no_single_cpu() -> None:
+    world = World(machines.dual_no_smt())
+    world.put("wide", {"policy": "best-effort", "bind": "cpu"}, 9.5, qos=BURSTABLE)
+    assert (
+        len(CPUSet.parse(world.put("own", {**SINGLE, "bind": "cpu", "on-failure": "widen"}, 2)[0]))
+        == 2
+    )
+
+
+def test_a_refusal_names_only_what_is_needed() -> None:
+    world = World(machines.dual_smt(), Settings(capacity_factor={0: 0, 1: 0}))
+    says(world.refused("idle", SINGLE, qos=QoSClass.BEST_EFFORT), "", "needs a place to run")
+    refused = world.refused("bare", {**SINGLE, "bind": "cpu"}, 1.5, 4, qos=BURSTABLE)
+    assert "GiB" not in refused.message
+    memory = pod("memory", SINGLE, qos=BURSTABLE)
+    wants = Resources(memory_limit=200 * GIB)
+    refused = world.refuse(memory, wants=wants)
+    assert "200 GiB memory" in refused.message
+    assert "0 CPUs" not in refused.message
+
+
+def test_memory_outside_our_own_cpuset_is_refused_as_such() -> None:
+    topology = replace(machines.snc_smt(), withheld_memory=NUMASet([3]))
+    world = World(topology)
+    says(world.refused("a", {"numamem": "3"}), "NUMANodeNotAllowed", "NUMA node 3")
+
+
+def test_pairing_across_numa_nodes_is_told_as_the_reason() -> None:
+    from nri_numa.engine.admit import admit
+    from nri_numa.engine.decision import Admitted
+    from nri_numa.engine.explain import sentences
+
+    world = World(machines.dual_smt())
+    pair = {"policy": "best-effort", "smt": "pair"}
+    world.put("high", {**pair, "load": "high"}, 2, 1)
+    low = pod("low", {**pair, "load": "low"})
+    decision = admit(
+        world.agent.machine, world.agent.state, low, container(low, wants=resources(2, 1))
+    )
+    assert isinstance(decision, Admitted)
+    told = sentences.text(of_decision(world.agent.machine, decision))
+    assert "beside containers of the opposite load" in " ".join(told.split())
+
+
+def test_what_cannot_be_true_of_an_allocation_is_said() -> None:
+    from nri_numa.engine.state import contradiction
+
+    base = allocation()
+    one, other = CPUSet([1]), CPUSet([2])
+    assert contradiction(base) == ""
+    assert "must own" in contradiction(replace(base, kind=Kind.EXCLUSIVE))
+    assert "must have NUMA" in contradiction(replace(base, kind=Kind.SHARED))
+    assert "cannot own" in contradiction(replace(base, owned=True, cpus=one))
+    owner = replace(base, kind=Kind.EXCLUSIVE, owned=True, cpus=one)
+    assert contradiction(replace(owner, idle=other)) == ""
+    assert "siblings" in contradiction(replace(owner, idle=one))
+    assert "siblings" in contradiction(replace(base, idle=other))
+    assert "can be soft" in contradiction(replace(base, soft=True))
+    assert "foreign" in contradiction(replace(base, kind=Kind.FOREIGN, mems=NUMASet([0])))
+
+
+def test_a_quota_comes_back_when_an_owner_becomes_shared_without_a_new_one() -> None:
+    """A resize by shares alone: what was lifted is written again."""
+    world = World(machines.dual_smt())
+    world.put("a", SINGLE, 2, 1)
+    assert world.live["a-app"].resources.cpu_quota == -1
+    world.settings = Settings(lift_quota=False)
+    from nri_numa.engine.decision import Machine
+
+    world.agent.machine = Machine(topology=world.topology, settings=world.settings)
+    assert world.update("a-app", Resources(memory_limit=2 * GIB)) is None
+    assert world.live["a-app"].resources.cpu_quota == 200_000

@@ -1,6 +1,7 @@
-"""Pods with resources of their own (KEP-2837): no more than the pod's sum is owned or allocated.
+"""Pods with resources of their own (KEP-2837), and with a list for all of their containers.
 
-The kubelet gives a container without limits those of its pod, as its limits and its request.
+No more than the pod's sum is owned or allocated. The kubelet gives a container without limits those
+of its pod, as its limits and its request.
 """
 
 from __future__ import annotations
@@ -14,19 +15,13 @@ from nri_numa.engine.decision import Refused
 from nri_numa.machine.synthetic import Numbering, synthetic
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import Topology
-from nri_numa.model.settings import CPUOrder, Settings
-from nri_numa.model.workload import Resources
-from tests.beds.world import GIB, World, container, pod, resources
+from nri_numa.model.settings import CPUAmount, CPUOrder, Limits, NamespaceQuota, Quota, Settings
+from nri_numa.model.workload import PodSandbox, QoSClass, Resources
+from tests.beds.world import GIB, PREFIX, World, container, pod, resources, says
+from tests.machines import named as machines
 from tests.machines import pods
 
 NARROW = {"policy": "single-numa-node"}
-
-
-def world() -> World:
-    """CPUs 0-7 and 8-15, 16 GiB each."""
-    return World(
-        synthetic(sockets=2, numa_per_socket=1, cores_per_numa=8, threads=1, memory_gib=16)
-    )
 
 
 def sums(of: World) -> tuple[int, int, int]:
@@ -37,38 +32,32 @@ def sums(of: World) -> tuple[int, int, int]:
 
 
 @pytest.mark.parametrize("scope", ["container", "pod"])
-def test_three_containers_without_resources_have_their_pods_once(scope: str) -> None:
-    node = world()
+def test_three_containers_without_resources_have_their_pods_once(node: World, scope: str) -> None:
     of = pod("p", {**NARROW, "scope": scope}, total=resources(4, 4))
     for name in "abc":
-        node.place(of, container(of, name, resources(4, 4)))
+        node.add(of, name, 4, 4)
     assert sums(node) == (4, 4000, 4 * GIB)
-    node.check()
 
 
-def test_a_sum_that_shares_cannot_say_bounds_nothing() -> None:
+def test_a_sum_that_shares_cannot_say_bounds_nothing(node: World) -> None:
     """Shares end at 256 CPUs."""
-    node = world()
     of = pod("p", NARROW, total=Resources(cpu_shares=262_144))
-    node.place(of, container(of, "a", resources(4, 4)))
-    node.place(of, container(of, "b", resources(4, 4)))
+    node.add(of, "a", 4, 4)
+    node.add(of, "b", 4, 4)
     assert sums(node) == (8, 8000, 8 * GIB)
-    node.check()
 
 
-def test_a_container_without_resources_beside_one_with_some_has_the_rest() -> None:
-    node = world()
+def test_a_container_without_resources_beside_one_with_some_has_the_rest(node: World) -> None:
     of = pod("p", NARROW, total=resources(4, 4))
-    node.place(of, container(of, "a", resources(2, 1)))
-    node.place(of, container(of, "b", resources(4, 4)))
+    node.add(of, "a", 2, 1)
+    node.add(of, "b", 4, 4)
     assert sums(node) == (2, 4000, 4 * GIB)
-    node.check()
 
 
 def test_one_that_asks_for_cpus_of_its_own_is_refused_what_its_pod_does_not_have() -> None:
-    node = world()
+    node = World(machines.dual_no_smt())
     of = pod("p", {**NARROW, "cpus": "exclusive"}, total=resources(4, 4))
-    node.place(of, container(of, "a", resources(2, 1)))
+    node.add(of, "a", 2, 1)
     refused = node.refuse(of, container(of, "b", resources(4, 4)))
     assert refused.reason == "UnpaidCPUs"
     assert refused.message.startswith(
@@ -77,19 +66,17 @@ def test_one_that_asks_for_cpus_of_its_own_is_refused_what_its_pod_does_not_have
     )
 
 
-def test_half_a_cpu_of_request_pays_for_no_whole_one() -> None:
+def test_half_a_cpu_of_request_pays_for_no_whole_one(node: World) -> None:
     """A Guaranteed pod by its own resources; its container requests 500m and is limited to 1."""
-    node = world()
     of = pod("p", NARROW, total=resources(4, 4))
     half = Resources(cpu_shares=512, cpu_quota=100_000, cpu_period=100_000, memory_limit=GIB)
     node.place(of, container(of, "a", half))
     assert sums(node)[:2] == (0, 500)
 
 
-def test_a_pod_that_was_resized_before_the_runtime_knew_grows() -> None:
-    node = world()
+def test_a_pod_that_was_resized_before_the_runtime_knew_grows(node: World) -> None:
     of = pod("p", NARROW, total=resources(2, 2))
-    node.place(of, container(of, "a", resources(2, 2)))
+    node.add(of, "a", 2, 2)
     assert node.update("p-a", resources(3, 3)) is None
     assert sums(node) == (3, 3000, 3 * GIB)
 
@@ -114,18 +101,6 @@ def test_simulate_shows_the_pool_of_the_pod() -> None:
     assert found["main"].numa_nodes == found["log"].numa_nodes == found["proxy"].numa_nodes
 
 
-def test_simulate_says_the_same() -> None:
-    spec = {
-        "resources": {"limits": {"cpu": 4, "memory": "4Gi"}},
-        "containers": [pods.container(name, {}) for name in "ab"],
-    }
-    documents = [pods.document("Pod", f"p{i}", spec, NARROW) for i in range(6)]
-    topology = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=4, threads=1, memory_gib=16)
-    result = pods.run(topology, *documents, keep_going=True)
-    verdicts = [outcome.verdict.value for outcome in pods.outcomes(result).values()]
-    assert verdicts.count("refused") >= 4
-
-
 @given(
     whole=st.integers(1, 6),
     own=st.lists(st.none() | st.integers(100, 2000), min_size=1, max_size=4),
@@ -141,7 +116,7 @@ def test_no_pod_has_more_than_its_sum(
         total = max(1000 * whole, sum(sizes))
     else:
         own, total = [*sizes], sum(sizes)
-    node = world()
+    node = World(machines.dual_no_smt())
     of = pod("p", {"policy": policy, "scope": scope}, total=resources(total / 1000, total / 1000))
     for number, size in enumerate(own):
         milli = total if size is None else size
@@ -160,9 +135,8 @@ def test_no_pod_has_more_than_its_sum(
 BOTH = {**NARROW, "scope": "pod"}
 
 
-def test_containers_without_cpus_of_their_own_share_what_others_leave() -> None:
+def test_containers_without_cpus_of_their_own_share_what_others_leave(node: World) -> None:
     """As AllocatePod of the kubelet's static policy does, in the order of their start."""
-    node = world()
     of = pod("p", BOTH, total=resources(6, 6))
     every = {}
     for name, wants in (
@@ -186,26 +160,22 @@ def test_containers_without_cpus_of_their_own_share_what_others_leave() -> None:
     node.place(of, container(of, "main", every["main"]))
     assert CPUSet.parse(node.has("p-main")[0]) == own["main"]
     assert CPUSet.parse(node.has("p-log")[0]) == own["log"]
-    node.check()
 
 
-def test_one_with_cpus_of_its_own_comes_first_and_the_pool_is_the_rest() -> None:
-    node = world()
+def test_one_with_cpus_of_its_own_comes_first_and_the_pool_is_the_rest(node: World) -> None:
     of = pod("p", BOTH, total=resources(4, 4))
-    node.place(of, container(of, "main", resources(3, 1)))
-    node.place(of, container(of, "log", resources(4, 4)))
+    node.add(of, "main", 3, 1)
+    node.add(of, "log", 4, 4)
     assert node.has("p-log")[0] == "3"
     refused = node.create(of, container(of, "more", resources(1, 1)))
     assert not isinstance(refused, Refused)
     assert sums(node)[0] == 4, "the last CPU of those that share is nobody else's"
-    node.check()
 
 
-def test_a_pod_level_resize_changes_the_pool_for_all_who_share_it() -> None:
-    node = world()
+def test_a_pod_level_resize_changes_the_pool_for_all_who_share_it(node: World) -> None:
     of = pod("p", BOTH, total=resources(4, 4))
     for name, cpus in (("a", 4), ("main", 2), ("b", 4)):
-        node.place(of, container(of, name, resources(cpus, 4)))
+        node.add(of, name, cpus, 4)
     for total, left in ((6, 4), (3, 1)):
         node.pods[of.id] = replace(of, resources=resources(total, 4))
         for name in "ab":
@@ -220,6 +190,8 @@ FLAT = synthetic(sockets=1, numa_per_socket=1, cores_per_numa=8, threads=1, memo
 DUAL = synthetic(
     sockets=2, numa_per_socket=1, cores_per_numa=3, memory_gib=16, numbering=Numbering.ALTERNATING
 )
+
+
 INIT_SIDECAR = {"i1": "2,6,8", "s2:1": "6", "i3": "2,8", "c1:1": "2", "c2": "8"}
 SHARED_SIDECAR = {"i1": "2,6,8", "s2": "2,8", "i3": "2,6,8", "c1:1": "6", "c2": "2,8"}
 
@@ -266,7 +238,7 @@ def test_vectors_of_the_kubelets_unit_tests(
     found, live = {}, []
     for key in expected:
         name, _, cpus = key.partition(":")
-        node.place(of, container(of, name, resources(int(cpus or total), 1)))
+        node.add(of, name, int(cpus or total), 1)
         found[key] = node.has(f"p-{name}")[0]
         if name.startswith("i"):
             node.stop(f"p-{name}")
@@ -274,4 +246,184 @@ def test_vectors_of_the_kubelets_unit_tests(
             live.append((key, f"p-{name}"))
     found |= {key: node.has(container_id)[0] for key, container_id in live}
     assert found == expected != kubelets
-    node.check()
+
+
+# --- A list that is given for the pod and exclusive belongs to all containers of the pod --------
+
+
+LIST = {"numacpu": "2-5", "cpus": "exclusive"}
+KEEP = Settings(kept_seconds=600.0)
+
+
+def usual(settings: Settings = KEEP) -> World:
+    """Two NUMA nodes of 8 CPUs, every CPU a core, and a pod that asks for nothing."""
+    world = World(machines.dual_no_smt(), settings)
+    world.put("plain", qos=QoSClass.BEST_EFFORT)
+    return world
+
+
+def two(world: World, annotations: dict[str, str] = LIST) -> PodSandbox:
+    """A pod of two containers with two CPUs each, both created."""
+    of = pod("db", annotations, total=resources(4, 2))
+    for name in ("main", "log"):
+        assert world.add(of, name, 2, 1) == ("2-5", "")
+        world.check()
+    return of
+
+
+def others(world: World) -> str:
+    return world.has("plain-app")[0]
+
+
+def test_two_containers_share_the_list_and_nobody_else_does(world: World) -> None:
+    two(world)
+    state = world.agent.state
+    assert str(state.owned) == "2-5"
+    assert sum(c.cpu_milli for c in state.charges.values()) == 4000, "counted once"
+    assert others(world) == "0-1,6-15"
+    says(world.refused("other", {"numacpu": "5"}), "CPUOwned", "default/db/log, default/db/main")
+
+
+def test_each_stays_within_its_own_limit() -> None:
+    world = usual(replace(KEEP, lift_quota=True))
+    of = pod("db", LIST, total=resources(5))
+    for name, cpus in (("main", 4), ("log", 1)):
+        world.add(of, name, cpus)
+    assert world.live["db-main"].resources.cpu_quota == -1
+    assert world.live["db-log"].resources.cpu_quota == 100_000
+    assert world.update("db-log", resources(2)) is None
+    assert world.live["db-log"].resources.cpu_quota == 200_000
+
+
+def test_one_that_ends_takes_nothing_from_the_other(world: World) -> None:
+    of = two(world)
+    assert world.stop("db-log") == ()
+    world.check()
+    assert str(world.agent.state.owned) == "2-5"
+    assert not world.agent.state.kept_for(of.uid), "the other one has them"
+    assert world.add(of, "log", 2, 1) == ("2-5", "")
+    world.check()
+    world.stop("db-main")
+    world.stop("db-log")
+    assert [str(a.cpus) for a in world.agent.state.kept_for(of.uid)] == ["2-5"]
+    assert sum(c.cpu_milli for c in world.agent.state.charges.values()) == 4000
+    world.check()
+    for name in ("log", "main"):
+        assert world.add(of, name, 2, 1) == ("2-5", "")
+        world.check()
+    world.stop("db-main")
+    world.stop("db-log")
+    world.agent.stop_pod(of.uid, of.id)
+    assert not world.agent.state.owned
+    assert not any(c.cpu_milli for c in world.agent.state.charges.values())
+
+
+@pytest.mark.parametrize("lost", ["nothing", "checkpoint", "checkpoint and key"])
+def test_both_are_known_again_after_a_restart(world: World, lost: str) -> None:
+    two(world)
+    before = world.agent.state
+    if lost != "nothing":
+        world.store.documents.clear()
+    if lost == "checkpoint and key":
+        world.key = b"another key"
+    assert world.restart() == ()
+    world.check()
+    after = world.agent.state
+    assert (after.owned, after.charges) == (before.owned, before.charges)
+
+
+def test_both_are_found_where_neither_was_seen_to_start(world: World) -> None:
+    of = pod("db", LIST, total=resources(4, 2))
+    for name in ("main", "log"):
+        made = container(of, name, resources(2, 1))
+        world.pods[of.id], world.live[made.id] = of, made
+    world.synchronize()
+    world.check()
+    assert [world.has(i)[0] for i in ("db-main", "db-log")] == ["2-5", "2-5"]
+    assert sum(c.cpu_milli for c in world.agent.state.charges.values()) == 4000
+
+
+@pytest.mark.parametrize(
+    "annotations",
+    [
+        {**LIST, "numacpu.log": "2-5"},
+        {**LIST, "numacpu.main": "2-5"},
+        {**LIST, "numacpu.log": "2-3"},
+        {"numacpu": "2-5", "cpus.main": "exclusive"},
+    ],
+)
+def test_a_list_of_one_container_is_its_own(world: World, annotations: dict[str, str]) -> None:
+    of = pod("db", annotations, total=resources(8))
+    world.add(of, "main", 4)
+    says(world.refuse(of, container(of, "log", resources(4))), "CPUOwned", "default/db/main")
+
+
+def test_requests_of_the_whole_pod_pay_for_its_list(world: World) -> None:
+    """A small container may be the first, or the only one with the list so far."""
+    of = pod("db", LIST, qos=QoSClass.BURSTABLE, total=resources(4.1))
+    for name, cpus in (("init", 0.1), ("main", 4.0)):
+        assert world.add(of, name, cpus) == ("2-5", "")
+    world.check()
+    poor = pod("poor", {"numacpu": "8-11", "cpus": "exclusive"}, total=resources(3))
+    refused = world.refuse(poor, container(poor, "main", resources(2)))
+    assert refused.reason == "UnpaidCPUs"
+    assert "CPU requests of its pod pay for 3000m of 4000m" in refused.message
+
+
+def test_what_others_of_the_pod_have_does_not_pay_for_its_list(world: World) -> None:
+    own = {**LIST, "numacpu.other": "6-7"}
+    of = pod("db", own, total=resources(5))
+    world.add(of, "other", 2)
+    says(world.refuse(of, container(of, "main", resources(3))), "UnpaidCPUs")
+
+
+def test_where_the_sum_is_not_told_one_of_them_pays(world: World) -> None:
+    of = pod("db", LIST)
+    says(world.refuse(of, container(of, "log", resources(1))), "UnpaidCPUs")
+    world.add(of, "main", 4)
+    assert world.add(of, "log", 1) == ("2-5", "")
+    assert world.update("db-log", resources(2)) is None
+
+
+def test_a_resize_keeps_the_list_while_the_pod_pays_for_it(world: World) -> None:
+    two(world)
+    assert world.update("db-log", resources(3, 2)) is None
+    world.check()
+    assert world.update("db-log", resources(2, 2)) is None
+    says(world.update_refused("db-log", resources(1, 2)), "UnpaidCPUs")
+    world.check()
+    assert sum(c.cpu_milli for c in world.agent.state.charges.values()) == 4000
+
+
+def test_a_quota_counts_the_list_once() -> None:
+    quota = NamespaceQuota(
+        name="quotas.namespaces[0]", namespaces=("default",), quota=Quota(exclusive=CPUAmount(6))
+    )
+    world = usual(replace(KEEP, limits=Limits(namespaces=(quota,))))
+    two(world)
+    of = pod("own", {"cpus": "exclusive"})
+    world.add(of, "main", 2)
+    world.check()
+    of = pod("more", {"cpus": "exclusive"})
+    assert world.refuse(of, container(of, "main", resources(1))).reason == "QuotaExceeded"
+
+
+def test_a_third_container_has_what_the_pod_has_left(world: World) -> None:
+    of = pod("db", {**LIST, "numacpu.own": "8", "cpus.own": "exclusive"}, total=resources(5))
+    for name, cpus in (("main", 2), ("log", 2)):
+        world.add(of, name, cpus)
+    assert world.add(of, "own", 1) == ("8", "")
+
+
+def test_the_prefix_of_crio_gives_a_list_for_the_pod_too(world: World) -> None:
+    domain = PREFIX.removesuffix("/")
+    of = pod("db", {"cpus": "exclusive"}, total=resources(4))
+    of = replace(of, annotations={**of.annotations, f"numacpu.{domain}/pod": "2-5"})
+    for name in ("main", "log"):
+        assert world.add(of, name, 2) == ("2-5", "")
+
+
+@pytest.fixture
+def node() -> World:
+    """CPUs 0-7 and 8-15, 16 GiB each."""
+    return World(machines.dual_no_smt())

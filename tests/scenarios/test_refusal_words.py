@@ -17,13 +17,15 @@ from nri_numa.model.machine import Topology
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import QoSClass
 from tests.beds.explained import of_decision
-from tests.beds.world import GIB, World, container, pod, resources
+from tests.beds.world import GIB, World, container, pod, resources, says, two_by_four
 from tests.checks.docs_refusals import REFUSALS
 from tests.checks.refusal_words import WITHHELD, first_clause, problem, shortage
 from tests.machines import pods
 
 EIGHT = synthetic(sockets=2, numa_per_socket=4, cores_per_numa=8, threads=2, memory_gib=6)
 """128 CPUs, 48 GiB, no huge pages."""
+
+
 PAGE = {GIB: GIB}
 
 
@@ -75,9 +77,7 @@ def test_case_19_best_effort_names_what_is_not_there() -> None:
 
 def test_case_19_huge_pages_that_lie_on_several_numa_nodes_are_named() -> None:
     """Memory is judged together with them, fits on each NUMA node, and was blamed."""
-    topology = synthetic(
-        sockets=2, numa_per_socket=1, cores_per_numa=4, threads=1, memory_gib=8,
-        hugepages={GIB: GIB},
+    topology = two_by_four(hugepages={GIB: GIB},
     )  # fmt: skip
     pages = {GIB: 2 * GIB}
     assert (
@@ -85,9 +85,8 @@ def test_case_19_huge_pages_that_lie_on_several_numa_nodes_are_named() -> None:
         == "hugepages-1Gi: 2 GiB needed, more than the 1 GiB of any one NUMA node"
     )
     world = World(topology)
-    world.place(pod("first", {"policy": "single-numa-node"}), wants=resources(1, 1, hugepages=PAGE))
-    of = pod("p", {"policy": "restricted"})
-    refused = world.refuse(of, wants=resources(1, 1, hugepages=pages))
+    world.put("first", {"policy": "single-numa-node"}, 1, 1, pages=PAGE)
+    refused = world.refused("p", {"policy": "restricted"}, 1, 1, pages=pages)
     assert first_clause(refused.message) == (
         "hugepages-1Gi: 2 GiB needed, 1 GiB free on all NUMA nodes together"
     )
@@ -95,17 +94,16 @@ def test_case_19_huge_pages_that_lie_on_several_numa_nodes_are_named() -> None:
 
 def test_case_19_memory_and_huge_pages_that_never_meet() -> None:
     """Memory is free on one NUMA node, huge pages on the other: both are named, none blamed."""
-    topology = synthetic(
-        sockets=2, numa_per_socket=1, cores_per_numa=4, threads=1, memory_gib=8,
-        hugepages={GIB: 2 * GIB},
-    )  # fmt: skip
-    world = World(topology)
+    world = World(
+        two_by_four(
+            hugepages={GIB: 2 * GIB},
+        )
+    )
     for name, memory, pages in (("memory", 5, None), ("pages", 1, {GIB: 2 * GIB})):
         of = pod(name, {"policy": "single-numa-node"})
         wants = resources(1, memory, hugepages=pages)
         world.place(of, wants=wants)
-    of = pod("p", {"policy": "single-numa-node"})
-    refused = world.refuse(of, wants=resources(1, 4, hugepages=PAGE))
+    refused = world.refused("p", {"policy": "single-numa-node"}, 1, 4, pages=PAGE)
     assert first_clause(refused.message) == (
         "memory and hugepages-1Gi: each fits, but not on the same NUMA nodes: 4 GiB on NUMA node "
         "1, 1 GiB on NUMA node 0"
@@ -170,13 +168,11 @@ def test_case_19_a_load_is(load: str, meaning: str) -> None:
 def test_case_19_one_or_several() -> None:
     """It read "on NUMA node 0-1"."""
     world = World(EIGHT)
-    world.place(pod("p", {"policy": "best-effort"}), wants=resources(24, 1))
+    world.put("p", {"policy": "best-effort"}, 24, 1)
     reasons = [a.reason for a in world.agent.state.allocations.values()]
     assert reasons == ["24 exclusive CPUs on NUMA nodes 0-1"]
-    unknown = World(EIGHT).refuse(pod("q", {"numacpu": "127-129"}))
-    assert "but CPUs 128-129 do not exist;" in unknown.message
-    unknown = World(EIGHT).refuse(pod("q", {"numacpu": "127-128"}))
-    assert "but CPU 128 does not exist;" in unknown.message
+    says(World(EIGHT).refused("q", {"numacpu": "127-129"}), "", "but CPUs 128-129 do not exist;")
+    says(World(EIGHT).refused("q", {"numacpu": "127-128"}), "", "but CPU 128 does not exist;")
 
 
 @pytest.mark.parametrize("reason", sorted(REFUSALS))
@@ -189,8 +185,9 @@ def test_case_19_every_reason_begins_with_what_failed(reason: str) -> None:
 
 def test_case_19_a_burstable_container_that_shares() -> None:
     """Shared CPUs are CPUs, not exclusive ones."""
-    of = pod("p", {"policy": "single-numa-node"}, qos=QoSClass.BURSTABLE)
-    refused = World(EIGHT).refuse(of, wants=resources(16.5, 1))
+    refused = World(EIGHT).refused(
+        "p", {"policy": "single-numa-node"}, 16.5, 1, qos=QoSClass.BURSTABLE
+    )
     assert first_clause(refused.message) == (
         "cpu: 16.5 CPUs needed, more than the 16 CPUs of any one NUMA node"
     )
@@ -225,11 +222,74 @@ def test_case_19_status_does_not_say_0_of_0() -> None:
 
 def test_case_19_memory_that_is_tied_by_the_kubelets_rules() -> None:
     """Enough is free; a NUMA node that serves one container by itself joins no group."""
-    topology = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=4, threads=1, memory_gib=8)
+    topology = two_by_four()
     world = World(topology, Settings(kubelet_memory=True))
-    world.place(pod("first", {"policy": "single-numa-node"}), wants=resources(1, 1))
-    refused = world.refuse(pod("p", {"cpus": "exclusive"}), wants=resources(1, 12))
+    world.put("first", {"policy": "single-numa-node"}, 1, 1)
+    refused = world.refused("p", {"cpus": "exclusive"}, 1, 12)
     assert first_clause(refused.message) == (
         "memory: 12 GiB needed, 15 GiB free, but not together by the kubelet's rules "
         "(kubeletMemory)"
     )
+
+
+# --- What happened to containers is noted for whoever looks from outside the node ---------------
+
+
+SMALL = synthetic(sockets=1, numa_per_socket=2, cores_per_numa=2, threads=1)
+
+
+@pytest.fixture
+def world() -> World:
+    made = World(SMALL)
+    made.synchronize()
+    return made
+
+
+def noted(world: World) -> list[tuple[str, str, str, int]]:
+    return [(n.what, n.reason, n.pod, n.count) for n in world.agent.notices.after()]
+
+
+def test_what_went_as_asked_is_nobodys_news(world: World) -> None:
+    world.put("plain")
+    world.put("listed", {"numacpu": "1"})
+    assert noted(world) == []
+
+
+def test_a_refusal_is_noted_once_however_often_the_kubelet_asks(world: World) -> None:
+    for attempt in range(3):
+        of = pod("web", {"numacpu": "63"})
+        refused = world.refuse(of, container(of, id=f"attempt-{attempt}"))
+    assert noted(world) == [("refused", refused.reason, "web", 3)]
+    assert world.agent.refused == 3
+    (notice,) = world.agent.notices.after()
+    assert notice.message == refused.message
+    assert (notice.pod_uid, notice.container) == ("uid-web", "app")
+
+
+def test_wider_than_ideal_is_noted(world: World) -> None:
+    world.put("first", {"numacpu": "0,2"}, 2)
+    world.put("wide", {"policy": "best-effort"}, 2, 1)
+    assert noted(world) == [("widened", "", "wide", 1)]
+
+
+def test_not_pinned_is_noted(world: World) -> None:
+    world.put("loose", {"policy": "single-numa-node", "on-failure": "unpinned"}, 3, 1)
+    assert noted(world) == [("unpinned", "", "loose", 1)]
+
+
+def test_a_container_that_started_without_us_is_noted_when_it_is_placed() -> None:
+    world = World(SMALL)
+    world.meet(pod("early", {"numacpu": "1"}, qos=QoSClass.BURSTABLE))
+    world.synchronize()
+    assert noted(world) == [("gap", "", "early", 1)]
+    assert "started while the agent could not place it" in world.agent.notices.after()[0].message
+
+
+def test_observing_notes_nothing_because_nothing_happens() -> None:
+    world = World(SMALL, observe=True)
+    world.ends_whole = False
+    world.synchronize()
+    of = pod("web", {"numacpu": "63"})
+    world.create(of, container(of))
+    assert world.agent.refusals
+    assert noted(world) == []

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.engine.decision import Machine, Reading, Refused, Resized
+from nri_numa.engine.decision import Reading, Refused, Resized
 from nri_numa.engine.state import Kind
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.settings import Rule, Settings
 from nri_numa.model.workload import QoSClass, Resources
-from tests.beds.world import GIB, World, container, pod, resources
+from tests.beds.world import GIB, World, pod, resources, says, two_by_four, two_nodes
 from tests.machines import named as machines
 from tests.machines import pods
 
@@ -19,40 +19,29 @@ SINGLE = {"policy": "single-numa-node"}
 OWN = {"cpus": "exclusive"}
 
 
-def world_of(reading: Reading | None = None, settings: Settings | None = None) -> World:
-    """Two NUMA nodes, 0-3 and 4-7, with 8 GiB each."""
-    topology = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=4, threads=1, memory_gib=8)
-    return World(topology, settings, reading=reading)
-
-
-def start(world: World, name: str, wishes: dict[str, str], wants: Resources) -> tuple[str, str]:
-    return world.place(pod(name, wishes), wants=wants)
+usual = two_nodes
 
 
 def numa_of(world: World, name: str) -> NUMASet:
-    return world.agent.state.allocations[f"{name}-app"].numa_nodes
+    return world.allocation(f"{name}-app").numa_nodes
 
 
-def test_resize_from_shared_to_exclusive_stays_on_its_numa_node_and_memory() -> None:
+def test_resize_from_shared_to_exclusive_stays_on_its_numa_node_and_memory(world: World) -> None:
     """1500m to 2000m went from NUMA node 0 to 1, with new mems, while 1 had more left."""
-    world = world_of()
-    assert start(world, "a", SINGLE, resources(1.5, 1)) == ("0-3", "0")
-    start(world, "big", {**SINGLE, "numamem": "0"}, resources(0.5, 6))
+    assert world.put("a", SINGLE, 1.5, 1) == ("0-3", "0")
+    world.put("big", {**SINGLE, "numamem": "0"}, 0.5, 6)
     assert world.update("a-app", resources(2, 1)) is None
-    assert world.agent.state.allocations["a-app"].kind is Kind.EXCLUSIVE
+    assert world.allocation("a-app").kind is Kind.EXCLUSIVE
     cpus, mems = world.has("a-app")
     assert CPUSet.parse(cpus) <= CPUSet.parse("0-3")
     assert mems == "0"
-    world.check()
 
 
-def test_resize_from_shared_to_exclusive_that_does_not_fit_there_is_refused() -> None:
-    world = world_of()
-    assert start(world, "a", SINGLE, resources(0.5, 1)) == ("0-3", "0")
-    start(world, "own", {**SINGLE, "numamem": "0"}, resources(3, 1))
+def test_resize_from_shared_to_exclusive_that_does_not_fit_there_is_refused(world: World) -> None:
+    assert world.put("a", SINGLE, 0.5, 1) == ("0-3", "0")
+    world.put("own", {**SINGLE, "numamem": "0"}, 3, 1)
     before = world.has("a-app")
-    refused = world.update("a-app", resources(2, 1))
-    assert isinstance(refused, Refused)
+    refused = world.update_refused("a-app", resources(2, 1))
     assert refused.reason == "NotEnoughCPUs"
     assert refused.message == (
         "resize refused: pod default/a, container app: cpu: 2 exclusive CPUs needed, 1 free for "
@@ -60,84 +49,74 @@ def test_resize_from_shared_to_exclusive_that_does_not_fit_there_is_refused() ->
         "exclusive CPUs 0-2"
     )
     assert world.has("a-app") == before
-    world.check()
 
 
 def test_resize_from_shared_to_exclusive_shares_on_where_widening_would_move_it() -> None:
-    world = world_of()
-    start(world, "a", {**SINGLE, "on-failure": "widen"}, resources(0.5, 1))
-    start(world, "own", {**SINGLE, "numamem": "0"}, resources(3, 1))
+    world = two_nodes()
+    world.put("a", {**SINGLE, "on-failure": "widen"}, 0.5, 1)
+    world.put("own", {**SINGLE, "numamem": "0"}, 3, 1)
     before = world.has("a-app")
     assert world.update("a-app", resources(2, 1)) is None
     assert world.has("a-app") == before
-    assert world.agent.state.allocations["a-app"].kind is Kind.SHARED
-    world.check()
+    assert world.allocation("a-app").kind is Kind.SHARED
 
 
-def test_resize_from_exclusive_to_shared_stays_on_its_numa_node() -> None:
-    world = world_of()
-    assert start(world, "first", SINGLE, resources(1, 4))[1] == "0"
-    cpus, mems = start(world, "a", SINGLE, resources(2, 1))
+def test_resize_from_exclusive_to_shared_stays_on_its_numa_node(world: World) -> None:
+    assert world.put("first", SINGLE, 1, 4)[1] == "0"
+    cpus, mems = world.put("a", SINGLE, 2, 1)
     assert mems == "1"
-    start(world, "more", {**SINGLE, "numamem": "1"}, resources(0.5, 6))
+    world.put("more", {**SINGLE, "numamem": "1"}, 0.5, 6)
     assert world.update("a-app", resources(1.5, 1)) is None
     assert world.has("a-app") == ("4-7", "1")
+    assert world.live["a-app"].resources.cpu_quota == 150_000
     assert not world.agent.state.owned & CPUSet.parse(cpus)
-    world.check()
 
 
-def test_resize_that_grows_keeps_its_cpus_and_refuses_more_than_its_node_has() -> None:
-    world = world_of()
-    start(world, "a", SINGLE, resources(2, 1))
+def test_resize_that_grows_keeps_its_cpus_and_refuses_more_than_its_node_has(world: World) -> None:
+    world.put("a", SINGLE, 2, 1)
     had = world.cpus("a-app")
     assert world.update("a-app", resources(3, 1)) is None
     assert had < world.cpus("a-app")
-    refused = world.update("a-app", resources(5, 1))
-    assert isinstance(refused, Refused)
-    assert "cpu: 5 exclusive CPUs needed, " in refused.message
+    says(world.update_refused("a-app", resources(5, 1)), "", "cpu: 5 exclusive CPUs needed, ")
 
 
-def test_resize_without_a_policy_stays_on_its_numa_node_too() -> None:
-    world = world_of()
-    start(world, "a", OWN, resources(3, 1))
+def test_resize_without_a_policy_stays_on_its_numa_node_too(world: World) -> None:
+    world.put("a", OWN, 3, 1)
     assert isinstance(world.update("a-app", resources(5, 1)), Refused)
     assert world.has("a-app")[1] == "0"
 
 
 def test_resize_under_widen_adds_cpus_elsewhere_and_keeps_cpus_and_memory_nodes() -> None:
-    world = world_of()
-    start(world, "a", {"policy": "best-effort"}, resources(3, 1))
+    world = two_nodes()
+    world.put("a", {"policy": "best-effort"}, 3, 1)
     had = world.cpus("a-app")
     assert world.update("a-app", resources(5, 1)) is None
     assert had < world.cpus("a-app")
     assert numa_of(world, "a") == NUMASet([0, 1])
     assert world.has("a-app")[1] == "0"
-    assert not world.agent.state.allocations["a-app"].preferred
+    assert not world.allocation("a-app").preferred
     # More than the machine has: it keeps what it has.
     had = world.cpus("a-app")
     assert world.update("a-app", resources(20, 1)) is None
     assert world.cpus("a-app") == had
-    world.check()
 
 
-def test_resize_whose_cpus_cannot_grow_books_its_new_memory() -> None:
+def test_resize_whose_cpus_cannot_grow_books_its_new_memory(world: World) -> None:
     """What it may use is promised to nobody else, and a Synchronize finds nothing to change."""
-    world = world_of()
     wishes = {"policy": "best-effort", "bind": "cpu+mem"}
-    start(world, "a", wishes, resources(2, 2))
-    start(world, "b", wishes, resources(5, 1))
+    world.put("a", wishes, 2, 2)
+    world.put("b", wishes, 5, 1)
     for cpus, memory in ((9, 5), (12, 6)):
         assert world.update("a-app", resources(cpus, memory)) is None
-        allocation = world.agent.state.allocations["a-app"]
+        allocation = world.allocation("a-app")
         assert sum(c.memory for c in allocation.charges.values()) == memory * GIB
         assert not allocation.preferred
         assert allocation.reason.endswith(", less than asked for")
         world.synchronize()
-        assert world.agent.state.allocations["a-app"] == allocation
+        assert world.allocation("a-app") == allocation
     assert world.update("a-app", resources(1, 1)) is None
-    assert "less" not in world.agent.state.allocations["a-app"].reason
-    assert world.agent.state.allocations["a-app"].preferred
-    world.check()
+    assert "less" not in world.allocation("a-app").reason
+    assert world.allocation("a-app").preferred
 
 
 def test_simulate_says_that_a_resize_got_less() -> None:
@@ -156,39 +135,27 @@ def test_simulate_says_that_a_resize_got_less() -> None:
     assert "less than asked for" in outcome.reason
 
 
-def test_resize_never_takes_the_last_cpu_of_those_who_share_a_numa_node() -> None:
+def test_resize_never_takes_the_last_cpu_of_those_who_share_a_numa_node(world: World) -> None:
     """Without a CPU there, they would be moved to the rest of the machine."""
-    world = world_of()
-    start(world, "a", SINGLE, resources(2, 1))
-    start(world, "share", {**SINGLE, "numamem": "0"}, resources(0.5, 1))
+    world.put("a", SINGLE, 2, 1)
+    world.put("share", {**SINGLE, "numamem": "0"}, 0.5, 1)
     assert world.has("share-app")[0] == "2-3"
     assert isinstance(world.update("a-app", resources(4, 1)), Refused)
     assert world.update("a-app", resources(3, 1)) is None
     assert world.has("share-app")[0] == "3"
     widened = {**SINGLE, "on-failure": "widen"}
-    start(world, "b", widened, resources(2, 1))
-    start(world, "beside", {**SINGLE, "numamem": "1"}, resources(0.5, 1))
+    world.put("b", widened, 2, 1)
+    world.put("beside", {**SINGLE, "numamem": "1"}, 0.5, 1)
     assert isinstance(world.update("b-app", resources(4, 1)), type(None))
     assert len(world.cpus("b-app")) == 2, "the others need what is left on both NUMA nodes"
-    world.check()
 
 
-def test_resize_that_would_empty_the_shared_pool_is_refused() -> None:
-    world = World(synthetic(sockets=1, numa_per_socket=1, cores_per_numa=4, threads=1))
-    start(world, "a", OWN, resources(3))
-    refused = world.update("a-app", resources(4))
-    assert isinstance(refused, Refused)
-    assert refused.reason == "SharedPoolEmpty"
-
-
-def test_resize_of_memory_keeps_the_memory_nodes_or_is_refused() -> None:
-    world = world_of()
-    start(world, "a", SINGLE, resources(1, 4))
-    refused = world.update("a-app", resources(1, 10))
-    assert isinstance(refused, Refused)
+def test_resize_of_memory_keeps_the_memory_nodes_or_is_refused(world: World) -> None:
+    world.put("a", SINGLE, 1, 4)
+    refused = world.update_refused("a-app", resources(1, 10))
     assert refused.reason == "NotEnoughMemory"
     assert refused.message.endswith("memory: 10 GiB needed, 8 GiB free on NUMA node 0")
-    start(world, "b", {"policy": "best-effort"}, resources(1, 4))
+    world.put("b", {"policy": "best-effort"}, 1, 4)
     assert world.update("b-app", resources(1, 10)) is None
     assert world.has("b-app")[1] == "1"
     assert world.agent.state.charge(1).memory == 10 * GIB
@@ -196,8 +163,8 @@ def test_resize_of_memory_keeps_the_memory_nodes_or_is_refused() -> None:
 
 def test_resize_of_memory_counts_what_the_container_uses_already_as_its_own() -> None:
     """It uses 5 GiB of its 6; growing by 1 GiB needs 1 GiB more, not 7 GiB that are free."""
-    world = world_of(Reading(memory={0: 8 * GIB, 1: 8 * GIB}))
-    start(world, "a", SINGLE, resources(1, 6))
+    world = two_nodes(Reading(memory={0: 8 * GIB, 1: 8 * GIB}))
+    world.put("a", SINGLE, 1, 6)
     world.reading = Reading(memory={0: 3 * GIB, 1: 8 * GIB})
     assert world.update("a-app", resources(1, 7)) is None
     assert world.has("a-app")[1] == "0"
@@ -210,59 +177,51 @@ def test_resize_of_huge_pages_must_fit_where_it_is() -> None:
         sockets=2, numa_per_socket=1, cores_per_numa=4, memory_gib=8, hugepages={GIB: 2 * GIB}
     )
     world = World(topology, reading=Reading(hugepages={0: {GIB: 2 * GIB}, 1: {GIB: 2 * GIB}}))
-    start(world, "a", SINGLE, resources(1, 1, hugepages={GIB: GIB}))
+    world.put("a", SINGLE, 1, 1, pages={GIB: GIB})
     assert world.update("a-app", resources(1, 1, hugepages={GIB: 2 * GIB})) is None
-    refused = world.update("a-app", resources(1, 1, hugepages={GIB: 3 * GIB}))
-    assert isinstance(refused, Refused)
+    refused = world.update_refused("a-app", resources(1, 1, hugepages={GIB: 3 * GIB}))
     assert "hugepages-1Gi: 3 GiB needed, 2 GiB free on NUMA node 0" in refused.message
 
 
 def test_resize_after_a_rule_changed_does_not_apply_the_new_rule() -> None:
     """It was pinned by a list, or owned CPUs; the rule that says otherwise is for new pods."""
     rules = (Rule(values={"numacpu": "5", "numamem": "1"}, containers=("app",)),)
-    world = world_of(settings=Settings(rules=rules))
-    assert start(world, "listed", {}, resources(0.5, 1)) == ("5", "1")
-    assert start(world, "owned", {"numacpu": "7", **OWN}, resources(1, 1)) == ("7", "1")
+    world = two_nodes(rules=rules)
+    assert world.put("listed", {}, 0.5, 1) == ("5", "1")
+    assert world.put("owned", {"numacpu": "7", **OWN}, 1, 1) == ("7", "1")
     world.settings = Settings(rules=(Rule(values=SINGLE),))
-    world.boot()
-    world.synchronize()
-    start(world, "a", {}, resources(2, 1))
+    world.restart()
+    world.put("a", {}, 2, 1)
     had = world.has("a-app")
     assert world.update("listed-app", resources(2, 1)) is None
     assert world.update("owned-app", resources(2, 1)) is None
     assert (world.has("listed-app"), world.has("owned-app")) == (("5", "1"), ("7", "1"))
     world.settings = Settings()
-    world.boot()
-    world.synchronize()
+    world.restart()
     assert world.update("a-app", resources(2, 2)) is None
     assert world.has("a-app") == had
-    world.check()
 
 
 def test_resize_in_a_pod_that_was_placed_together_may_use_all_of_the_pods_numa_nodes() -> None:
-    world = world_of()
+    world = two_nodes()
     of = pod("p", {"policy": "restricted", "scope": "pod"}, total=resources(6, 10))
-    world.place(of, container(of, "a", resources(3, 9)))
-    world.place(of, container(of, "b", resources(1, 1)))
+    world.add(of, "a", 3, 9)
+    world.add(of, "b", 1, 1)
     assert world.has("p-a")[1] == "0-1"
     assert world.update("p-a", resources(5, 9)) is None
     assert len(world.cpus("p-a")) == 5
-    assert world.agent.state.allocations["p-a"].preferred
-    world.check()
+    assert world.allocation("p-a").preferred
 
 
-def test_resize_of_a_burstable_container_by_its_request_stays() -> None:
-    world = world_of()
-    had = world.place(pod("a", SINGLE, qos=QoSClass.BURSTABLE), wants=resources(1.5, 1))
-    refused = world.update("a-app", resources(4.5, 1))
-    assert isinstance(refused, Refused)
+def test_resize_of_a_burstable_container_by_its_request_stays(world: World) -> None:
+    had = world.put("a", SINGLE, 1.5, 1, QoSClass.BURSTABLE)
+    refused = world.update_refused("a-app", resources(4.5, 1))
     assert "cpu: 4.5 CPUs needed, 4 CPUs free on NUMA node 0" in refused.message
     assert world.has("a-app") == had
 
 
-def test_resize_of_a_container_with_listed_memory_books_its_new_size_there() -> None:
-    world = world_of()
-    assert start(world, "a", {"numamem": "1"}, resources(0.5, 1)) == ("", "1")
+def test_resize_of_a_container_with_listed_memory_books_its_new_size_there(world: World) -> None:
+    assert world.put("a", {"numamem": "1"}, 0.5, 1) == ("", "1")
     assert world.update("a-app", resources(2, 3)) is None
     assert world.has("a-app") == ("", "1")
     assert world.agent.state.charge(1).memory == 3 * GIB
@@ -272,41 +231,28 @@ def test_resize_of_a_container_with_listed_memory_books_its_new_size_there() -> 
 def test_resize_that_whole_cores_cannot_make_is_refused() -> None:
     topology = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=4, memory_gib=8)
     world = World(topology)
-    start(world, "a", {**SINGLE, "smt": "full-core"}, resources(2, 1))
-    refused = world.update("a-app", resources(3, 1))
-    assert isinstance(refused, Refused)
-    assert refused.reason == "SMTAlignmentError"
-    assert "so 2 or 4 would fit" in refused.message
+    world.put("a", {**SINGLE, "smt": "full-core"}, 2, 1)
+    says(world.update_refused("a-app", resources(3, 1)), "SMTAlignmentError", "so 2 or 4 would fit")
     assert world.update("a-app", resources(4, 1)) is None
     assert len(world.cpus("a-app")) == 4
 
 
-def test_resize_of_memory_alone_does_not_mind_a_cpu_that_is_offline() -> None:
-    world = world_of()
-    start(world, "a", SINGLE, resources(2, 1))
-    had = world.agent.state.allocations["a-app"].cpus
-    world.topology = synthetic(
-        sockets=2, numa_per_socket=1, cores_per_numa=4, threads=1, memory_gib=8,
-        offline=CPUSet([max(had)]),
+def test_resize_of_memory_alone_does_not_mind_a_cpu_that_is_offline(world: World) -> None:
+    world.put("a", SINGLE, 2, 1)
+    had = world.allocation("a-app").cpus
+    world.topology = two_by_four(offline=CPUSet([max(had)]),
     )  # fmt: skip
-    world.boot()
-    world.synchronize()
+    world.restart()
     assert world.update("a-app", resources(2, 2)) is None
-    assert world.agent.state.allocations["a-app"].cpus == had
+    assert world.allocation("a-app").cpus == had
     assert world.agent.state.charge(0).memory == 2 * GIB
 
 
-def test_resize_while_a_numa_node_is_offline_keeps_it_for_later() -> None:
-    world = world_of()
-    before = start(world, "a", {"policy": "best-effort"}, resources(5.5, 10))
+def test_resize_while_a_numa_node_is_offline_keeps_it_for_later(world: World) -> None:
+    before = world.put("a", {"policy": "best-effort"}, 5.5, 10)
     assert before == ("0-7", "0-1")
-    offline = CPUSet.parse("4-7")
-    small = synthetic(
-        sockets=2, numa_per_socket=1, cores_per_numa=4, threads=1, memory_gib=8, offline=offline
-    )
-    for topology in (small, world.topology):
-        world.topology = topology
-        world.apply(world.agent.retopology(Machine(topology=topology, settings=world.settings)))
+    for topology in (two_by_four(offline=CPUSet.parse("4-7")), world.topology):
+        world.becomes(topology)
         assert world.update("a-app", resources(3.5, 10)) is None
         world.check()
     assert world.has("a-app") == before
@@ -315,14 +261,9 @@ def test_resize_while_a_numa_node_is_offline_keeps_it_for_later() -> None:
 @pytest.mark.parametrize("on_failure", ["reject", "unpinned", "widen"])
 def test_whole_cores_are_not_kept_when_the_request_stops_paying_for_them(on_failure: str) -> None:
     world = World(machines.dual_smt())
-    of = pod("a", {"cpus": "exclusive", "smt": "full-core", "on-failure": on_failure})
-    made = container(of, wants=resources(2, 1))
-    world.place(of, made)
-    refused = world.update(made.id, resources(1, 1))
-    assert isinstance(refused, Refused)
-    assert refused.reason == "SMTAlignmentError"
-    assert len(world.agent.state.allocations[made.id].cpus) == 2
-    world.check()
+    world.put("a", {"cpus": "exclusive", "smt": "full-core", "on-failure": on_failure}, 2, 1)
+    says(world.update_refused("a-app", resources(1, 1)), "SMTAlignmentError")
+    assert len(world.allocation("a-app").cpus) == 2
 
 
 def test_resize_of_a_busy_container_takes_the_sibling_of_a_quiet_one() -> None:
@@ -330,8 +271,7 @@ def test_resize_of_a_busy_container_takes_the_sibling_of_a_quiet_one() -> None:
     world = World(machines.single_smt())
     world.synchronize()
     for name, load in (("busy", "high"), ("quiet", "low"), ("calm", "low")):
-        of = pod(name, {"cpus": "exclusive", "smt": "pair", "load": load})
-        world.place(of, wants=resources(1, 1))
+        world.put(name, {"cpus": "exclusive", "smt": "pair", "load": load}, 1, 1)
     assert [world.has(f"{name}-app")[0] for name in ("busy", "quiet", "calm")] == ["0", "4", "1"]
     assert world.update("busy-app", resources(2, 1)) is None
     assert world.has("busy-app")[0] == "0,5"
@@ -347,11 +287,10 @@ def test_resize_of_a_busy_container_takes_the_sibling_of_a_quiet_one() -> None:
     ],
 )
 def test_a_resize_that_moves_nothing_overrides_nothing(
-    wishes: dict[str, str], before: Resources, after: Resources
+    world: World, wishes: dict[str, str], before: Resources, after: Resources
 ) -> None:
     """Any override makes containerd lose the swap limit of the request."""
-    world = world_of()
-    start(world, "a", wishes, before)
+    world.place(pod("a", wishes), wants=before)
     made = world.live["a-app"]
     outcome = world.agent.update_container(world.pods[made.pod_id], made, after)
     assert not isinstance(outcome, Refused)
@@ -379,8 +318,7 @@ def test_a_cpuset_that_the_runtime_remembers_does_not_come_back_with_an_update_o
     world.place(of)
     world.place(listed)
     if owner:
-        own = pod("own", {"cpus": "exclusive"})
-        world.place(own, wants=resources(2, 1))
+        world.put("own", {"cpus": "exclusive"}, 2, 1)
     else:  # nobody owns any: all that is remembered was meant for one that is gone
         answered = "0-3" if remembered not in ("", "0-3") else ""
     made = world.live["plain-app"]
@@ -394,3 +332,78 @@ def test_a_cpuset_that_the_runtime_remembers_does_not_come_back_with_an_update_o
     assert isinstance(outcome, Resized)
     assert outcome.own is not None
     assert outcome.own[:3] == ("listed-app", "3", "0")
+
+
+# --- Resources that were changed while the plugin was away are caught up with at the next picture
+
+
+def node() -> World:
+    world = two_nodes()
+    world.synchronize()
+    return world
+
+
+def resize_unseen(world: World, container_id: str, wants: Resources) -> None:
+    """The runtime changes a container while nobody listens; its cpuset stays."""
+    old = world.live[container_id]
+    kept = replace(wants, cpus=old.resources.cpus, mems=old.resources.mems)
+    world.live[container_id] = replace(old, resources=kept)
+    world.restart()
+
+
+@pytest.mark.parametrize(("cpus", "expected"), [(3, "0-2"), (1, "0")])
+def test_an_owner_grows_and_shrinks_around_the_cpus_it_has(cpus: float, expected: str) -> None:
+    world = node()
+    world.put("owner", OWN, 2, 1)
+    world.put("other", {}, 0.5)
+    assert world.live["owner-app"].resources.cpus == "0-1"
+    resize_unseen(world, "owner-app", resources(cpus, 1))
+    assert world.live["owner-app"].resources.cpus == expected
+    allowed = {"0-2": "3-7", "0": "1-7"}[expected]
+    assert world.live["other-app"].resources.cpus == allowed
+    assert world.allocation("owner-app").cpu_milli == cpus * 1000
+    assert world.agent.grounds_of("owner-app") is not None
+
+
+def test_a_shared_container_is_booked_by_its_new_size_where_it_is() -> None:
+    world = node()
+    world.put("web", {"policy": "best-effort", "cpus": "shared"}, 1, 4)
+    before = world.allocation("web-app")
+    resize_unseen(world, "web-app", resources(2, 8))
+    after = world.allocation("web-app")
+    assert (after.numa_nodes, after.mems, after.kind) == (
+        before.numa_nodes,
+        before.mems,
+        Kind.SHARED,
+    )
+    assert (after.cpu_milli, after.memory_bytes) == (2000, 8 * GIB)
+    assert after.since == before.since
+
+
+def test_a_size_that_does_not_fit_leaves_a_running_container_what_it_has(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """And that is said: nobody else can know that it has less than its pod asks for."""
+    world = node()
+    world.put("first", {**OWN, "policy": "single-numa-node"}, 3, 1)
+    world.put("second", {**OWN, "policy": "single-numa-node"}, 3, 1)
+    had = world.live["first-app"].resources.cpus
+    resize_unseen(world, "first-app", resources(6, 1))
+    assert world.live["first-app"].resources.cpus == had
+    assert world.allocation("first-app").cpu_milli == 3000
+    (said,) = [vars(r)["fields"]["problem"] for r in caplog.records if r.levelname == "WARNING"]
+    assert said.startswith("resized while we were away and keeps what it has: ")
+    assert "default/first" in said
+
+
+def test_what_was_not_changed_stays_and_nothing_is_sent() -> None:
+    """A lifted quota, an unbound container and a foreign pin look like changes, and are none."""
+    world = node()
+    world.put("owner", OWN, 2, 1)
+    world.put("web", {}, 0.5)
+    foreign = replace(resources(1), cpus="7")
+    world.place(pod("kubelet"), wants=foreign)
+    assert world.live["owner-app"].resources.cpu_quota == -1
+    state = world.agent.state
+    assert world.restart() == ()
+    assert world.agent.state.allocations == state.allocations

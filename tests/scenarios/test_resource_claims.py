@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
+from nri_numa.agent.handler import AgentHandler
+from nri_numa.dra.claims import variable
 from nri_numa.engine.accounting import slot_capacity
 from nri_numa.engine.request.demand import NOT_PREPARED, read_slots, result_text
-from nri_numa.machine.synthetic import synthetic
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Container, KubeletOverride, PodSandbox, Resources
-from tests.beds.world import PREFIX, World, container, pod, resources
+from nri_numa.nri.wire.pb import nri_pb2 as pb
+from nri_numa.nri.wire.versions import Event
+from nri_numa.runtime import RequestRefused
+from tests.beds.nri_requests import NRIRequests
+from tests.beds.world import PREFIX, World, container, pod, resources, two_by_four, two_nodes
+from tests.unit.agent.test_claims import Bed
+from tests.unit.dra.test_claims import UID, config, result
 
-UID = "0a1b2c3d-0000-4000-8000-00000000000a"
 OTHER = "0a1b2c3d-0000-4000-8000-00000000000b"
 
 
-def world_of() -> World:
-    """Two NUMA nodes, 0-3 and 4-7."""
-    return World(synthetic(sockets=2, numa_per_socket=1, cores_per_numa=4, threads=1))
+usual = two_nodes
 
 
 def claiming(
@@ -38,17 +43,15 @@ def claiming(
 
 @pytest.mark.parametrize("numa_node", [0, 1])
 def test_its_cpus_are_on_the_numa_node_that_the_scheduler_chose(numa_node: int) -> None:
-    world = world_of()
+    world = two_nodes()
     world.place(*claiming("other", result_text(numa_node, OTHER, 0, 1), cpus=1))
     cpus, mems = world.place(*claiming("a", result_text(numa_node, UID, 0, 2)))
     assert CPUSet.parse(cpus) <= world.topology.numa_nodes[numa_node].cpus
     assert len(CPUSet.parse(cpus)) == 2
     assert mems == str(numa_node)
-    world.check()
 
 
-def test_results_on_two_numa_nodes_are_taken_as_they_are() -> None:
-    world = world_of()
+def test_results_on_two_numa_nodes_are_taken_as_they_are(world: World) -> None:
     both = (result_text(0, UID, 0, 1), result_text(1, UID, 1, 2))
     cpus, mems = world.place(*claiming("a", *both, cpus=3))
     per_node = [len(CPUSet.parse(cpus) & node.cpus) for node in world.topology.numa_nodes.values()]
@@ -56,8 +59,7 @@ def test_results_on_two_numa_nodes_are_taken_as_they_are() -> None:
     assert mems == "0-1"
 
 
-def test_one_result_is_for_one_container_at_a_time() -> None:
-    world = world_of()
+def test_one_result_is_for_one_container_at_a_time(world: World) -> None:
     text = result_text(1, UID, 0, 2)
     first = claiming("a", text)
     world.place(*first)
@@ -68,28 +70,25 @@ def test_one_result_is_for_one_container_at_a_time() -> None:
     world.place(*claiming("a", result_text(0, UID, 1, 2), part="helper"))
     world.stop("a-app")
     world.place(*claiming("a", text, part="third"))
-    world.check()
 
 
-def test_a_container_that_starts_again_has_its_claim_again() -> None:
-    world = world_of()
+def test_a_container_that_starts_again_has_its_claim_again(world: World) -> None:
+    world.ends_whole = False
     text = result_text(1, UID, 0, 2)
     before = world.place(*claiming("a", text))
     of, made = claiming("a", text)
     assert world.place(of, replace(made, id="a-app-again")) == before
 
 
-def test_a_new_process_finds_it_and_says_who_has_it() -> None:
-    world = world_of()
+def test_a_new_process_finds_it_and_says_who_has_it(world: World) -> None:
     text = result_text(1, UID, 0, 2)
     world.place(*claiming("a", text))
     world.boot()
-    assert world.agent.state.allocations["a-app"].slots == text
+    assert world.allocation("a-app").slots == text
     assert world.refuse(*claiming("b", text)).reason == "ClaimInUse"
 
 
-def test_what_is_said_of_a_claim_that_does_not_count() -> None:
-    world = world_of()
+def test_what_is_said_of_a_claim_that_does_not_count(world: World) -> None:
     refused = world.refuse(*claiming("a", f"{NOT_PREPARED}its claim is gone"))
     assert (refused.reason, refused.message) == (
         "ClaimNotPrepared",
@@ -98,22 +97,20 @@ def test_what_is_said_of_a_claim_that_does_not_count() -> None:
 
 
 def test_the_cpu_limit_must_be_what_the_claim_has() -> None:
-    refused = world_of().refuse(*claiming("a", result_text(0, UID, 0, 2), cpus=1))
+    refused = two_nodes().refuse(*claiming("a", result_text(0, UID, 0, 2), cpus=1))
     assert refused.reason == "SlotsMismatch"
     assert "2 CPUs of a ResourceClaim, expected 2000m: as many as the claim has" in refused.message
 
 
 def test_lists_of_cpus_contradict_a_claim() -> None:
     text = result_text(0, UID, 0, 1)
-    refused = world_of().refuse(*claiming("a", text, cpus=1, asks={"numacpu": "1"}))
+    refused = two_nodes().refuse(*claiming("a", text, cpus=1, asks={"numacpu": "1"}))
     assert refused.reason == "SlotsConflict"
     assert "1 CPU of a ResourceClaim" in refused.message
 
 
-def test_more_than_the_numa_node_has_is_refused() -> None:
-    world = world_of()
+def test_more_than_the_numa_node_has_is_refused(world: World) -> None:
     world.refuse(*claiming("a", result_text(0, UID, 0, 5), cpus=5))
-    world.check()
 
 
 @pytest.mark.parametrize(
@@ -129,14 +126,12 @@ def test_more_than_the_numa_node_has_is_refused() -> None:
 )
 def test_texts_that_name_no_results(text: str) -> None:
     assert isinstance(read_slots(text), str)
-    assert world_of().refuse(*claiming("a", text)).reason == "InvalidSlots"
+    assert two_nodes().refuse(*claiming("a", text)).reason == "InvalidSlots"
 
 
-def test_slots_of_the_device_plugin_stay_what_they_are() -> None:
-    world = world_of()
+def test_slots_of_the_device_plugin_stay_what_they_are(world: World) -> None:
     world.place(*claiming("plugin", "slot-0,slot-1"))
     world.place(*claiming("claim", result_text(0, UID, 0, 1), cpus=1))
-    world.check()
 
 
 def granted(world: World, of: PodSandbox, made: Container, cpus: str) -> Container:
@@ -145,12 +140,11 @@ def granted(world: World, of: PodSandbox, made: Container, cpus: str) -> Contain
     return replace(made, resources=replace(made.resources, cpus=cpus))
 
 
-def test_a_grant_of_the_kubelet_that_fits_the_claim_is_what_it_gets() -> None:
+def test_a_grant_of_the_kubelet_that_fits_the_claim_is_what_it_gets(world: World) -> None:
     """With the static policy each Guaranteed pod with whole CPUs has a grant, claims or not."""
-    world = world_of()
     of, made = claiming("a", result_text(1, UID, 0, 2))
     assert world.place(of, granted(world, of, made, "5,7")) == ("5,7", "1")
-    assert world.agent.state.allocations["a-app"].slots
+    assert world.allocation("a-app").slots
     world.check()
     # The scheduler counts it once, as held by a claim.
     made_offer = slot_capacity(world.agent.machine, world.agent.state)
@@ -160,13 +154,11 @@ def test_a_grant_of_the_kubelet_that_fits_the_claim_is_what_it_gets() -> None:
     # The kubelet's loop comes round.
     assert world.update("a-app", Resources(cpus="5,7")) is None
     assert world.has("a-app") == ("5,7", "1")
-    assert world.agent.state.allocations["a-app"].slots
-    world.check()
+    assert world.allocation("a-app").slots
 
 
-def test_a_grant_elsewhere_is_refused_with_what_to_do() -> None:
+def test_a_grant_elsewhere_is_refused_with_what_to_do(world: World) -> None:
     """Run there it would have CPUs of a NUMA node that the scheduler counts for others."""
-    world = world_of()
     of, made = claiming("a", result_text(1, UID, 0, 2))
     refused = world.refuse(of, granted(world, of, made, "2-3"))
     assert refused.reason == "KubeletPinned"
@@ -179,15 +171,87 @@ def test_a_grant_elsewhere_is_refused_with_what_to_do() -> None:
 
 def test_a_grant_elsewhere_can_be_overridden_or_let_be() -> None:
     text = result_text(1, UID, 0, 2)
-    world = world_of()
+    world = two_nodes()
     of, made = claiming("a", text, asks={"on-failure": "unpinned"})
     assert world.place(of, granted(world, of, made, "2-3")) == ("2-3", "")
     world = World(
-        synthetic(sockets=2, numa_per_socket=1, cores_per_numa=4, threads=1),
+        two_by_four(),
         Settings(kubelet_override=KubeletOverride.ANNOTATED),
     )
     of, made = claiming("a", text)
     cpus, mems = world.place(of, granted(world, of, made, "2-3"))
     assert CPUSet.parse(cpus) <= world.topology.numa_nodes[1].cpus
     assert mems == "1"
-    world.check()
+
+
+# --- A container is known to belong to a claim by its environment, in every message of the runtim
+
+
+POD = pb.PodSandbox(id="s-web", uid="uid-web", namespace="default", name="web")
+
+
+def message(id: str = "c-web", *, claim: str = UID, cpus: int = 4) -> pb.Container:
+    made = pb.Container(id=id, pod_sandbox_id="s-web", name="app")
+    made.env.extend(["PATH=/bin", f"{variable(claim, 0)}=cpus"])
+    cpu = made.linux.resources.cpu
+    cpu.shares.value, cpu.quota.value, cpu.period.value = 1024 * cpus, 100_000 * cpus, 100_000
+    return made
+
+
+@pytest.fixture
+def bed(tmp_path: Path) -> Bed:
+    made = Bed(tmp_path)
+    made.world.ends_whole = False
+    made.objects[UID] = made.claim(result(), configs=[config({"smt": "isolate"})])
+    made.prepare()
+    return made
+
+
+def link(bed: Bed) -> NRIRequests:
+    return NRIRequests(AgentHandler(bed.world.agent, bed.world.metrics, claims=bed.book))
+
+
+def cpus_of(bed: Bed, id: str = "c-web") -> CPUSet:
+    allocation = bed.world.allocation(id)
+    assert "claim" in allocation.slots
+    return allocation.cpus
+
+
+def test_when_it_is_created_resized_and_met_again(bed: Bed) -> None:
+    requests = link(bed)
+    request = pb.CreateContainerRequest(pod=POD, container=message())
+    answer = pb.CreateContainerResponse.FromString(requests.create_container(request))
+    own = cpus_of(bed)
+    assert answer.adjust.linux.resources.cpu.cpus == str(own)
+    assert (len(own), own <= CPUSet.parse("9-15")) == (4, True)
+    variables = {one.key: one.value for one in answer.adjust.env}
+    assert variables[f"DRA_CPUSET_{UID}"] == str(own)
+
+    update = pb.UpdateContainerRequest(pod=POD, container=message())
+    update.linux_resources.cpu.shares.value = 4096
+    requests.update_container(update)
+    for event in (Event.START_CONTAINER, Event.POST_START_CONTAINER):
+        requests.container_event(event, POD, message())
+    assert cpus_of(bed) == own
+
+    # Agent and book are new processes, which know what is on disk.
+    bed.world.boot()
+    bed.boot()
+    running = message()
+    running.linux.resources.cpu.cpus = str(own)
+    other = pb.Container(id="c-other", pod_sandbox_id="s-gone", name="app")
+    link(bed).synchronize([POD], [running, other])
+    assert cpus_of(bed) == own
+
+
+def test_a_container_that_started_while_nobody_was_there(bed: Bed) -> None:
+    running = message()
+    running.linux.resources.cpu.cpus = "0-15"
+    link(bed).synchronize([POD], [running])
+    assert len(cpus_of(bed)) == 4
+
+
+def test_what_does_not_count_is_refused(bed: Bed) -> None:
+    made = message(claim=UID[:-1] + "f")
+    with pytest.raises(RequestRefused, match="ClaimNotPrepared"):
+        link(bed).create_container(pb.CreateContainerRequest(pod=POD, container=made))

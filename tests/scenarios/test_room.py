@@ -72,8 +72,14 @@ def filled(
 
 
 def refused(world: World, cpus: float, memory: float = 1, **wishes: str) -> str:
-    of = pod("new", SINGLE | {key.replace("_", "-"): value for key, value in wishes.items()})
-    return hint(world.refuse(of, wants=resources(cpus, memory)))
+    return hint(
+        world.refused(
+            "new",
+            SINGLE | {key.replace("_", "-"): value for key, value in wishes.items()},
+            cpus,
+            memory,
+        )
+    )
 
 
 A_AND_B = (("a", 3, 2, {}), ("b", 4, 1, {}))
@@ -136,7 +142,7 @@ def test_whole_cores_come_together_on_the_same_numa_node() -> None:
     """Nothing has to migrate: only CPUs change."""
     world = World(machine(1, 4, threads=2))
     for name in "abc":
-        world.place(pod(name, SINGLE | {"smt": "spread"}), wants=resources(1, 1))
+        world.put(name, SINGLE | {"smt": "spread"}, 1, 1)
     assert refused(world, 4, smt="full-core") == (
         "it would fit if default/a/app (1 exclusive CPU, 1 GiB) had CPU 5 instead of 0"
     )
@@ -146,15 +152,12 @@ def test_what_only_sums_up_is_tried_and_not_said() -> None:
     """Idle siblings take two moves. Whole cores elsewhere are none where each has a thread left."""
     world = World(machine(1, 6, threads=2))
     for name in "abcde":
-        world.place(pod(name, SINGLE), wants=resources(1, 0))
+        world.put(name, SINGLE, 1, 0)
     assert refused(world, 3, smt="isolate").count(" had CPU") == 2
     world = World(machine(2, 2, threads=2))
-    world.place(pod("a", SINGLE | {"smt": "full-core"}), wants=resources(2, 0))
+    world.put("a", SINGLE | {"smt": "full-core"}, 2, 0)
     for name in "bc":
-        world.place(
-            pod(name, SINGLE | {"numacpu": {"b": "2", "c": "3"}[name], "policy": "none"}),
-            wants=resources(1, 0),
-        )
+        world.put(name, SINGLE | {"numacpu": {"b": "2", "c": "3"}[name], "policy": "none"}, 1, 0)
     assert refused(world, 4, smt="full-core") == ""
 
 
@@ -187,7 +190,7 @@ def test_a_pod_that_is_placed_as_a_whole_is_not_parted(names: tuple[str, ...], f
     of = pod("a", SINGLE | {"scope": "pod"}, total=resources(4, len(names)))
     for name in names:
         world.place(of, container(of, name, wants))
-    world.place(pod("b", SINGLE | {"numacpu": "8-9", "policy": "none"}), wants=resources(2, 1))
+    world.put("b", SINGLE | {"numacpu": "8-9", "policy": "none"}, 2, 1)
     text = refused(world, 7, scope="pod")
     assert found in text if found else not text
 
@@ -284,7 +287,7 @@ def movable(
     world = World(machine(2, 8), Settings(room_moves=moves, kept_seconds=600.0), **more)  # type: ignore[arg-type]
     world.agent.moves_memory = True
     for name, cpus, memory, wishes in there:
-        world.place(pod(name, SINGLE | MOVABLE | wishes), wants=resources(cpus, memory))
+        world.put(name, SINGLE | MOVABLE | wishes, cpus, memory)
     return world
 
 
@@ -302,22 +305,21 @@ def test_a_movable_container_makes_room(reading: Reading | None) -> None:
     """Its CPUs at once; its memory is booked on both sides until it has moved, over a restart."""
     (a, b) = A_AND_B
     world = movable((*a[:3], {"movable": "false"}), b, reading=reading)
-    of = pod("free", {}, qos=QoSClass.BEST_EFFORT)
-    world.place(of, container(of))
+    world.ends_whole = False
+    world.put("free", {}, qos=QoSClass.BEST_EFFORT)
     answer = new(world)
     assert isinstance(answer, Admitted)
     assert world.has("new-app") == ("8-13", "1")
     assert world.has("b-app") == ("3-6", "0-1")
     assert world.live["free-app"].resources.cpus == "7,14-15"
     assert booked(world) == {0: 3, 1: 2}
-    reason = world.agent.state.allocations["new-app"].reason
+    reason = world.allocation("new-app").reason
     assert reason.endswith("; fits after moving default/b/app (1 GiB) from NUMA node 1 to 0")
-    moved = world.agent.state.allocations["b-app"]
+    moved = world.allocation("b-app")
     assert moved.reason.endswith("; moved to make room for default/new/app")
-    world.boot()
-    world.synchronize()
+    world.restart()
     assert world.has("b-app") == ("3-6", "0-1")
-    assert world.agent.state.allocations["b-app"].leaves == NUMASet([1])
+    assert world.allocation("b-app").leaves == NUMASet([1])
     # A new size leaves both sides as they are.
     world.agent.update_container(world.pods["sandbox-b"], world.live["b-app"], resources(4, 2))
     assert booked(world) == {0: 4, 1: 2}
@@ -331,7 +333,7 @@ def test_only_cpus_move_on_one_numa_node() -> None:
     world.agent.moves_memory = True
     for name in "abc":
         asks = SINGLE | MOVABLE | {"smt": "spread"}
-        world.place(pod(name, asks), wants=resources(1, 1))
+        world.put(name, asks, 1, 1)
     of = pod("new", SINGLE | {"smt": "full-core"})
     assert isinstance(world.create(of, container(of, wants=resources(4, 1))), Admitted)
     assert world.has("a-app") == ("5", "0")
@@ -418,9 +420,7 @@ def test_a_pod_is_still_admitted_whole() -> None:
 
 def test_a_list_does_not_move_and_says_so() -> None:
     world = movable()
-    of = pod("listed", MOVABLE | {"numacpu": "0-1"})
-    answer = world.create(of, container(of, wants=resources(2, 1)))
-    assert isinstance(answer, Admitted)
+    answer = world.admit(pod("listed", MOVABLE | {"numacpu": "0-1"}), wants=resources(2, 1))
     assert answer.warnings == (
         "movable: true, which has no effect: a container with a list does not move",
     )
@@ -431,16 +431,13 @@ def test_without_the_checkpoint_it_is_still_on_its_way() -> None:
     """By what its cgroup carries."""
     world = movable(*A_AND_B)
     new(world)
-    before, made = world.agent.state.allocations["b-app"], world.live["b-app"]
+    before, made = world.allocation("b-app"), world.live["b-app"]
     carried = {f"{PREFIX}/{ASSIGNED}": assigned(before, made.resources.cpus, world.key)}
     world.live["b-app"] = replace(made, annotations={**made.annotations, **carried})
-    world.store.documents.clear()
-    world.boot()
-    world.synchronize()
-    after = world.agent.state.allocations["b-app"]
+    world.restart(lost=True)
+    after = world.allocation("b-app")
     assert (after.movable, after.leaves, after.mems) == (True, NUMASet([1]), NUMASet([0, 1]))
     assert (after.charges, world.has("new-app")) == (before.charges, ("8-13", "1"))
-    world.check()
 
 
 def test_one_that_stays_though_the_sums_said_otherwise_makes_no_room() -> None:
@@ -451,7 +448,7 @@ def test_one_that_stays_though_the_sums_said_otherwise_makes_no_room() -> None:
     one = [(2, 0, {}), (3, 3, {}), (3, 3, {}), (2, 1, {}), (2, 3, {"smt": "any"}), (1, 1, shared)]
     for number, (cpus, memory, wishes) in enumerate([*one, (0.5, 3, {})]):
         asks = {"policy": "single-numa-node"} | MOVABLE | wishes
-        world.place(pod(f"p{number}", asks), wants=resources(cpus, memory))
+        world.put(f"p{number}", asks, cpus, memory)
     of = pod("new", SINGLE | isolate)
     assert isinstance(world.create(of, container(of, wants=resources(1, 3))), Refused)
     assert violations(world.agent.state, world.topology, world.settings) == []
@@ -469,19 +466,17 @@ def test_room_is_kept_ahead_of_need() -> None:
     """The one that is least to move makes room for what is not there yet; then nothing moves."""
     (a, b) = A_AND_B
     world = keeping((*a[:3], {"movable": "false"}), b)
-    of = pod("free", {}, qos=QoSClass.BEST_EFFORT)
-    world.place(of, container(of))
+    world.put("free", {}, qos=QoSClass.BEST_EFFORT)
     assert world.agent.keep_room(0) == 0
     assert world.agent.keep_room(2) == 1
     assert world.has("b-app") == ("3-6", "0-1")
     assert booked(world) == {0: 3, 1: 1}
     assert set(world.agent.state.pods) == {"uid-a", "uid-b", "uid-free"}
-    reason = world.agent.state.allocations["b-app"].reason
+    reason = world.allocation("b-app").reason
     assert reason.endswith("; moved to keep room for 6 CPUs, 1 GiB")
     world.check()
     assert world.agent.keep_room(2) == 0
     assert isinstance(new(world), Admitted)
-    world.check()
 
 
 def test_no_room_is_kept_where_none_can_be() -> None:
@@ -532,6 +527,7 @@ def moving(
 def test_each_move_is_timed_by_itself() -> None:
     """The smaller one moves, and an hour later back."""
     world, clock = movable(("a", 5, 2, {}), ("b", 2, 1, {})), Ticking()
+    world.ends_whole = False
     world.synchronize()
 
     def said() -> str:
@@ -549,7 +545,7 @@ def test_each_move_is_timed_by_itself() -> None:
             for one in over:
                 world.stop(f"{one}-app")
                 world.remove_pod(pod(one, SINGLE))
-            world.place(pod(name, SINGLE), wants=resources(cpus, 1))
+            world.put(name, SINGLE, cpus, 1)
             while where not in said():
                 await asyncio.sleep(0.002)
             assert said().startswith(f"moved from NUMA node {where} in 0.0 s to make room for")
@@ -564,6 +560,7 @@ def test_each_move_is_timed_by_itself() -> None:
 def test_memory_that_keeps_room_waits_while_pods_start() -> None:
     (a, b) = A_AND_B
     world, clock, at = keeping((*a[:3], {"movable": "false"}), b), Ticking(), list[float]()
+    world.ends_whole = False
     settings = replace(world.agent.machine.settings, room_budget=(60 * MIB, 2))
     world.agent.machine = replace(world.agent.machine, settings=settings)
 

@@ -8,7 +8,6 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.engine.accounting import slot_capacity
-from nri_numa.engine.decision import Refused
 from nri_numa.engine.request.demand import read_slots
 from nri_numa.engine.state import Kind
 from nri_numa.machine.synthetic import synthetic
@@ -24,14 +23,12 @@ from nri_numa.model.settings import (
     Settings,
 )
 from nri_numa.model.workload import SMT, Container, PodSandbox, QoSClass, Resources
-from tests.beds.world import PREFIX, World, container, pod, resources
+from tests.beds.world import PREFIX, World, container, pod, resources, says, two_by_four
 
 
-def world_of(settings: Settings | None = None, threads: int = 1) -> World:
+def usual(settings: Settings | None = None, threads: int = 1) -> World:
     """Two NUMA nodes, without hyperthreads 0-3 and 4-7."""
-    return World(
-        synthetic(sockets=2, numa_per_socket=1, cores_per_numa=4, threads=threads), settings
-    )
+    return World(two_by_four(threads=threads), settings)
 
 
 def holding(
@@ -49,21 +46,19 @@ def holding(
 
 
 @pytest.mark.parametrize("asks", [{}, {"scope": "pod"}])
-def test_no_annotation_of_the_pod_is_needed(asks: dict[str, str]) -> None:
-    world = world_of()
-    world.place(pod("neighbour"))
+def test_no_annotation_of_the_pod_is_needed(world: World, asks: dict[str, str]) -> None:
+    world.put("neighbour")
     cpus, mems = world.place(*holding("a", "slot-4,slot-9", 2, asks))
     assert len(CPUSet.parse(cpus)) == 2
     assert mems in ("0", "1")
-    allocation = world.agent.state.allocations["a-app"]
+    allocation = world.allocation("a-app")
     assert allocation.kind is Kind.EXCLUSIVE
     assert allocation.slots == "slot-4,slot-9"
     assert world.live["a-app"].resources.cpu_quota == -1
-    world.check()
 
 
 def test_the_device_plugin_is_told_which_annotation() -> None:
-    world = world_of(Settings(prefix="numa.example.org"))
+    world = usual(Settings(prefix="numa.example.org"))
     assert world.agent.machine.slots_key == "numa.example.org/slots"
     of, made = holding("a", "")
     key = world.agent.machine.slots_key
@@ -71,14 +66,12 @@ def test_the_device_plugin_is_told_which_annotation() -> None:
     assert len(CPUSet.parse(cpus)) == 1
 
 
-def test_without_slots_the_same_pod_shares() -> None:
-    world = world_of()
+def test_without_slots_the_same_pod_shares(world: World) -> None:
     of, made = holding("a", "")
     assert world.place(of, made) == ("", "")
 
 
-def test_a_burstable_pod_owns_what_its_request_pays_for() -> None:
-    world = world_of()
+def test_a_burstable_pod_owns_what_its_request_pays_for(world: World) -> None:
     request = Resources(cpu_shares=2048)
     cpus, _ = world.place(*holding("a", "slot-0,slot-1", wants=request, qos=QoSClass.BURSTABLE))
     assert len(CPUSet.parse(cpus)) == 2
@@ -87,23 +80,22 @@ def test_a_burstable_pod_owns_what_its_request_pays_for() -> None:
     assert world.refuse(*three).reason == "UnpaidCPUs"
 
 
-def test_nobody_can_claim_slots_by_an_annotation_of_the_pod() -> None:
+def test_nobody_can_claim_slots_by_an_annotation_of_the_pod(world: World) -> None:
     """Not even where the runtime copies annotations of pods to their containers."""
-    world = world_of()
     of, made = holding("forger", "slot-0", 1, {"slots": "slot-0"})
     for each in (made, replace(made, annotations={})):
         refused = world.refuse(of, each)
         assert refused.reason == "InvalidAnnotation"
         assert "slots is 'slot-0' (annotation numa.kubernetes.io/slots)" in refused.message
     lenient = Permission(name="permissions[1]", keys=(), otherwise=Otherwise.IGNORE)
-    assert world_of(Settings(permissions=(lenient,))).refuse(of, made).reason == "InvalidAnnotation"
+    assert usual(Settings(permissions=(lenient,))).refuse(of, made).reason == "InvalidAnnotation"
 
 
 def test_annotations_say_where_and_how() -> None:
-    world = world_of(threads=2)
+    world = usual(threads=2)
     asks = {"policy": "single-numa-node", "smt": "isolate"}
     world.place(*holding("a", "slot-0,slot-1", 2, asks))
-    allocation = world.agent.state.allocations["a-app"]
+    allocation = world.allocation("a-app")
     assert (len(allocation.cpus), len(allocation.idle)) == (2, 2)
     assert len(allocation.numa_nodes) == 1
 
@@ -118,7 +110,7 @@ def test_annotations_say_where_and_how() -> None:
     ],
 )
 def test_contradictions_are_refused(asks: dict[str, str], slots: str, words: str) -> None:
-    refused = world_of().refuse(*holding("a", slots, 1, asks))
+    refused = usual().refuse(*holding("a", slots, 1, asks))
     assert refused.reason == "SlotsConflict"
     assert words in refused.message
     assert "1 slot of the device plugin" in refused.message
@@ -126,14 +118,14 @@ def test_contradictions_are_refused(asks: dict[str, str], slots: str, words: str
 
 def test_rules_contradict_and_defaults_give_way() -> None:
     defaults = Settings(defaults={"bind": "none", "cpus": "shared"})
-    assert world_of(defaults).place(*holding("a", "slot-0"))[0] in [str(i) for i in range(8)]
+    assert usual(defaults).place(*holding("a", "slot-0"))[0] in [str(i) for i in range(8)]
     ruled = Settings(rules=(Rule(values={"cpus": "shared"}),))
-    assert "(rule 1)" in world_of(ruled).refuse(*holding("a", "slot-0")).message
+    assert "(rule 1)" in usual(ruled).refuse(*holding("a", "slot-0")).message
 
 
 @pytest.mark.parametrize("cpus", [0, 0.5, 1.5, 1, 3])
 def test_as_many_cpus_as_slots(cpus: float) -> None:
-    refused = world_of().refuse(*holding("a", "slot-0,slot-1", cpus))
+    refused = usual().refuse(*holding("a", "slot-0,slot-1", cpus))
     assert refused.reason == "SlotsMismatch"
     value = f"{int(1000 * cpus)}m" if cpus else "not set"
     assert f"cpu is {value} and it holds 2 slots of the device plugin, expected 2000m" in (
@@ -145,9 +137,9 @@ def test_a_permission_lets_the_request_be_smaller() -> None:
     """Where the operator took exclusive CPUs out of what the scheduler counts as cpu."""
     carved = Settings(permissions=(Permission(name="permissions[0]", unpaid_cpus=True),))
     for cpus in (0, 0.5):
-        world = world_of(carved)
+        world = usual(carved)
         assert len(CPUSet.parse(world.place(*holding("a", "slot-0,slot-1", cpus))[0])) == 2
-    assert world_of(carved).refuse(*holding("a", "slot-0", 2)).reason == "SlotsMismatch"
+    assert usual(carved).refuse(*holding("a", "slot-0", 2)).reason == "SlotsMismatch"
 
 
 def test_more_cpus_than_shares_can_tell() -> None:
@@ -167,26 +159,23 @@ def test_more_cpus_than_shares_can_tell() -> None:
     ],
 )  # fmt: skip
 def test_ids_that_cannot_be_read_are_refused(text: str) -> None:
-    refused = world_of().refuse(*holding("a", text))
+    refused = usual().refuse(*holding("a", text))
     assert refused.reason == "InvalidSlots"
     assert len(refused.message) < 600
 
 
-def test_the_numa_node_that_the_kubelet_chose_binds() -> None:
-    world = world_of()
+def test_the_numa_node_that_the_kubelet_chose_binds(world: World) -> None:
     for name, slots, cpus in (
         ("a", "numa1-slot-0,numa1-slot-1", "4-5"),
         ("b", "numa0-slot-3,numa1-slot-7", "0,6"),
     ):
         assert world.place(*holding(name, slots, 2))[0] == cpus
     # One is left there, and the others would do if they had not been chosen.
-    refused = world.refuse(*holding("c", "numa1-slot-2,numa1-slot-3", 2))
-    assert refused.reason == "NotEnoughCPUs"
+    says(world.refuse(*holding("c", "numa1-slot-2,numa1-slot-3", 2)), "NotEnoughCPUs")
     # What two NUMA nodes were chosen for cannot be on one.
     single = {"policy": "single-numa-node"}
     refused = world.refuse(*holding("d", "numa0-slot-0,numa1-slot-2", 2, single))
     assert refused.reason == "TopologyAffinityError"
-    world.check()
 
 
 def test_ids_of_both_sorts_bind_nothing() -> None:
@@ -195,14 +184,12 @@ def test_ids_of_both_sorts_bind_nothing() -> None:
     assert (read.count, read.by_node) == (2, {})
 
 
-def test_slots_outlive_the_agent_and_the_checkpoint() -> None:
-    world = world_of()
+def test_slots_outlive_the_agent_and_the_checkpoint(world: World) -> None:
     world.place(*holding("a", "slot-0"))
-    world.place(pod("b", {"cpus": "exclusive"}), container(pod("b"), wants=resources(1)))
+    world.put("b", {"cpus": "exclusive"}, 1)
     before = {id: world.has(id) for id in ("a-app", "b-app")}
     for key in (world.key, b"made anew"):
-        world.boot()
-        world.synchronize()
+        world.restart()
         allocations = world.agent.state.allocations
         assert (allocations["a-app"].slots, allocations["b-app"].slots) == ("slot-0", "")
         assert {id: world.has(id) for id in before} == before
@@ -210,39 +197,33 @@ def test_slots_outlive_the_agent_and_the_checkpoint() -> None:
         world.key = key
 
 
-def test_a_container_of_a_gap_gets_its_slots() -> None:
-    world = world_of()
+def test_a_container_of_a_gap_gets_its_slots(world: World) -> None:
     of, made = holding("late", "slot-0,slot-1", 2)
-    world.pods[of.id], world.live[made.id] = of, made
+    world.meet(of, made)
     world.synchronize()
-    assert len(world.agent.state.allocations["late-app"].cpus) == 2
+    assert len(world.allocation("late-app").cpus) == 2
 
 
-def test_a_forged_decision_is_not_more_than_its_slots() -> None:
-    world = world_of()
+def test_a_forged_decision_is_not_more_than_its_slots(world: World) -> None:
     of, made = holding("forger", "slot-0")
     claim = '{"cpus":"0-3","mems":"0","policy":"none","kind":"exclusive","numa":"0","reason":"x"}'
     wide = replace(made.resources, cpus="0-3")
     marked = {**made.annotations, f"{PREFIX}assigned": claim}
-    world.pods[of.id] = of
-    world.live[made.id] = replace(made, resources=wide, annotations=marked)
+    world.meet(of, replace(made, resources=wide, annotations=marked))
     world.synchronize()
-    assert len(world.agent.state.allocations["forger-app"].cpus) <= 1
+    assert len(world.allocation("forger-app").cpus) <= 1
 
 
-def test_a_resize_would_part_cpus_from_slots() -> None:
-    world = world_of()
+def test_a_resize_would_part_cpus_from_slots(world: World) -> None:
     world.place(*holding("a", "slot-0,slot-1", 2))
     before = world.has("a-app")
     for cpus in (1, 3):
-        refused = world.update("a-app", resources(cpus, 0.1))
-        assert isinstance(refused, Refused)
+        refused = world.update_refused("a-app", resources(cpus, 0.1))
         assert refused.message.startswith("resize refused: pod default/a, container app: cpu is")
         assert refused.reason == "SlotsMismatch"
     assert world.update("a-app", resources(2, 0.2)) is None  # memory alone
     assert world.has("a-app") == before
-    assert world.agent.state.allocations["a-app"].slots == "slot-0,slot-1"
-    world.check()
+    assert world.allocation("a-app").slots == "slot-0,slot-1"
 
 
 def counts(world: World) -> tuple[dict[int, int], dict[int, int]]:
@@ -252,28 +233,27 @@ def counts(world: World) -> tuple[dict[int, int], dict[int, int]]:
 
 def test_what_is_offered() -> None:
     """The sum stays while slots are taken; what others own is no part of it."""
-    world = world_of(Settings(reserved_cpus=CPUSet([0])))
+    world = usual(Settings(reserved_cpus=CPUSet([0])))
     assert counts(world) == ({0: 0, 1: 0}, {0: 3, 1: 4})
     world.place(*holding("a", "slot-0,slot-1", 2))
     assert slot_capacity(world.agent.machine, world.agent.state).total == 7
-    world.place(pod("b", {"cpus": "exclusive"}), container(pod("b"), wants=resources(3)))
+    world.put("b", {"cpus": "exclusive"}, 3)
     assert slot_capacity(world.agent.machine, world.agent.state).total == 4
     world.stop("a-app")
     assert slot_capacity(world.agent.machine, world.agent.state).total == 4
 
 
-def test_the_floor_of_the_machine_is_taken_where_most_is_free() -> None:
-    world = world_of()
+def test_the_floor_of_the_machine_is_taken_where_most_is_free(world: World) -> None:
     assert counts(world) == ({0: 0, 1: 0}, {0: 4, 1: 3})
     floor = Settings(limits=Limits(pool=CPUAmount(3)))
-    assert counts(world_of(floor))[1] == {0: 3, 1: 2}
+    assert counts(usual(floor))[1] == {0: 3, 1: 2}
 
 
 def test_quotas_and_the_default_for_siblings_count() -> None:
     quota = Limits(quota=Quota(exclusive=CPUAmount(2)))
-    assert sum(counts(world_of(Settings(limits=quota)))[1].values()) == 2
+    assert sum(counts(usual(Settings(limits=quota)))[1].values()) == 2
     isolate = Settings(defaults={"smt": SMT.ISOLATE.value})
-    assert sum(counts(world_of(isolate, threads=2))[1].values()) == 4  # a quarter may be idle
-    assert sum(counts(world_of(isolate))[1].values()) == 7
+    assert sum(counts(usual(isolate, threads=2))[1].values()) == 4  # a quarter may be idle
+    assert sum(counts(usual(isolate))[1].values()) == 7
     kubelet = Settings(cpu_order=CPUOrder.KUBELET)
-    assert sum(counts(world_of(kubelet))[1].values()) == 7
+    assert sum(counts(usual(kubelet))[1].values()) == 7

@@ -52,6 +52,7 @@ class Node:
         self.driver = driver
         self.looked: list[str] = []
         self.world = World(machines.single_no_smt(), observe=observe, write=self.kernel.write)
+        self.world.ends_whole = False
         self.world.synchronize()
         self.agent = self.world.agent
         self.agent.reconciler = self
@@ -93,6 +94,18 @@ class Node:
         return value
 
 
+@pytest.fixture
+def node() -> Node:
+    return Node()
+
+
+@pytest.fixture
+def log() -> io.StringIO:
+    output = io.StringIO()
+    logs.setup("info", stream=output)
+    return output
+
+
 def test_an_owner_that_comes_between_create_and_start_is_alone_from_the_first_instruction() -> None:
     node = Node()
     node.create("plain")
@@ -117,8 +130,7 @@ def test_an_owner_that_comes_while_the_program_is_started_is_alone_before_it_is_
     assert node.has("plain") == "0-3"
 
 
-def test_who_is_created_narrow_and_started_after_the_owner_left_has_everything() -> None:
-    node = Node()
+def test_who_is_created_narrow_and_started_after_the_owner_left_has_everything(node: Node) -> None:
     node.create("own", OWN, 2)
     node.create("plain")
     node.task("plain")
@@ -127,8 +139,7 @@ def test_who_is_created_narrow_and_started_after_the_owner_left_has_everything()
     assert node.has("plain") == "0-3"
 
 
-def test_nothing_is_written_where_nothing_changed() -> None:
-    node = Node()
+def test_nothing_is_written_where_nothing_changed(node: Node) -> None:
     node.create("own", OWN, 2)
     node.create("plain")
     node.kernel.cgroups[node.path("plain")] = "as somebody wrote it"
@@ -137,9 +148,8 @@ def test_nothing_is_written_where_nothing_changed() -> None:
     assert node.count("start_corrections") == 0
 
 
-def test_a_cgroup_that_is_right_already_is_no_correction() -> None:
+def test_a_cgroup_that_is_right_already_is_no_correction(node: Node) -> None:
     """The update came before the bundle was made."""
-    node = Node()
     node.create("plain")
     node.create("own", OWN, 2)
     node.task("plain")
@@ -148,8 +158,7 @@ def test_a_cgroup_that_is_right_already_is_no_correction() -> None:
     assert node.count("start_corrections") == 0
 
 
-def test_a_resize_between_create_and_start_counts_too() -> None:
-    node = Node()
+def test_a_resize_between_create_and_start_counts_too(node: Node) -> None:
     node.create("own", OWN, 1)
     node.task("own")
     assert node.world.update("own-app", resources(2, 1)) is None
@@ -157,9 +166,8 @@ def test_a_resize_between_create_and_start_counts_too() -> None:
     assert node.has("own") == node.world.has("own-app")[0] == "0-1"
 
 
-def test_every_container_is_looked_at_as_soon_as_it_runs() -> None:
+def test_every_container_is_looked_at_as_soon_as_it_runs(node: Node) -> None:
     """Its cgroup may not have been written before."""
-    node = Node()
     node.create("plain")
     node.task("plain")
     node.create("own", OWN, 2)
@@ -187,8 +195,7 @@ def test_a_container_that_was_created_before_we_came_may_be_anywhere_in_its_star
     assert "plain-app" in agent.starting
 
 
-def test_a_container_without_a_cgroup_yet_is_written_when_it_has_one() -> None:
-    node = Node()
+def test_a_container_without_a_cgroup_yet_is_written_when_it_has_one(node: Node) -> None:
     node.create("plain")
     made = node.world.live["plain-app"]
     node.world.live["plain-app"] = replace(made, starting=True)
@@ -199,16 +206,15 @@ def test_a_container_without_a_cgroup_yet_is_written_when_it_has_one() -> None:
     assert node.has("plain") == "2-3"
 
 
-def test_a_start_tells_of_a_container_whose_creation_was_lost() -> None:
+def test_a_start_tells_of_a_container_whose_creation_was_lost(node: Node) -> None:
     """NRI before 0.7 can lose a creation that falls into a registration (nri#63)."""
-    node = Node()
     node.create("plain")
     node.task("plain")
     node.start("plain")
     node.started("plain")
     of = pod("own", OWN)
     made = replace(container(of, wants=resources(2, 1)), cgroups_path=node.path("own"))
-    node.world.pods[of.id], node.world.live[made.id] = of, made
+    node.world.meet(of, made)
     node.task("own")
     node.start("own")
     allocation = node.agent.state.allocations["own-app"]
@@ -218,21 +224,15 @@ def test_a_start_tells_of_a_container_whose_creation_was_lost() -> None:
     assert node.has("plain") == "2-3"
 
 
-def test_a_lost_creation_that_cannot_be_placed_runs_unpinned() -> None:
-    node = Node()
-    of = pod("huge", OWN)
-    made = container(of, wants=resources(64, 1))
-    node.world.pods[of.id], node.world.live[made.id] = of, made
+def test_a_lost_creation_that_cannot_be_placed_runs_unpinned(node: Node) -> None:
+    node.world.meet(pod("huge", OWN), wants=resources(64, 1))
     node.start("huge")
     assert node.agent.state.allocations["huge-app"].kind is Kind.UNBOUND
     assert [r.pod for r in node.agent.refusals] == ["huge"]
 
 
-def test_the_end_of_a_start_tells_of_it_too() -> None:
-    node = Node()
-    of = pod("plain")
-    made = container(of)
-    node.world.pods[of.id], node.world.live[made.id] = of, made
+def test_the_end_of_a_start_tells_of_it_too(node: Node) -> None:
+    node.world.meet(pod("plain"))
     node.started("plain")
     assert node.agent.state.allocations["plain-app"].kind is Kind.UNBOUND
 
@@ -249,8 +249,7 @@ def test_a_program_that_ends_before_the_runtime_says_that_it_runs_is_not_taken_i
     assert node.agent.places == {}
 
 
-def test_ids_of_the_ended_are_not_kept_for_ever() -> None:
-    node = Node()
+def test_ids_of_the_ended_are_not_kept_for_ever(node: Node) -> None:
     for n in range(300):
         node.create(f"p{n}")
         node.world.stop(f"p{n}-app")
@@ -272,8 +271,7 @@ def test_observe_writes_nothing(moment: str) -> None:
     assert "unknown-app" not in node.agent.state.allocations
 
 
-def test_somebody_elses_pin_is_left_alone() -> None:
-    node = Node()
+def test_somebody_elses_pin_is_left_alone(node: Node) -> None:
     of = pod("foreign")
     made = container(of, wants=Resources(cpus="3"))
     node.world.place(of, replace(made, cgroups_path=node.path("foreign")))
@@ -283,8 +281,7 @@ def test_somebody_elses_pin_is_left_alone() -> None:
     assert node.has("foreign") == "3"
 
 
-def test_cpus_that_go_offline_during_a_start_are_written_too() -> None:
-    node = Node()
+def test_cpus_that_go_offline_during_a_start_are_written_too(node: Node) -> None:
     node.create("own", OWN, 2)
     node.create("plain")
     node.task("plain")
@@ -299,28 +296,24 @@ def test_cpus_that_go_offline_during_a_start_are_written_too() -> None:
     assert told == [left], "who shows the node shows it as it is now"
 
 
-def test_the_log_says_whose_cpus_an_owner_moved() -> None:
-    output = io.StringIO()
-    logs.setup("info", stream=output)
-    node = Node()
+def test_the_log_says_whose_cpus_an_owner_moved(log: io.StringIO, node: Node) -> None:
     for n in range(7):
         node.create(f"p{n}")
     node.create("own", OWN, 2)
-    [line] = [line for line in output.getvalue().splitlines() if "neighbours moved" in line]
+    [line] = [line for line in log.getvalue().splitlines() if "neighbours moved" in line]
     assert "for=default/own/app" in line
     assert "pool_before=0-3 pool=2-3" in line
     assert "default/p0/app 0-3 -> 2-3" in line
     assert "and 2 more" in line
 
 
-def test_the_log_gives_the_sizes_of_a_resize_and_the_cpuset_that_was_asked_for() -> None:
-    output = io.StringIO()
-    logs.setup("info", stream=output)
-    node = Node()
+def test_the_log_gives_the_sizes_of_a_resize_and_the_cpuset_that_was_asked_for(
+    log: io.StringIO, node: Node
+) -> None:
     node.create("own", OWN, 1)
     node.world.update("own-app", resources(2, 1))
     node.world.update("own-app", Resources(cpus="3"))
-    text = output.getvalue()
+    text = log.getvalue()
     assert 'cpu_milli="1000 -> 2000"' in text
     [line] = [line for line in text.splitlines() if "cpuset of a request overridden" in line]
     assert "asked=3 kept=0-1" in line
@@ -333,66 +326,52 @@ def test_the_log_gives_the_sizes_of_a_resize_and_the_cpuset_that_was_asked_for()
         ("read-only file system", "cgroup of a starting container not written"),
     ],
 )
-def test_the_log_says_what_became_of_a_correction(problem: str, said: str) -> None:
-    output = io.StringIO()
-    logs.setup("info", stream=output)
-    node = Node()
+def test_the_log_says_what_became_of_a_correction(
+    log: io.StringIO, problem: str, said: str, node: Node
+) -> None:
     node.kernel.problem = problem
     node.create("plain")
     node.task("plain")
     node.start("plain")
     words = ("corrected before it runs", "cgroup of a starting container")
-    assert not any(word in output.getvalue() for word in words), "nothing was to be corrected"
+    assert not any(word in log.getvalue() for word in words), "nothing was to be corrected"
     node.create("own", OWN, 2)
-    [line] = [x for x in output.getvalue().splitlines() if any(word in x for word in words)]
+    [line] = [x for x in log.getvalue().splitlines() if any(word in x for word in words)]
     assert said in line
     assert problem in line
 
 
-def test_strangers_that_ask_for_nothing_are_in_the_log_too() -> None:
-    output = io.StringIO()
-    logs.setup("info", stream=output)
-    node = Node()
+def test_strangers_that_ask_for_nothing_are_in_the_log_too(log: io.StringIO, node: Node) -> None:
     for name in ("one", "two"):
-        of = pod(name)
-        node.world.pods[of.id], node.world.live[f"{name}-app"] = of, container(of)
+        node.world.meet(pod(name))
     node.world.synchronize()
-    lines = [x for x in output.getvalue().splitlines() if "container placed" in x]
+    lines = [x for x in log.getvalue().splitlines() if "container placed" in x]
     assert ["updates=0" in x for x in lines] == [True, True]
     assert [name in x for name, x in zip(("one", "two"), lines, strict=True)] == [True, True]
 
 
-def test_a_container_found_at_its_start_is_marked_in_the_log() -> None:
-    output = io.StringIO()
-    logs.setup("info", stream=output)
-    node = Node()
-    of = pod("own", OWN)
-    node.world.pods[of.id] = of
-    node.world.live["own-app"] = container(of, wants=resources(2, 1))
+def test_a_container_found_at_its_start_is_marked_in_the_log(log: io.StringIO, node: Node) -> None:
+    node.world.meet(pod("own", OWN), wants=resources(2, 1))
     node.start("own")
-    [line] = [line for line in output.getvalue().splitlines() if "container placed" in line]
+    [line] = [line for line in log.getvalue().splitlines() if "container placed" in line]
     assert "gap=true" in line
 
 
-def test_a_container_that_our_answer_never_reached_is_a_gap_and_no_drift() -> None:
+def test_a_container_that_our_answer_never_reached_is_a_gap_and_no_drift(node: Node) -> None:
     """A plugin that hung answers a creation that the runtime has long gone on with."""
-    node = Node()
     node.create("own", OWN, 2)
-    made = node.world.live["own-app"]
-    node.world.live["own-app"] = replace(made, resources=replace(made.resources, cpus=""))
+    node.world.unseen("own-app", cpus="")
     node.world.synchronize()
     assert node.count("gap_containers") == 1
     assert node.count("drift_found") == 0
     node.world.check()
 
 
-def test_a_running_container_that_the_runtime_has_elsewhere_is_drift() -> None:
-    node = Node()
+def test_a_running_container_that_the_runtime_has_elsewhere_is_drift(node: Node) -> None:
     node.create("own", OWN, 2)
     node.start("own")
     node.started("own")
-    made = node.world.live["own-app"]
-    node.world.live["own-app"] = replace(made, resources=replace(made.resources, cpus="3"))
+    node.world.unseen("own-app", cpus="3")
     node.world.synchronize()
     assert node.count("gap_containers") == 0
     assert node.count("drift_found") == 1
@@ -403,7 +382,7 @@ def test_memory_nodes_too_are_there_before_a_container_runs_that_nobody_told_us_
     node = Node()
     of = pod("listed", {"numamem": "0", "numacpu": "1"})
     made = replace(container(of), cgroups_path=node.path("listed"), starting=True)
-    node.world.pods[of.id], node.world.live[made.id] = of, made
+    node.world.meet(of, made)
     node.task("listed")
     node.world.synchronize()
     node.start("listed")

@@ -3,8 +3,8 @@
     python -m tests.soak [--pods 10000] [--resident 1000] [--minutes 60]
 
 The plugin is a real process, which the embedded runtime drives, with cgroup files for the
-containers. What is sampled from outside while that goes on is printed as a table; the exit status
-is 1 when something was not as it must be.
+containers. What is sampled from outside while that goes on is printed; the exit status is 1 when
+something was not as it must be.
 """
 
 from __future__ import annotations
@@ -18,18 +18,16 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.model.cpuset import NO_CPUS, CPUSet
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from tests.beds.embedded.runtime import CRIError, EmbeddedContainer, EmbeddedRuntime
-from tests.beds.embedded_node import limits
+from tests.beds.embedded_node import PREFIX, limits
 from tests.beds.plugin_process import PluginProcess
 from tests.machines.named import write_sysfs
 
-PREFIX = "numa.kubernetes.io/"
 WATCHED = (
     "invariant_violations_total",
     "internal_errors_total",
@@ -40,102 +38,40 @@ WATCHED = (
     "gap_containers_total",
 )
 """Counters that must stay at zero."""
-ROWS = 10
+MAY_GROW = {"RSS KiB": (1.15, 2048), "descriptors": (1, 3), "threads": (1, 2)}
+"""After the first quarter, by a factor and a summand: a look is a connection itself."""
 
 
-@dataclass(slots=True)
-class Sample:
-    """One look at the plugin from outside."""
-
-    seconds: float
-    pods: int
-    live: int
-    rss_kib: int
-    descriptors: int
-    threads: int
-    cpu_seconds: float
-    lag_ms: float
-    checkpoint_kib: int
-    broken: dict[str, float]
-
-
-@dataclass(slots=True)
-class Report:
-    """What one bed came to."""
-
-    title: str
-    samples: list[Sample] = field(default_factory=list)
-    refused: int = 0
-    problems: list[str] = field(default_factory=list)
-    seconds: float = 0.0
-    pods: int = 0
-
-    def print(self) -> None:
-        rate = self.pods / self.seconds if self.seconds else 0.0
-        print(f"\n### {self.title}\n")
-        print(
-            f"{self.pods} pods in {self.seconds:.0f} s ({rate:.1f} per second), "
-            f"{self.refused} of them refused for want of CPUs.\n"
-        )
-        print(
-            "| s | pods | live | RSS KiB | fds | threads | CPU s | longest gap ms | journal KiB |"
-        )
-        print("|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
-        step = max(1, len(self.samples) // ROWS)
-        for sample in [*self.samples[::step], self.samples[-1]]:
-            print(
-                f"| {sample.seconds:.0f} | {sample.pods} | {sample.live} | {sample.rss_kib} "
-                f"| {sample.descriptors} | {sample.threads} | {sample.cpu_seconds:.1f} "
-                f"| {sample.lag_ms:.1f} | {sample.checkpoint_kib} |"
-            )
-        print()
-        for problem in self.problems:
-            print(f"PROBLEM: {problem}")
-        if not self.problems:
-            print(f"Zero at the end, as it must be: {', '.join(WATCHED)}.")
-
-
-def look(plugin: PluginProcess, started: float, pods: int, live: int) -> Sample:
+def look(plugin: PluginProcess) -> dict[str, float]:
     """Sample a plugin process from outside."""
     proc = Path(f"/proc/{plugin.pid}")
     stat = (proc / "stat").read_text().rpartition(")")[2].split()
-    metrics = dict.fromkeys((*WATCHED, "loop_lag_longest_seconds"), 0.0)
-    for line in plugin.get("/metrics")[1].splitlines():
-        name, _, value = line.removeprefix("nri_numa_").partition(" ")
-        if name in metrics:
-            metrics[name] = float(value)
-    lag = metrics.pop("loop_lag_longest_seconds")
-    checkpoint = plugin.checkpoint.stat().st_size if plugin.checkpoint.exists() else 0
-    return Sample(
-        seconds=time.monotonic() - started,
-        pods=pods,
-        live=live,
-        rss_kib=int((proc / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") // 1024,
-        descriptors=len(list((proc / "fd").iterdir())),
-        threads=int(stat[17]),
-        cpu_seconds=(int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK"),
-        lag_ms=lag * 1000,
-        checkpoint_kib=checkpoint // 1024,
-        broken={name: value for name, value in metrics.items() if value},
-    )
+    lines = plugin.get("/metrics")[1].splitlines()
+    told = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    return {
+        "RSS KiB": int((proc / "statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE") // 1024,
+        "descriptors": len(list((proc / "fd").iterdir())),
+        "threads": int(stat[17]),
+        "CPU s": (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK"),
+        "longest gap ms": float(told["nri_numa_loop_lag_longest_seconds"]) * 1000,
+        "journal KiB": plugin.checkpoint.stat().st_size // 1024
+        if plugin.checkpoint.exists()
+        else 0,
+        **{name: float(told.get(f"nri_numa_{name}", 0)) for name in WATCHED},
+    }
 
 
-def judge(report: Report) -> None:
-    """Find what must not be in the samples: growth after the warm-up, and counters above zero."""
-    settled = report.samples[len(report.samples) // 4 :]
-    first, last = settled[0], settled[-1]
-    if last.rss_kib > first.rss_kib * 1.15 + 2048:
-        report.problems.append(f"RSS grew from {first.rss_kib} to {last.rss_kib} KiB")
-    # The look itself is a connection.
-    if last.descriptors > first.descriptors + 3:
-        report.problems.append(f"descriptors grew from {first.descriptors} to {last.descriptors}")
-    if last.threads > first.threads + 2:
-        report.problems.append(f"threads grew from {first.threads} to {last.threads}")
-    for name, value in last.broken.items():
-        report.problems.append(f"{name} is {value:g}")
-
-
-# --- the embedded runtime -------------------------------------------------------------------------
+def judge(samples: Sequence[dict[str, float]]) -> list[str]:
+    """What must not be in the samples: growth after the warm-up, and counters above zero."""
+    first, last = samples[len(samples) // 4], samples[-1]
+    return [
+        *(
+            f"{name} grew from {first[name]:g} to {last[name]:g}"
+            for name, (factor, summand) in MAY_GROW.items()
+            if last[name] > first[name] * factor + summand
+        ),
+        *(f"{name} is {last[name]:g}" for name in WATCHED if last[name]),
+    ]
 
 
 class CgroupLinks:
@@ -199,16 +135,15 @@ class EmbeddedSoak:
         self.pods = pods
         self.resident = resident
         self.deadline = deadline
-        self.report = Report(
-            f"Embedded runtime: {resident} resident containers, "
-            f"{len(self.topology.online)} CPUs on {len(self.topology.numa_ids)} NUMA nodes"
-        )
+        self.samples: list[dict[str, float]] = []
+        self.problems: list[str] = []
+        self.refused = 0
         self.rng = random.Random(1)
         self.done = 0
         self.numbers = 0
         self.changed: set[str] = set()
 
-    async def run(self) -> Report:
+    async def run(self) -> None:
         machine = write_sysfs(self.directory / "machine", self.topology)
         cpus, mems = str(self.topology.online), str(self.topology.memory_nodes)
         self.cgroups = CgroupLinks(self.directory / "cgroup", cpus, mems)
@@ -229,7 +164,6 @@ class EmbeddedSoak:
                 await self._live(plugin)
             finally:
                 plugin.close()
-        return self.report
 
     async def _live(self, plugin: PluginProcess) -> None:
         weights = RESIDENT_WEIGHTS
@@ -242,12 +176,11 @@ class EmbeddedSoak:
         started = time.monotonic()
         looking = asyncio.create_task(self._look_on(plugin, started))
         await asyncio.gather(*(self._cycle() for _ in range(4)))
-        self.report.seconds, self.report.pods = time.monotonic() - started, self.done
         await asyncio.sleep(2)
         looking.cancel()
         await asyncio.gather(looking, return_exceptions=True)
         await self._sample(plugin, started)
-        judge(self.report)
+        self.problems += judge(self.samples)
         await self._compare(plugin)
 
     async def _cycle(self) -> None:
@@ -257,7 +190,7 @@ class EmbeddedSoak:
             kind = self.rng.choices(list(KINDS), CYCLE_WEIGHTS)[0]
             container = await self._start(kind)
             if container is None:
-                self.report.refused += 1
+                self.refused += 1
                 continue
             if self.rng.random() < 0.2:
                 more = pb.LinuxResources()
@@ -290,7 +223,7 @@ class EmbeddedSoak:
             await self.runtime.start_container(made.id)
         except CRIError as error:
             if not any(reason in str(error) for reason in EXPECTED_REFUSALS):
-                self.report.problems.append(f"{kind}: {error}")
+                self.problems.append(f"{kind}: {error}")
             await self.runtime.remove_pod(pod.id)
             return None
         self.changed.add(made.id)
@@ -311,14 +244,18 @@ class EmbeddedSoak:
             await asyncio.sleep(3)
 
     async def _sample(self, plugin: PluginProcess, started: float) -> None:
-        live = len(self.runtime.containers)
-        sample = await asyncio.to_thread(look, plugin, started, self.done, live)
-        self.report.samples.append(sample)
+        sample = await asyncio.to_thread(look, plugin)
+        self.samples.append(sample)
+        told = ", ".join(f"{name} {value:.6g}" for name, value in sample.items() if value)
+        print(
+            f"{time.monotonic() - started:.0f} s: {self.done} pods, {self.refused} refused, "
+            f"{len(self.runtime.containers)} live, {told}"
+        )
         calls = self.runtime.calls
         while calls:
             call = calls.popleft()
             if call.outcome != "ok" and call.method != "CreateContainer":
-                self.report.problems.append(f"{call.method}: {call.outcome}")
+                self.problems.append(f"{call.method}: {call.outcome}")
 
     async def _compare(self, plugin: PluginProcess) -> None:
         """The plugin's books, the runtime's, and nobody's CPU twice."""
@@ -326,7 +263,7 @@ class EmbeddedSoak:
         told = {one["id"]: one for one in listing["containers"]}
         live = dict(self.runtime.containers)
         if told.keys() != live.keys():
-            self.report.problems.append(
+            self.problems.append(
                 f"the plugin knows {len(told)} containers, the runtime {len(live)}"
             )
         owned = NO_CPUS
@@ -334,24 +271,22 @@ class EmbeddedSoak:
             if one["kind"] == "exclusive":
                 cpus = CPUSet.parse(live[container_id].cpus)
                 if cpus & owned:
-                    self.report.problems.append(f"CPUs {cpus & owned} are owned twice")
+                    self.problems.append(f"CPUs {cpus & owned} are owned twice")
                 owned = owned | cpus
         for container_id, one in told.items():
             cpus = CPUSet.parse(live[container_id].cpus)
             if one["kind"] != "exclusive" and cpus & owned:
-                self.report.problems.append(f"{container_id} runs on owned CPUs {cpus & owned}")
+                self.problems.append(f"{container_id} runs on owned CPUs {cpus & owned}")
         warnings(plugin)
 
 
 def warnings(plugin: PluginProcess) -> None:
-    """Print what the plugin warned of: how often, and the first of each."""
-    seen: Counter[str] = Counter()
-    for record in plugin.records():
-        message = str(record.get("msg"))
-        if record.get("level") in ("warning", "error") and message != "link":
-            seen[message] += 1
-            if seen[message] <= 5 and message != "container refused":
-                print(f"log: {record}", file=sys.stderr)
+    """Print what the plugin warned of, and how often."""
+    seen = Counter(
+        str(record.get("msg"))
+        for record in plugin.records()
+        if record.get("level") in ("warning", "error") and record.get("msg") != "link"
+    )
     for message, count in seen.items():
         print(f"log: {count} times {message}", file=sys.stderr)
 
@@ -366,9 +301,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     deadline = time.monotonic() + options.minutes * 60
     with tempfile.TemporaryDirectory(prefix="nri-numa-soak-", dir=_fast()) as directory:
         soak = EmbeddedSoak(Path(directory), options.pods, options.resident, deadline)
-        report = asyncio.run(soak.run())
-    report.print()
-    return 1 if report.problems else 0
+        asyncio.run(soak.run())
+    for problem in soak.problems or [f"zero at the end, as it must be: {', '.join(WATCHED)}"]:
+        print(problem)
+    return 1 if soak.problems else 0
 
 
 def _fast() -> str | None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
 from nri_numa.nri.transport import SessionTransport
 from nri_numa.nri.wire import events as ev
@@ -25,11 +24,6 @@ EVENTS_OF_0_10: Final = 0x3FFF
 
 CONTAINERD_NAMESPACE: Final = {"containerd-namespace-ttrpc": "k8s.io"}
 """The metadata containerd sends along."""
-
-MessageT = TypeVar("MessageT", bound=Message)
-
-_UNKNOWN_FIELD: Final = b"\xc2\x3e\x05later"
-"""Field 1000, a string: what a peer of a later release may add to any message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,23 +65,15 @@ class Faults:
 
     Attributes:
         delays: seconds to wait before a request of this method is sent, by method.
-        empty_slices: number of empty Synchronize slices before the real ones.
-        unknown_connection: before each request send frames of connections nobody knows, and an
-            empty frame.
-        split: write in pieces of this many bytes, with the loop running in between; 0 for whole.
+        drop_in: the method whose next request is cut in the middle, with the connection.
+        unknown_fields: requests have a field 1000, as a peer of a later release may add one.
     """
 
     configure_first: bool = False
     delays: dict[str, float] = field(default_factory=dict)
     drop_in: str = ""
-    bogus_replies: bool = False
-    empty_slices: int = 0
     unknown_fields: bool = False
     metadata: dict[str, str] = field(default_factory=lambda: dict(CONTAINERD_NAMESPACE))
-    negative_timeout: bool = False
-    even_stream: bool = False
-    unknown_connection: bool = False
-    split: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,48 +94,8 @@ class PluginStatus(Exception):
     """The plugin answered with an error."""
 
     def __init__(self, status: ttrpc.CallStatus) -> None:
-        super().__init__(f"rpc error: code = {_code_name(status.code)} desc = {status.message}")
-        self.status = status
-
-
-class _FaultyTransport(SessionTransport[ev.RuntimeEvent]):
-    """Writes in pieces when asked to; otherwise a plain transport."""
-
-    def __init__(
-        self,
-        session: RuntimeSession,
-        on_event: Callable[[ev.RuntimeEvent], None],
-        faults: Faults,
-    ) -> None:
-        super().__init__(session, on_event)
-        self._faults = faults
-        self._pieces = b""
-        self._writer: asyncio.Task[None] | None = None
-
-    def flush(self) -> None:
-        """Write what is queued, whole or in pieces."""
-        if not self._faults.split and self._writer is None:
-            super().flush()
-            return
-        self._pieces += self._session.data_to_send()
-        if self._writer is None and self._pieces:
-            self._writer = asyncio.get_running_loop().create_task(self._write_pieces())
-
-    async def _write_pieces(self) -> None:
-        while self._pieces and self._transport is not None:
-            size = self._faults.split or len(self._pieces)
-            piece, self._pieces = self._pieces[:size], self._pieces[size:]
-            if not self._transport.is_closing():
-                self._transport.write(piece)
-            await asyncio.sleep(0)
-        self._writer = None
-
-    def write_raw(self, data: bytes) -> None:
-        """Write bytes the session did not make."""
-        if self._faults.split or self._writer is not None:
-            self._pieces += data
-        elif self._transport is not None and not self._transport.is_closing():
-            self._transport.write(data)
+        name = ttrpc.Code(status.code).name.title().replace("_", "")  # as gRPC prints it
+        super().__init__(f"rpc error: code = {name} desc = {status.message}")
 
 
 class PluginPeer:
@@ -163,6 +109,7 @@ class PluginPeer:
         self,
         profile: RuntimeProfile,
         faults: Faults,
+        limit: float,
         on_updates: Callable[[PluginPeer, ev.UpdateContainersRequested], None],
         on_call: Callable[[CallRecord], None],
     ) -> None:
@@ -172,15 +119,14 @@ class PluginPeer:
         self.mask = 0
         self.launched = False
         self.session = RuntimeSession()
-        self.connection = _FaultyTransport(self.session, self._on_event, faults)
+        self.connection = SessionTransport(self.session, self._on_event)
         loop = asyncio.get_running_loop()
         self.registration: asyncio.Future[ev.RegisterRequested] = loop.create_future()
         self._per_event = profile.per_event
-        self._faults = faults
+        self._faults, self._limit = faults, limit
         self._on_updates = on_updates
         self._on_call = on_call
         self._calls: dict[int, asyncio.Future[ev.Answered]] = {}
-        self._even = itertools.count(2, 2)
 
     @property
     def id(self) -> str:
@@ -208,43 +154,39 @@ class PluginPeer:
                 self._on_updates(self, event)
 
     def answer(self, stream: int, response: Message | None = None) -> None:
-        self._bogus(stream + 1000)
         self.session.reply(stream, response)
         self.connection.flush()
-        self._bogus(stream)
 
     def refuse(self, stream: int, message: str) -> None:
         """Answer a call of the plugin with an error."""
         self.session.refuse(stream, message)
         self.connection.flush()
 
-    def _bogus(self, stream: int) -> None:
-        if self._faults.bogus_replies:
-            message = ttrpc.encode_message(stream, ttrpc.MessageType.RESPONSE, b"")
-            self.connection.write_raw(ttrpc.encode_frames(ttrpc.RUNTIME_CONNECTION, message))
+    async def ask(self, event: Event, **parts: Any) -> Any:
+        """The plugin's answer to one of the events that have a result."""
+        payload = await self.call(event.method, PLUGIN_METHODS[event.method](**parts))
+        return getattr(pb, f"{event.method}Response").FromString(payload)
 
-    async def call(self, method: str, request: Message, *, limit: float) -> bytes:
+    async def call(self, method: str, request: Message, *, limit: float | None = None) -> bytes:
         """Send a request and return the serialised response.
 
-        `limit`: seconds the plugin has.
+        `limit`: seconds the plugin has; as long as for any when None.
 
         Raises:
             PluginLost: no answer; the connection is closed.
             PluginStatus: an error answer.
         """
         loop = asyncio.get_running_loop()
-        begun = loop.time()
-        outcome = "ok"
+        begun, outcome = loop.time(), "ok"
         try:
-            return await self._call(method, request, limit)
+            return await self._call(method, request, self._limit if limit is None else limit)
         except (PluginLost, PluginStatus) as error:
             outcome = str(error)
             raise
         finally:
+            seconds = loop.time() - begun
             self._on_call(
-                CallRecord(
-                    plugin=self.id, method=method, seconds=loop.time() - begun, outcome=outcome
-                )
+                CallRecord(plugin=self.id, method=method, seconds=seconds, outcome=outcome)
             )
 
     async def _call(self, method: str, request: Message, limit: float) -> bytes:
@@ -254,62 +196,39 @@ class PluginPeer:
         if not self.is_open():
             raise PluginLost("the connection is closed")
         if faults.unknown_fields:
-            request = PLUGIN_METHODS[method].FromString(
-                request.SerializeToString() + _UNKNOWN_FIELD
-            )
-        self._noise()
+            later = request.SerializeToString() + b"\xc2\x3e\x05later"
+            request = PLUGIN_METHODS[method].FromString(later)
         stream = self.session.request(
-            method,
-            request,
-            timeout_nano=-212036 if faults.negative_timeout else int(limit * 1e9),
-            metadata=faults.metadata,
+            method, request, timeout_nano=int(limit * 1e9), metadata=faults.metadata
         )
         future: asyncio.Future[ev.Answered] = asyncio.get_running_loop().create_future()
         self._calls[stream] = future
         if faults.drop_in == method:
             faults.drop_in = ""
             data = self.session.data_to_send()
-            self.connection.write_raw(data[: len(data) // 2])
+            assert self.connection._transport is not None
+            self.connection._transport.write(data[: len(data) // 2])
             self.connection.close("dropped on purpose")
         self.connection.flush()
+        ended = self.connection.ended
         try:
-            waited: set[asyncio.Future[Any]] = {future, self.connection.ended}
-            await asyncio.wait(
-                waited,
-                timeout=limit,
-                return_when=asyncio.FIRST_COMPLETED,
-            )
+            waited: set[asyncio.Future[Any]] = {future, ended}
+            await asyncio.wait(waited, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._calls.pop(stream, None)
-            if not self.connection.ended.done():
+            if not ended.done():
                 self.session.forget(stream)
         if not future.done():
-            if not self.connection.ended.done():
-                self.connection.close(f"no answer to {method} within {limit:g} s")
-                raise PluginLost(f"no answer to {method} within {limit:g} s")
-            raise PluginLost(self.connection.ended.result().detail)
-        answered = future.result()
-        if answered.status is not None:
-            raise PluginStatus(answered.status)
-        return answered.payload
-
-    def _noise(self) -> None:
-        if self._faults.even_stream:
-            body = b""
-            message = ttrpc.encode_message(next(self._even), ttrpc.MessageType.REQUEST, body)
-            self.connection.write_raw(ttrpc.encode_frames(ttrpc.PLUGIN_CONNECTION, message))
-        if self._faults.unknown_connection:
-            self.connection.write_raw(ttrpc.encode_frames(0, b"nobody reads this"))
-            self.connection.write_raw(ttrpc.encode_frames(7, b"nor this"))
-            self.connection.write_raw(ttrpc.encode_frames(ttrpc.PLUGIN_CONNECTION, b""))
+            if ended.done():
+                raise PluginLost(ended.result().detail)
+            self.connection.close(f"no answer to {method} within {limit:g} s")
+            raise PluginLost(f"no answer to {method} within {limit:g} s")
+        if (status := future.result().status) is not None:
+            raise PluginStatus(status)
+        return future.result().payload
 
     async def notify(
-        self,
-        event: Event,
-        pod: pb.PodSandbox,
-        container: pb.Container | None,
-        *,
-        limit: float,
+        self, event: Event, pod: pb.PodSandbox, container: pb.Container | None
     ) -> None:
         """Send one of the nine events without a result, in the style of this connection.
 
@@ -317,35 +236,8 @@ class PluginPeer:
             PluginLost: no answer.
             PluginStatus: an error answer.
         """
+        parts = {"pod": pod} if container is None else {"pod": pod, "container": container}
         if self._per_event:
-            method = event.method
-            kind = PLUGIN_METHODS[method]
-            parts = {"pod": pod} if container is None else {"pod": pod, "container": container}
-            await self.call(method, kind(**parts), limit=limit)
-            return
-        change = pb.StateChangeEvent(event=event.name, pod=pod)
-        if container is not None:
-            change.container.CopyFrom(container)
-        await self.call("StateChange", change, limit=limit)
-
-
-def parse_answer(kind: type[MessageT], payload: bytes) -> MessageT:
-    """Parse the payload of an answer.
-
-    Raises:
-        PluginStatus: the payload cannot be parsed; the operation fails, the plugin stays.
-    """
-    try:
-        return kind.FromString(payload)
-    except DecodeError as error:
-        raise PluginStatus(
-            ttrpc.CallStatus(code=ttrpc.Code.UNKNOWN, message=f"unreadable response: {error}")
-        ) from error
-
-
-def _code_name(code: int) -> str:
-    """Return a code the way gRPC prints it: ``Unknown``, ``InvalidArgument``."""
-    try:
-        return ttrpc.Code(code).name.title().replace("_", "")
-    except ValueError:
-        return f"Code({code})"
+            await self.call(event.method, PLUGIN_METHODS[event.method](**parts))
+        else:
+            await self.call("StateChange", pb.StateChangeEvent(event=event.name, **parts))

@@ -27,7 +27,7 @@ import itertools
 import os
 import socket
 from collections import deque
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType, TracebackType
 from typing import Any, Final
 
@@ -36,13 +36,6 @@ from nri_numa.nri.wire import events as ev
 from nri_numa.nri.wire import ttrpc
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.nri.wire.versions import Event, identity_problem
-from tests.beds.embedded.combine import (
-    CreateMerge,
-    MergeConflict,
-    UpdateMerge,
-    fill_in,
-    merge_update,
-)
 from tests.beds.embedded.plugin_link import (
     CONTAINERD_1_7,
     CONTAINERD_2_1,
@@ -54,7 +47,6 @@ from tests.beds.embedded.plugin_link import (
     PluginPeer,
     PluginStatus,
     RuntimeProfile,
-    parse_answer,
 )
 from tests.beds.embedded.world import (
     ContainerState,
@@ -224,14 +216,12 @@ class EmbeddedRuntime:
         """Change the resources of a pod; nothing but the events happens."""
         async with self._lock:
             pod = self._pod(pod_id)
-            request = pb.UpdatePodSandboxRequest(pod=pod.message, linux_resources=resources)
-            for peer in self._subscribed(Event.UPDATE_POD_SANDBOX):
-                try:
-                    await peer.call("UpdatePodSandbox", request, limit=self._limit)
-                except PluginLost:
-                    continue
-                except PluginStatus as error:
-                    raise CRIError(f"failed to update sandbox: {error}") from error
+            try:
+                await self._ask(
+                    Event.UPDATE_POD_SANDBOX, pod=pod.message, linux_resources=resources
+                )
+            except PluginStatus as error:
+                raise CRIError(f"failed to update sandbox: {error}") from error
             pod.message.linux.pod_resources.CopyFrom(resources)
             await self._tell(Event.POST_UPDATE_POD_SANDBOX, pod.message)
 
@@ -259,13 +249,12 @@ class EmbeddedRuntime:
                 raise CRIError(f"sandbox {pod_id} is not running")
             message = self._complete(pod, container)
             try:
-                merge = await self._ask_create(pod, message)
-            except (PluginStatus, MergeConflict) as error:
+                updates = await self._ask_create(pod, message)
+            except PluginStatus as error:
                 await self._creation_failed(pod, message.id)
                 raise CRIError(f"failed to get NRI adjustment for container: {error}") from error
-            for update in merge.updates.updates():
-                self._apply(update)
-            record = EmbeddedContainer(message=merge.container, machine=self._world.machine)
+            self._apply(updates)
+            record = EmbeddedContainer(message=message, machine=self._world.machine)
             self._world.containers[record.id] = record
             await self._tell(Event.POST_CREATE_CONTAINER, pod.message, record)
             return record
@@ -312,15 +301,20 @@ class EmbeddedRuntime:
             ):
                 wrapper.SetInParent()  # converted from CRI they are always there
             try:
-                merge = await self._ask_update(pod, container, asked)
-            except (PluginStatus, MergeConflict) as error:
+                updates = await self._ask(
+                    Event.UPDATE_CONTAINER,
+                    pod=pod,
+                    container=container.snapshot(),
+                    linux_resources=asked,
+                )
+            except PluginStatus as error:
                 raise CRIError(f"NRI container update failed: {error}") from error
-            own = merge.take(container_id)
-            for update in merge.updates():
-                self._apply(update)
+            for own in updates:
+                if own.container_id == container_id:
+                    asked.MergeFrom(own.linux.resources)
+            self._apply(each for each in updates if each.container_id != container_id)
             final = pb.ContainerUpdate(
-                container_id=container_id,
-                linux=pb.LinuxContainerUpdate(resources=merge_update(asked, own)),
+                container_id=container_id, linux=pb.LinuxContainerUpdate(resources=asked)
             )
             problem = self._world.apply(final)
             if problem is not None:
@@ -331,10 +325,6 @@ class EmbeddedRuntime:
         """Stop a container on request; a second time does nothing."""
         async with self._lock:
             await self._ended(self._container(container_id))
-
-    async def exit_container(self, container_id: str) -> None:
-        """Let a container's process exit by itself; plugins see the same event."""
-        await self.stop_container(container_id)
 
     async def remove_container(self, container_id: str) -> None:
         """Remove a container, stopping it first if needed."""
@@ -363,7 +353,7 @@ class EmbeddedRuntime:
 
     def _new_peer(self) -> PluginPeer:
         peer = PluginPeer(
-            self._profile, self.faults, on_updates=self._on_updates, on_call=self.calls.append
+            self._profile, self.faults, self._limit, self._on_updates, self.calls.append
         )
         self._peers.add(peer)
         peer.connection.ended.add_done_callback(lambda _: self._gone(peer))
@@ -425,33 +415,34 @@ class EmbeddedRuntime:
         if profile.tells_timeouts:
             request.registration_timeout = int(REGISTRATION_TIMEOUT_S * 1000)
             request.request_timeout = int(self._limit * 1000)
-        call = asyncio.ensure_future(peer.call("Configure", request, limit=self._limit))
+        call = asyncio.ensure_future(peer.call("Configure", request))
         if self.faults.configure_first:
             await asyncio.sleep(0)  # the task writes its request, then waits
         peer.answer(registration.stream)
-        response = parse_answer(pb.ConfigureResponse, await call)
+        response = pb.ConfigureResponse.FromString(await call)
         if response.events & ~profile.events:
             raise PluginLost(f"invalid plugin events: {response.events:#x}")
         peer.mask = response.events or profile.events
 
     async def _synchronize(self, peer: PluginPeer) -> None:
         pods = [pod.message for pod in self._world.pods.values()]
-        containers = [container.snapshot() for container in self._world.live_containers()]
+        containers = [
+            container.snapshot()
+            for container in self._world.containers.values()
+            if container.state is not ContainerState.EXITED
+        ]
         deadline = asyncio.get_running_loop().time() + self._limit
         for request in self._slices(pods, containers):
             left = deadline - asyncio.get_running_loop().time()
             payload = await peer.call("Synchronize", request, limit=max(left, 0.001))
-            response = parse_answer(pb.SynchronizeResponse, payload)
+            response = pb.SynchronizeResponse.FromString(payload)
             if request.more and (response.update or not response.more):
                 raise PluginLost("plugin does not handle split sync requests")
-            for update in response.update:
-                self._world.apply(update)  # failures are only logged by containerd
+            self._apply(response.update)
 
     def _slices(
         self, pods: Sequence[pb.PodSandbox], containers: Sequence[pb.Container]
     ) -> Iterator[pb.SynchronizeRequest]:
-        for _ in range(self.faults.empty_slices):
-            yield pb.SynchronizeRequest(more=True)
         size = self._slice_objects or max(len(pods), len(containers), 1)
         while True:
             requests = [
@@ -473,11 +464,7 @@ class EmbeddedRuntime:
 
     async def _unsolicited(self, peer: PluginPeer, event: ev.UpdateContainersRequested) -> None:
         async with self._lock:
-            failed = [
-                update
-                for update in event.request.update
-                if self._world.apply(update) is not None and not update.ignore_failure
-            ]
+            failed = [each for each in self._apply(event.request.update) if not each.ignore_failure]
         if not peer.is_open():
             return
         if failed and not self._profile.update_failures_as_list:
@@ -487,31 +474,43 @@ class EmbeddedRuntime:
 
     # ------------------------------------------------------------------ asking and telling
 
-    async def _ask_create(self, pod: EmbeddedPod, message: pb.Container) -> CreateMerge:
-        merge = CreateMerge(message)
-        for peer in self._subscribed(Event.CREATE_CONTAINER):
-            request = pb.CreateContainerRequest(pod=pod.message, container=merge.container)
-            try:
-                payload = await peer.call("CreateContainer", request, limit=self._limit)
-            except PluginLost:
-                continue  # created without this plugin's word
-            merge.add(peer.id, parse_answer(pb.CreateContainerResponse, payload))
-        return merge
+    async def _answers(self, event: Event, **parts: Any) -> AsyncIterator[Any]:
+        """What the plugins that want an event say to it, one after the other.
 
-    async def _ask_update(
-        self, pod: pb.PodSandbox, container: EmbeddedContainer, asked: pb.LinuxResources
-    ) -> UpdateMerge:
-        merge = UpdateMerge()
-        request = pb.UpdateContainerRequest(
-            pod=pod, container=container.snapshot(), linux_resources=asked
-        )
-        for peer in self._subscribed(Event.UPDATE_CONTAINER):
+        The operation goes on without the word of one that is lost.
+        """
+        for peer in self._subscribed(event):
             try:
-                payload = await peer.call("UpdateContainer", request, limit=self._limit)
+                answer = await peer.ask(event, **parts)
             except PluginLost:
                 continue
-            merge.add(peer.id, parse_answer(pb.UpdateContainerResponse, payload).update)
-        return merge
+            yield answer
+
+    async def _ask(self, event: Event, **parts: Any) -> list[pb.ContainerUpdate]:
+        """The updates that all plugins answer with."""
+        return [
+            update
+            async for answer in self._answers(event, **parts)
+            for update in getattr(answer, "update", ())
+        ]
+
+    async def _ask_create(
+        self, pod: EmbeddedPod, container: pb.Container
+    ) -> list[pb.ContainerUpdate]:
+        """Have a container adjusted; each plugin is shown what those before it made of it."""
+        updates: list[pb.ContainerUpdate] = []
+        async for answer in self._answers(
+            Event.CREATE_CONTAINER, pod=pod.message, container=container
+        ):
+            adjust = answer.adjust
+            container.annotations.update(adjust.annotations)
+            told = {variable.key: variable.value for variable in adjust.env}
+            kept = [each for each in container.env if each.partition("=")[0] not in told]
+            container.env[:] = [*kept, *(f"{key}={value}" for key, value in told.items())]
+            container.linux.resources.MergeFrom(adjust.linux.resources)
+            updates += answer.update
+        assert container.id not in {update.container_id for update in updates}
+        return updates
 
     async def _tell(
         self,
@@ -528,7 +527,7 @@ class EmbeddedRuntime:
         shown = container.snapshot() if isinstance(container, EmbeddedContainer) else container
         for peer in self._subscribed(event):
             try:
-                await peer.notify(event, pod, shown, limit=self._limit)
+                await peer.notify(event, pod, shown)
             except PluginLost:
                 continue
             except PluginStatus as error:
@@ -537,16 +536,9 @@ class EmbeddedRuntime:
 
     async def _stop_event(self, pod: pb.PodSandbox, shown: pb.Container) -> None:
         """Send StopContainer and apply what comes back for others."""
-        merge = UpdateMerge()
-        request = pb.StopContainerRequest(pod=pod, container=shown)
-        for peer in self._subscribed(Event.STOP_CONTAINER):
-            try:
-                payload = await peer.call("StopContainer", request, limit=self._limit)
-                merge.add(peer.id, parse_answer(pb.StopContainerResponse, payload).update)
-            except (PluginLost, PluginStatus, MergeConflict):
-                continue  # logged only: the container has ended whatever anyone says
-        for update in merge.updates():
-            self._apply(update)
+        # An error is logged only: the container has ended whatever anyone says.
+        with contextlib.suppress(PluginStatus):
+            self._apply(await self._ask(Event.STOP_CONTAINER, pod=pod, container=shown))
 
     async def _creation_failed(self, pod: EmbeddedPod, container_id: str) -> None:
         """Tell every plugin, also those that were never asked, that there is no such container."""
@@ -592,8 +584,15 @@ class EmbeddedRuntime:
 
     # ------------------------------------------------------------------ the world
 
-    def _apply(self, update: pb.ContainerUpdate) -> None:
-        self._world.apply(update)  # a failure changes nothing and is only logged by containerd
+    def _apply(self, updates: Iterable[pb.ContainerUpdate]) -> list[pb.ContainerUpdate]:
+        """Do what a plugin wants; returns what failed, which containerd mostly only logs.
+
+        NRI fails a request in whose answers a field of a container is set twice.
+        """
+        updates = list(updates)
+        names = [update.container_id for update in updates]
+        assert len(names) == len(set(names)), f"two updates for one container: {names}"
+        return [update for update in updates if self._world.apply(update) is not None]
 
     def _pod(self, pod_id: str) -> EmbeddedPod:
         pod = self._world.pods.get(pod_id)
@@ -622,7 +621,10 @@ class EmbeddedRuntime:
         ):
             if key not in message.labels:
                 message.labels[key] = value
-        fill_in(message)
+        # What plugins always find in a container.
+        message.hooks.SetInParent()
+        message.linux.resources.memory.SetInParent()
+        message.linux.resources.cpu.SetInParent()
         return message
 
     def _new_id(self) -> str:

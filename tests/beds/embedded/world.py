@@ -15,7 +15,6 @@ from pathlib import Path
 
 from nri_numa.model.cpuset import CPUSet, ListFormatError, NUMASet
 from nri_numa.nri.wire.pb import nri_pb2 as pb
-from tests.beds.embedded.combine import merge_resources
 
 
 class CRIError(Exception):
@@ -139,14 +138,6 @@ class World:
     pods: dict[str, EmbeddedPod] = field(default_factory=dict)
     containers: dict[str, EmbeddedContainer] = field(default_factory=dict)
 
-    def live_containers(self) -> list[EmbeddedContainer]:
-        """Return the containers a Synchronize shows: created and running ones."""
-        return [
-            container
-            for container in self.containers.values()
-            if container.state is not ContainerState.EXITED
-        ]
-
     def containers_of(self, pod_id: str) -> list[EmbeddedContainer]:
         """Return the containers of one pod."""
         return [item for item in self.containers.values() if item.pod_id == pod_id]
@@ -163,7 +154,7 @@ class World:
             return None
         resources = pb.LinuxResources()
         resources.CopyFrom(container.message.linux.resources)
-        merge_resources(resources, _given(update.linux.resources), lambda _field, _key: None)
+        resources.MergeFrom(_given(update.linux.resources))
         if container.state is ContainerState.RUNNING:
             problem = self.machine.problem(resources.cpu)
             if problem is not None:

@@ -31,6 +31,7 @@ def test_files_follow_resizes_and_survive_processes(world: World, tmp_path: Path
     mounts = files.mounted(agent.state.allocations["own-app"], NO_ADJUSTMENT).mounts
     directory = Path(dict(mounts)[INSIDE])
     assert texts(directory) == ["0-1\n", "0\n"]
+    assert directory.stat().st_mode & 0o777 == 0o755, "any user of the container may look"
     assert world.update("own-app", resources(3, 1)) is None
     assert texts(directory) == [world.has("own-app")[0] + "\n", "0\n"]
 

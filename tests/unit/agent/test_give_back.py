@@ -21,7 +21,7 @@ from nri_numa.machine.cgroups import CgroupPlace, CgroupReader
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.settings import Settings
-from nri_numa.model.workload import Container, QoSClass, Resources
+from nri_numa.model.workload import NO_GRANTS, Container, KubeletGrants, QoSClass, Resources
 from nri_numa.store.checkpoint import CheckpointStore
 from tests.beds import world
 from tests.beds.allocations import allocation
@@ -54,9 +54,11 @@ def remembered(kind: Kind, *, quota: int | None = None, cpus: str = "") -> Alloc
     )
 
 
-def planned(one: Container, *allocations: Allocation) -> GivenBack:
+def planned(
+    one: Container, *allocations: Allocation, grants: KubeletGrants = NO_GRANTS
+) -> GivenBack:
     """The plan for a node with one container."""
-    (entry,) = plan(MACHINE, build(allocations), [POD], [one])
+    (entry,) = plan(MACHINE, build(allocations, kubelet=grants), [POD], [one])
     return entry
 
 
@@ -71,6 +73,13 @@ def test_an_owner_gets_the_machine_and_its_limit_back() -> None:
 
 def test_memory_that_was_never_bound_stays_unbound() -> None:
     assert planned(container("2"), remembered(Kind.EXPLICIT, cpus="2")).mems == ""
+
+
+@pytest.mark.parametrize(("granted", "back"), [("web", "4-5"), ("other", "0-3,6-7")])
+def test_beside_a_static_kubelet_it_gets_what_that_one_sent(granted: str, back: str) -> None:
+    grants = KubeletGrants(cpus={(POD.uid, granted): CPUSet.parse("4-5")})
+    mine = remembered(Kind.EXPLICIT, cpus="2")
+    assert planned(container("2"), mine, grants=grants).cpus == back
 
 
 def test_a_stranger_with_a_cpuset_of_its_own_is_foreign() -> None:

@@ -13,8 +13,10 @@ from nri_numa.agent import preflight
 from nri_numa.agent.interrupts import Interrupts
 from nri_numa.config import AgentConfig
 from nri_numa.model.cpuset import CPUSet
+from tests.machines.named import write_tree
 
 ALL = CPUSet.parse("0-7")
+IRQ = "proc/irq/24/smp_affinity_list"
 
 
 class IRQBalance:
@@ -61,15 +63,13 @@ def irqbalance(tmp_path: Path) -> Iterator[IRQBalance]:
 
 def interrupts(tmp_path: Path) -> Interrupts:
     """One for a machine with one interrupt, and an irqbalance where its socket is."""
-    folder = tmp_path / "proc/irq/24"
-    folder.mkdir(parents=True, exist_ok=True)
-    if not (folder / "smp_affinity_list").exists():
-        (folder / "smp_affinity_list").write_text("0-7\n")
+    if not (tmp_path / IRQ).exists():
+        write_tree(tmp_path, {IRQ: "0-7\n"})
     return Interrupts(str(tmp_path), str(tmp_path), f"{tmp_path}/irqbalance*.sock")
 
 
 def allowed(tmp_path: Path) -> str:
-    return (tmp_path / "proc/irq/24/smp_affinity_list").read_text().strip()
+    return (tmp_path / IRQ).read_text().strip()
 
 
 def test_irqbalance_bans_exclusive_cpus_beside_the_operators(
@@ -108,7 +108,7 @@ def test_what_somebody_else_decides_meanwhile_is_what_comes_back(tmp_path: Path)
     one = interrupts(tmp_path)
     one.keep_off(CPUSet.parse("2-3"), ALL)
     assert allowed(tmp_path) == "0-1,4-7"
-    (tmp_path / "proc/irq/24/smp_affinity_list").write_text("2-4")
+    (tmp_path / IRQ).write_text("2-4")
     one.keep_off(CPUSet.parse("2-3"), ALL)
     assert allowed(tmp_path) == "4"
     one.keep_off(CPUSet.parse("2-4"), ALL)
@@ -136,10 +136,8 @@ def test_a_damaged_note_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture
 def test_check_says_whether_they_can_be_kept_off(tmp_path: Path, made: str, words: str) -> None:
     interrupts(tmp_path)
     if made:
-        (tmp_path / made).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / made).write_text(
-            "ProtectKernelTunables=yes\n" if made.endswith("service") else "irqbalance\n"
-        )
+        service = made.endswith("service")
+        write_tree(tmp_path, {made: "ProtectKernelTunables=yes\n" if service else "irqbalance\n"})
     config = AgentConfig(interrupts_off_exclusive_cpus=True)
     (finding,) = preflight.interrupts(config, tmp_path)
     assert words in finding.message

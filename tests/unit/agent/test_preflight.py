@@ -14,13 +14,16 @@ from nri_numa import config
 from nri_numa.agent import preflight
 from nri_numa.agent.preflight import Finding, Level, pod_level_resources
 from nri_numa.config import HTTP, AgentConfig, LinkKind, Runtime
+from nri_numa.config.sections import Kubelet
 from nri_numa.machine.sysfs import discover
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import IsolatedCPUs, NohzFullCPUs
-from tests.beds.certificates import make_expired
+from tests.beds.certificates import make_certificate, make_expired
 from tests.machines import named as machines
 from tests.machines.named import write_sysfs, write_tree
+
+CONTAINERD = "etc/containerd/config.toml"
 
 
 def only(findings: object) -> Finding:
@@ -45,21 +48,15 @@ def only(findings: object) -> Finding:
     ],
 )
 def test_cgroup_controllers(tmp_path: Path, files: dict[str, str], level: Level, part: str) -> None:
-    for name, text in files.items():
-        path = tmp_path / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text)
-    found = only(preflight.cgroups(tmp_path, tmp_path))
+    found = only(preflight.cgroups(write_tree(tmp_path, files), tmp_path))
     assert (found.level, part in found.message) == (level, True), found
 
 
 def test_a_kernel_without_controllers_is_told_apart_from_a_missing_mount(tmp_path: Path) -> None:
-    (tmp_path / "proc").mkdir()
-    cgroups = tmp_path / "proc" / "cgroups"
-    cgroups.write_text("#subsys_name\thierarchy\ncpuset\t0\t1\t1\nmemory\t0\t1\t1\n")
-    assert "Mount" in only(preflight.cgroups(tmp_path / "x", tmp_path)).remedy
-    cgroups.write_text("#subsys_name\thierarchy\ncpu\t0\t1\t1\nmemory\t0\t1\t1\n")
-    assert "lacks cpuset" in only(preflight.cgroups(tmp_path / "x", tmp_path)).remedy
+    for controller, remedy in (("cpuset", "Mount"), ("cpu", "lacks cpuset")):
+        text = f"#subsys_name\thierarchy\n{controller}\t0\t1\t1\nmemory\t0\t1\t1\n"
+        write_tree(tmp_path, {"proc/cgroups": text})
+        assert remedy in only(preflight.cgroups(tmp_path / "x", tmp_path)).remedy
 
 
 def host(tmp_path: Path, reserved: str, files: dict[str, str]) -> Finding:
@@ -109,9 +106,8 @@ def test_host_processes_without_reserved_cpus_and_on_version_1(tmp_path: Path) -
 
 
 def test_a_pod_cgroup_without_cpuset_is_a_warning(tmp_path: Path) -> None:
-    (tmp_path / "cgroup.controllers").write_text("cpuset memory")
-    (tmp_path / "kubepods.slice").mkdir()
-    (tmp_path / "kubepods.slice" / "cgroup.controllers").write_text("memory")
+    there = "cgroup.controllers"
+    write_tree(tmp_path, {there: "cpuset memory", f"kubepods.slice/{there}": "memory"})
     levels = [f.level for f in preflight.cgroups(tmp_path)]
     assert levels == [Level.OK, Level.WARN]
 
@@ -170,18 +166,15 @@ def test_a_missing_socket_is_traced_to_containerds_configuration(
     tmp_path: Path, text: str | None, part: str
 ) -> None:
     if text is not None:
-        (tmp_path / "etc" / "containerd").mkdir(parents=True)
-        (tmp_path / "etc" / "containerd" / "config.toml").write_text(text)
+        write_tree(tmp_path, {CONTAINERD: text})
     found = runtime(tmp_path / "nri.sock", tmp_path)
     assert (found.level, part in found.message) == (Level.FAIL, True), found
 
 
 def installed(root: Path, told: str) -> None:
     """A containerd that tells this when it is asked for its version."""
-    program = root / "usr" / "bin" / "containerd"
-    program.parent.mkdir(parents=True)
-    program.write_text(f"#!/bin/sh\necho '{told}'\n")
-    program.chmod(0o755)
+    write_tree(root, {"usr/bin/containerd": f"#!/bin/sh\necho '{told}'\n"})
+    (root / "usr/bin/containerd").chmod(0o755)
 
 
 @pytest.mark.parametrize(
@@ -198,15 +191,14 @@ def test_a_file_of_version_2_is_blamed_only_where_containerd_is_older_than_that(
     tmp_path: Path, told: str, blames: bool, remedy: str
 ) -> None:
     """A containerd 2 reads files of version 2 too, and has NRI on unless they say otherwise."""
-    (tmp_path / "etc" / "containerd").mkdir(parents=True)
-    (tmp_path / "etc" / "containerd" / "config.toml").write_text("version = 2\n")
+    write_tree(tmp_path, {CONTAINERD: "version = 2\n"})
     installed(tmp_path, told)
     found = runtime(tmp_path / "nri.sock", tmp_path)
     assert found.level is Level.FAIL
     assert ("does not turn it on" in found.message) is blames, found
     assert remedy in found.remedy
     disabled = "[plugins.'io.containerd.nri.v1.nri']\ndisable = true\n"
-    (tmp_path / "etc" / "containerd" / "config.toml").write_text(f"version = 2\n{disabled}")
+    write_tree(tmp_path, {CONTAINERD: f"version = 2\n{disabled}"})
     assert "--fix-containerd" in runtime(tmp_path / "nri.sock", tmp_path).remedy
 
 
@@ -225,59 +217,52 @@ def http(**section: object) -> list[Finding]:
     return list(preflight.http(AgentConfig(http=HTTP(**section))))  # type: ignore[arg-type]
 
 
-def test_the_address_is_free_or_taken() -> None:
+def test_the_address_is_free_or_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [f.message for f in http(address="off")] == ["off"]
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{other.getsockname()[1]}"
         assert http(address=address)[0].message.endswith("is free")
         other.listen()
-        check_timeout = preflight._TIMEOUT
-        try:
-            preflight._TIMEOUT = 0.05
-            (found,) = http(address=address)
-        finally:
-            preflight._TIMEOUT = check_timeout
+        monkeypatch.setattr(preflight, "_TIMEOUT", 0.05)
+        (found,) = http(address=address)
         assert (found.level, "another program" in found.message) == (Level.FAIL, True)
 
 
 def test_the_token_file_is_looked_at(tmp_path: Path) -> None:
     token = tmp_path / "token"
-    levels = [f.level for f in http(address="127.0.0.1:1", token_file=str(token))]
-    assert levels == [Level.FAIL, Level.OK]
+
+    def levels() -> list[Level]:
+        return [f.level for f in http(address="127.0.0.1:1", token_file=str(token))]
+
+    assert levels() == [Level.FAIL, Level.OK]
     token.write_text("0123456789abcdef")
     token.chmod(0o644)
-    levels = [f.level for f in http(address="127.0.0.1:1", token_file=str(token))]
-    assert levels == [Level.WARN, Level.OK]
+    assert levels() == [Level.WARN, Level.OK]
     token.chmod(0o600)
-    assert [f.level for f in http(address="127.0.0.1:1", token_file=str(token))] == [Level.OK]
-
-
-def certificate(directory: Path, *options: str) -> dict[str, str]:
-    """A self-signed certificate and its key."""
-    cert, key = directory / "cert.pem", directory / "key.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
-    command += ["-nodes", "-subj", "/CN=localhost", "-keyout", str(key), "-out", str(cert)]
-    subprocess.run([*command, *options], check=True, capture_output=True)
-    return {"tls_cert": str(cert), "tls_key": str(key)}
+    assert levels() == [Level.OK]
 
 
 def test_the_certificate_is_looked_at(tmp_path: Path) -> None:
-    files = certificate(tmp_path, "-days", "90")
-    assert [f.level for f in http(address="127.0.0.1:1", **files)] == [Level.OK]
-    soon = certificate(tmp_path, "-days", "3")
-    (found, _) = http(address="127.0.0.1:1", **soon)
-    assert (found.level, "expires in" in found.message) == (Level.WARN, True)
-    Path(files["tls_cert"]).write_text("nonsense")
-    (found, _) = http(address="127.0.0.1:1", **files)
-    assert (found.level, "cannot be used" in found.message) == (Level.FAIL, True)
+    cert, key = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
+
+    def look() -> Finding:
+        return http(address="127.0.0.1:1", tls_cert=cert, tls_key=key)[0]
+
+    make_expired(tmp_path)
+    assert (look().level, "has expired" in look().message) == (Level.FAIL, True)
+    make_certificate(tmp_path, "localhost")
+    assert (look().level, "expires in" in look().message) == (Level.WARN, True)
+    renew = ["openssl", "x509", "-days", "90", "-signkey", key, "-in", cert, "-out", cert]
+    subprocess.run(renew, check=True, capture_output=True)
+    assert look().level is Level.OK
+    Path(cert).write_text("nonsense")
+    assert (look().level, "cannot be used" in look().message) == (Level.FAIL, True)
 
 
 def test_numa_balancing_is_mentioned(tmp_path: Path) -> None:
     assert list(preflight.balancing(tmp_path)) == []
-    path = tmp_path / "proc" / "sys" / "kernel"
-    path.mkdir(parents=True)
-    (path / "numa_balancing").write_text("1\n")
+    write_tree(tmp_path, {"proc/sys/kernel/numa_balancing": "1\n"})
     assert "numa_balancing=0" in only(preflight.balancing(tmp_path)).message
 
 
@@ -293,7 +278,7 @@ def test_what_needs_root_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def examined(tmp_path: Path, topology: Topology, text: str = "") -> dict[str, list[Finding]]:
     """Everything that is looked at, on another machine, by subject."""
-    root = machines.write_sysfs(tmp_path / "machine", topology)
+    root = write_sysfs(tmp_path / "machine", topology)
     loaded = config.load(
         text=f"{text}\nsysfsRoot: {root}\nstateDir: {tmp_path / 'state'}\nhttp: {{address: off}}\n"
         f"cgroupRoot: {tmp_path / 'cgroup'}\nkubeletRoot: {tmp_path / 'kubelet'}\n"
@@ -316,10 +301,14 @@ def test_everything_is_examined_and_every_complaint_has_a_remedy(tmp_path: Path)
     ]
 
 
-def test_a_machine_with_one_numa_node_has_nothing_to_align(tmp_path: Path) -> None:
-    (found, *_) = examined(tmp_path, machines.single_no_smt())["machine"]
-    assert found.level is Level.WARN
-    assert "there is nothing to align" in found.message
+def test_a_machine_with_one_numa_node_and_the_configuration_of_another(tmp_path: Path) -> None:
+    found = examined(tmp_path, machines.single_no_smt(), "reservedCPUs: 500")
+    (one, *_) = found["machine"]
+    assert (one.level, "there is nothing to align" in one.message) == (Level.WARN, True)
+    (wrong,) = found["configuration"]
+    assert wrong.level is Level.FAIL
+    assert "reservedCPUs" in wrong.message
+    assert "500" in wrong.message
 
 
 def test_who_took_cpus_is_said_with_what_to_do(tmp_path: Path) -> None:
@@ -369,13 +358,6 @@ def test_isolated_cpus_are_mentioned_where_containers_would_share_nothing_else()
     assert "no container can have exclusive CPUs" in none
 
 
-def test_a_configuration_for_another_machine_is_a_failure(tmp_path: Path) -> None:
-    found = examined(tmp_path, machines.single_no_smt(), "reservedCPUs: 500")["configuration"]
-    assert [f.level for f in found] == [Level.FAIL]
-    assert "reservedCPUs" in found[0].message
-    assert "500" in found[0].message
-
-
 def test_no_machine_at_all_is_said_and_the_rest_is_looked_at_too(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     loaded = config.load(text=f"sysfsRoot: {tmp_path / 'empty'}\nhttp: {{address: off}}")
@@ -385,20 +367,85 @@ def test_no_machine_at_all_is_said_and_the_rest_is_looked_at_too(tmp_path: Path)
     assert {"NRI", "state"} <= {f.subject for f in found}
 
 
-def test_an_expired_certificate_is_a_failure(tmp_path: Path) -> None:
-    make_expired(tmp_path)
-    files = {"tls_cert": str(tmp_path / "cert.pem"), "tls_key": str(tmp_path / "key.pem")}
-    (found, *_) = http(address="127.0.0.1:1", **files)
-    assert (found.level, "has expired" in found.message) == (Level.FAIL, True)
-
-
 @pytest.mark.parametrize(("version", "says"), [("v2.2.1", True), ("2.3.0", False), ("?", None)])
 def test_what_containerd_says_of_pod_level_resources(
     tmp_path: Path, version: str, says: bool | None
 ) -> None:
-    program = tmp_path / "usr/bin/containerd"
-    program.parent.mkdir(parents=True)
-    program.write_text(f"#!/bin/sh\necho containerd github.com/containerd/containerd {version} x\n")
-    program.chmod(0o755)
+    installed(tmp_path, f"containerd github.com/containerd/containerd {version} x")
     found = ["nothing when it is resized" in one.message for one in pod_level_resources(tmp_path)]
     assert found == ([] if says is None else [says])
+
+
+# --- the kubelet ---------------------------------------------------------------------------------
+
+HEAD = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
+STATIC = '{"policyName":"static","defaultCpuSet":"0-1","entries":{"u":{"c":"2-3"}}}'
+
+
+def look(directory: Path, reserved: str = "", **section: str) -> list[Finding]:
+    config = AgentConfig(
+        kubelet_root=str(directory),
+        kubelet=Kubelet(**section),  # type: ignore[arg-type]
+        reserved_cpus=reserved,
+    )
+    found = list(preflight.kubelet(config, machines.dual_smt(), str(directory / "proc")))
+    assert all(f.subject == "kubelet" for f in found)
+    assert all(bool(f.remedy) == (f.level is Level.WARN) for f in found)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({}, ["its configuration cannot be read"]),
+        ({"config.yaml": HEAD + "cpuManagerPolicy: none\n"}, ["cpuManagerPolicy none"]),
+        ({"config.yaml": HEAD + "cpuManagerPolicy: static\n"}, ["CPU manager policy is static"]),
+        (
+            {"config.yaml": HEAD + "cpuManagerPolicy: static\nmemoryManagerPolicy: Static\n"},
+            ["CPU manager policy is static", "memory manager policy is Static"],
+        ),
+        # The state file is what the kubelet really runs with.
+        (
+            {
+                "config.yaml": HEAD + "cpuManagerPolicy: static\n",
+                "cpu_manager_state": '{"policyName":"none","defaultCpuSet":""}',
+            },
+            ["does not start again", "cpuManagerPolicy none"],
+        ),
+        ({"cpu_manager_state": STATIC}, ["static: it pins Guaranteed pods itself; CPUs 2-3 gra"]),
+        ({"memory_manager_state": '{"policyName":"Static"}'}, ["policy is Static"]),
+        (
+            {"cpu_manager_state": "garbage", "config.yaml": "{"},
+            ["its configuration: ", "its state: ", "its configuration cannot be read"],
+        ),
+        (
+            {"cpu_manager_state": "[]", "config.yaml": "[]"},
+            [
+                "expected a KubeletConfiguration",
+                "Expected `object`",
+                "its configuration cannot be read",
+            ],
+        ),
+        (
+            {"config.yaml": HEAD + "reservedSystemCPUs: '0'\n"},
+            ["cpuManagerPolicy none", "ours by its configuration: reservedCPUs 0"],
+        ),
+    ],
+)
+def test_what_the_kubelet_does_beside_us(
+    tmp_path: Path, files: dict[str, str], words: list[str]
+) -> None:
+    found = look(write_tree(tmp_path, files))
+    assert len(found) == len(words), found
+    for finding, part in zip(found, words, strict=True):
+        assert part in finding.message
+        fine = ("its configuration cannot be read", "cpuManagerPolicy none", "ours by")
+        assert (finding.level is Level.OK) == any(one in finding.message for one in fine)
+
+
+def test_differences_are_warnings(tmp_path: Path) -> None:
+    (tmp_path / "k.yaml").write_text(HEAD + "reservedSystemCPUs: 0-1\n")
+    found = look(tmp_path, reserved="0", config=str(tmp_path / "k.yaml"))
+    warnings = [f.message for f in found if f.level is Level.WARN]
+    assert len(warnings) == 1
+    assert "reservedCPUs is 0, and the kubelet's reservedSystemCPUs reserves 0-1" in warnings[0]

@@ -11,26 +11,21 @@ import pytest
 from nri_numa.agent.preflight import Finding, Level, service
 from nri_numa.config import AgentConfig
 from nri_numa.config.sections import Devices
+from tests.machines.named import write_tree
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 OURS = REPOSITORY / "systemd" / "nri-numa.service"
+UNIT = "etc/systemd/system/nri-numa.service"
 
 
 def install(root: Path, venv: str, *, drop_in: str = "") -> None:
     """Our unit, the link of docs/install.md, and a virtual environment below ``venv``."""
-    units = root / "etc" / "systemd" / "system"
-    units.mkdir(parents=True)
-    (units / "nri-numa.service").write_text(OURS.read_text())
-    script = root / venv / "bin" / "nri-numa"
-    script.parent.mkdir(parents=True)
-    script.write_text(f"#!/{venv}/bin/python\n")
-    link = root / "usr" / "local" / "bin" / "nri-numa"
-    link.parent.mkdir(parents=True)
-    link.symlink_to(script)
+    script = f"{venv}/bin/nri-numa"
+    write_tree(root, {UNIT: OURS.read_text(), script: f"#!/{venv}/bin/python\n"})
+    (root / "usr/local/bin").mkdir(parents=True)
+    (root / "usr/local/bin/nri-numa").symlink_to(root / script)
     if drop_in:
-        directory = units / "nri-numa.service.d"
-        directory.mkdir()
-        (directory / "override.conf").write_text(drop_in)
+        write_tree(root, {f"{UNIT}.d/override.conf": drop_in})
 
 
 def found(root: Path) -> Finding:
@@ -73,8 +68,7 @@ def test_an_interpreter_below_a_home_directory_is_hidden_too(tmp_path: Path) -> 
 
 def test_without_a_service_there_is_nothing_to_say(tmp_path: Path) -> None:
     assert list(service(AgentConfig(), tmp_path)) == []
-    (tmp_path / "etc/systemd/system/nri-numa.service.d").mkdir(parents=True)
-    (tmp_path / "etc/systemd/system/nri-numa.service.d/x.conf").write_text("ExecStart=/bin/x\n")
+    write_tree(tmp_path, {f"{UNIT}.d/x.conf": "ExecStart=/bin/x\n"})
     assert list(service(AgentConfig(), tmp_path)) == []
 
 
@@ -125,10 +119,8 @@ def test_the_unit_keeps_the_agent_out_of_network_namespaces(
 def test_the_documented_drop_in_lets_it_in_beside_others(tmp_path: Path) -> None:
     install(tmp_path, "opt/nri-numa/.venv", drop_in=documented())
     assert not withheld(tmp_path)
-    other = tmp_path / "etc/systemd/system/nri-numa.service.d/zz-home.conf"
-    other.write_text(
-        "[Service]\nProtectHome=read-only\nCapabilityBoundingSet=CAP_DAC_READ_SEARCH\n"
-    )
+    other = "[Service]\nProtectHome=read-only\nCapabilityBoundingSet=CAP_DAC_READ_SEARCH\n"
+    write_tree(tmp_path, {f"{UNIT}.d/zz-home.conf": other})
     assert not withheld(tmp_path)
 
 
@@ -145,6 +137,5 @@ def test_the_documented_drop_in_lets_it_in_beside_others(tmp_path: Path) -> None
 def test_in_a_container_our_own_capabilities_are_the_agents(
     tmp_path: Path, status: str, warns: bool
 ) -> None:
-    (tmp_path / "proc/self").mkdir(parents=True)
-    (tmp_path / "proc/self/status").write_text(status)
+    write_tree(tmp_path, {"proc/self/status": status})
     assert withheld(tmp_path) is warns

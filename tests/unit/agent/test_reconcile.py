@@ -3,42 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from nri_numa.agent import reconcile
-from nri_numa.agent.loop import Clock
 from nri_numa.agent.reconcile import CHUNK, Reconciler, Round
-from nri_numa.config import AgentConfig
-from nri_numa.config.sections import Reconcile
-from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, CgroupWriter, Scopes
+from nri_numa.machine.cgroups import CgroupReader, CgroupWriter, Scopes
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.model.workload import Container, ContainerUpdate, PodSandbox, QoSClass
-from nri_numa.observe import logs
-from tests.beds.cgroup_bed import ReconcilerBed, Result, real, tree
+from tests.beds.cgroup_bed import CgroupBed, Result, real, tree
 from tests.beds.cgroup_tree import CgroupTree
 from tests.beds.systemd_bus import SystemdBus, systemd
 from tests.beds.world import World, container, pod, resources
+from tests.unit.agent import test_verify
+from tests.unit.agent.test_verify import READ_ONLY, Configured
 
 __all__ = ["real", "systemd", "tree"]  # fixtures
 
-READ_ONLY = "/cgroup: Read-only file system"
+BUSY = "the runtime is busy"
 
 
 @dataclass
-class Bed(ReconcilerBed):
-    """Looked at now and then."""
+class Bed(test_verify.Bed):
+    """Looked at now and then; all containers have run for an hour."""
 
-    def run(self, of: PodSandbox, made: Container | None = None) -> None:
-        made = made or container(of)
-        made = replace(made, cgroups_path=f"/pods/{made.id}")
-        self.world.place(of, made)
-        self.world.agent.post_start_container(of, made)
+    def run(self, of: PodSandbox, made: Container | None = None, has: str = "") -> None:
+        super().run(of, made, has)
         for container_id in self.world.live:
             self.settle(container_id)
         self.clock += 3600
@@ -47,25 +42,37 @@ class Bed(ReconcilerBed):
     def drift(self, container_id: str, cpus: str, mems: str = "") -> None:
         self.tree.write(f"/pods/{container_id}", cpus, mems)
 
+    def listed_drifts(self) -> None:
+        self.drift("listed-app", "0-7", "0")
+
+    def stuck(self) -> None:
+        """A container has drifted, and nobody can put it right."""
+        self.writer.problem, self.failing = READ_ONLY, BUSY
+        self.listed_drifts()
+
+    def many(self, number: int) -> int:
+        """So many containers, all of which have drifted."""
+        names = [f"n{i:02}" for i in range(number)]
+        for name in names:
+            self.run(pod(name, {"numacpu": "1"}))
+        for name in names:
+            self.drift(f"{name}-app", "0")
+        return number
+
     def round(self, **options: float) -> Round:
         done = asyncio.run(self.reconciler.round(**options))  # type: ignore[arg-type]
         asyncio.run(self.reconciler.agree())
         return done
 
-    def count(self, name: str) -> float:
-        return self.world.metrics.registry.get_sample_value(f"nri_numa_{name}_total") or 0.0
-
     def counts(self) -> tuple[float, float, float]:
-        return (
-            self.count("drift_found"),
-            self.count("drift_repaired"),
-            self.count("drift_fights"),
+        found, repaired, fights = (
+            self.count(f"drift_{what}_total") for what in ("found", "repaired", "fights")
         )
+        return found, repaired, fights
 
     @property
     def log(self) -> str:
-        lines = self.output.getvalue().splitlines(keepends=True)
-        return "".join(line for line in lines if "component=reconcile" in line)
+        return "\n".join(self.lines("component=reconcile"))
 
 
 @pytest.fixture
@@ -126,31 +133,23 @@ def test_drift_is_found_repaired_read_back_counted_and_said(bed: Bed) -> None:
 
 
 def test_many_are_pushed_in_pieces(bed: Bed) -> None:
-    names = [f"n{i:02}" for i in range(CHUNK + 5)]
-    for name in names:
-        bed.run(pod(name, {"numacpu": "1"}))
+    number = bed.many(CHUNK + 5)
     bed.writer.problem = READ_ONLY
-    for name in names:
-        bed.drift(f"{name}-app", "0")
-    assert len(bed.round().repaired) == len(names)
+    assert len(bed.round().repaired) == number
     assert [len(push) for push in bed.pushes] == [CHUNK, 5]
 
 
 def test_a_thousand_drifts_are_not_a_thousand_lines(bed: Bed) -> None:
-    names = [f"n{i:02}" for i in range(reconcile.LOGGED_AT_ONCE + 7)]
-    for name in names:
-        bed.run(pod(name, {"numacpu": "1"}))
-    for name in names:
-        bed.drift(f"{name}-app", "0")
-    assert len(bed.round().repaired) == len(names)
-    assert bed.counts() == (len(names), len(names), 0)
+    number = bed.many(reconcile.LOGGED_AT_ONCE + 7)
+    assert len(bed.round().repaired) == number
+    assert bed.counts() == (number, number, 0)
     assert bed.log.count('msg="drift found"') == reconcile.LOGGED_AT_ONCE
     assert bed.log.count("containers=7") == 2, "found and repaired"
 
 
 def test_somebody_who_keeps_rewriting_is_reported_and_not_fought(bed: Bed) -> None:
     def again() -> Round:
-        bed.drift("listed-app", "0-7", "0")
+        bed.listed_drifts()
         return bed.round(max_repairs=3)
 
     for _ in range(3):
@@ -164,9 +163,14 @@ def test_somebody_who_keeps_rewriting_is_reported_and_not_fought(bed: Bed) -> No
         ("drift", "", "listed", 4),
         ("drift", "GivenUp", "listed", 1),
     ]
+    assert differing(bed) == {"listed-app": ("meant 1, has 0-7", True, True)}
+    assert bed.world.agent.differences.known["listed-app"].since == bed.wall
+    bed.settle("listed-app")  # somebody else ends it
+    assert bed.round(max_repairs=3) == Round(seen=3)
+    assert differing(bed) == {}
     bed.clock += 600
     assert again().repaired == ("listed-app",), "the window has passed"
-    assert bed.counts() == (4, 4, 1)
+    assert bed.counts() == (5, 4, 1)
 
 
 @pytest.mark.parametrize(
@@ -184,9 +188,9 @@ def test_only_repairs_within_the_window_count(
 ) -> None:
     for seconds, outcome in steps:
         bed.clock += seconds
-        bed.failing = "the runtime is busy" if outcome == "failed" else ""
+        bed.failing = BUSY if outcome == "failed" else ""
         bed.writer.problem = READ_ONLY if bed.failing else ""
-        bed.drift("listed-app", "0-7", "0") if outcome else bed.settle("listed-app")
+        bed.listed_drifts() if outcome else bed.settle("listed-app")
         done = bed.round(max_repairs=most)
         assert (done.drifted, done.repaired, done.given_up) == tuple(
             ("listed-app",) * (outcome in of)
@@ -195,12 +199,8 @@ def test_only_repairs_within_the_window_count(
 
 
 def test_of_a_push_that_fails_on_the_way_the_rest_is_told(bed: Bed) -> None:
-    names = [f"n{i:02}" for i in range(CHUNK + 5)]
-    for name in names:
-        bed.run(pod(name, {"numacpu": "1"}))
+    bed.many(CHUNK + 5)
     bed.writer.problem = READ_ONLY
-    for name in names:
-        bed.drift(f"{name}-app", "0")
 
     def dies() -> None:
         bed.failing = "the runtime died"
@@ -220,9 +220,9 @@ def test_containers_are_named_with_the_short_id_that_crictl_shows(bed: Bed) -> N
 
 def test_a_fight_with_one_is_no_reason_to_leave_others_alone(bed: Bed) -> None:
     for _ in range(2):
-        bed.drift("listed-app", "0-7", "0")
+        bed.listed_drifts()
         bed.round(max_repairs=1)
-    bed.drift("listed-app", "0-7", "0")
+    bed.listed_drifts()
     bed.drift("free-app", "0-7")
     result = bed.round(max_repairs=1)
     assert result.given_up == ("listed-app",)
@@ -231,7 +231,7 @@ def test_a_fight_with_one_is_no_reason_to_leave_others_alone(bed: Bed) -> None:
 
 def test_a_runtime_that_takes_the_update_and_does_nothing_is_noticed(bed: Bed) -> None:
     bed.writer.problem, bed.deaf = READ_ONLY, True
-    bed.drift("listed-app", "0-7", "0")
+    bed.listed_drifts()
     for _ in range(5):
         assert bed.round(max_repairs=3) == Round(seen=3, drifted=("listed-app",))
     assert bed.counts() == (1, 0, 0)
@@ -240,76 +240,38 @@ def test_a_runtime_that_takes_the_update_and_does_nothing_is_noticed(bed: Bed) -
     assert bed.round(max_repairs=3).repaired == ("listed-app",)
 
 
-class Configured:
-    """The configuration in force."""
-
-    def __init__(self, interval: str) -> None:
-        self.config = AgentConfig(reconcile=Reconcile(interval=interval))
-
-
-class KernelClock(Clock):
-    """Goes on when a bed sleeps; Unix time stands still."""
-
-    def __init__(self, bed: KernelBed) -> None:
-        self._bed = bed
-
-    def time(self) -> float:
-        return 1_000_000.0
-
-    def monotonic(self) -> float:
-        return self._bed.clock
-
-    async def sleep(self, seconds: float) -> None:
-        self._bed.clock += seconds
-
-
 @dataclass
-class KernelBed:
-    """Cgroups of the kernel's version 1, and a runtime whose failed updates are ignored."""
+class KernelBed(CgroupBed):
+    """A cgroup of the kernel's version 1, and a runtime that does nothing."""
 
-    real: Path
-    active, over_cri = True, False
+    tree: Any
+    failing: str = "nobody is asked"
 
     def __post_init__(self) -> None:
-        every = (self.real / "cpuset.cpus").read_text().strip()
-        if every != "0-1":
+        if (self.tree / "cpuset.cpus").read_text().strip() != "0-1":
             pytest.skip("made for a machine of two CPUs")
-        self.world = World(
-            synthetic(sockets=1, numa_per_socket=1, cores_per_numa=2, threads=1),
-        )
+        super().__post_init__()
+        self.world = World(synthetic(sockets=1, numa_per_socket=1, cores_per_numa=2, threads=1))
         self.world.synchronize()
-        self.path = f"/{self.real.relative_to('/sys/fs/cgroup/cpuset')}"
-        self.output = io.StringIO()
-        logs.setup("debug", stream=self.output)
-        self.clock = 0.0
         self.world.starts = False
-        self.writer = self.world.agent._cgroups = CgroupWriter(CgroupReader())
+        writer = self.world.agent._cgroups = CgroupWriter(CgroupReader())
+        metrics = self.world.metrics
         self.reconciler = Reconciler(
-            self.world.agent,
-            self.world.metrics,
-            self,
-            writer=self.writer,
-            scopes=Scopes(),
-            clock=KernelClock(self),
+            self.world.agent, metrics, self, writer=writer, scopes=self.scopes, clock=self.timing
         )
 
-    async def push(self, updates: Sequence[ContainerUpdate]) -> Result:
-        return Result(False, "nobody is asked")
-
-    def place(self, of: PodSandbox, path: str = "/none", made: Container | None = None) -> None:
+    def place(self, of: PodSandbox, made: Container | None = None) -> None:
+        path = "/none" if made else f"/{self.tree.relative_to('/sys/fs/cgroup/cpuset')}"
         made = replace(made or container(of), cgroups_path=path)
         self.world.place(of, made)
         self.world.agent.post_start_container(of, made)
         self.clock += 3600
         self.reconciler._late.clear()
 
-    def round(self) -> Round:
-        return asyncio.run(self.reconciler.round())
-
     def drifts(self, name: str, said: str) -> None:
         """Round after round: found, named, not counted as repaired, and nobody blamed."""
         for _ in range(5):
-            assert self.round() == Round(seen=1, drifted=(name,))
+            assert asyncio.run(self.reconciler.round()) == Round(seen=1, drifted=(name,))
         counts = self.world.metrics.registry.get_sample_value
         assert counts("nri_numa_drift_repaired_total") == 0
         assert counts("nri_numa_drift_fights_total") == 0
@@ -318,52 +280,60 @@ class KernelBed:
         assert said in self.world.agent.differences.known[name].text
         assert said in self.world.agent.notices.after()[-1].message
 
+    def repairs(self, name: str) -> None:
+        assert asyncio.run(self.reconciler.round()).repaired == (name,)
+
 
 def test_a_cgroup_above_that_was_narrowed_is_named_and_repair_follows_it(real: Path) -> None:
     bed = KernelBed(real)
-    bed.place(pod("listed", {"numacpu": "1"}), bed.path)
+    bed.place(pod("listed", {"numacpu": "1"}))
     for directory in (real, real.parent):
         (directory / "cpuset.cpus").write_text("0")
     bed.drifts("listed-app", f"the cgroup above, {real.parent.name}, has cpuset.cpus 0")
     (real.parent / "cpuset.cpus").write_text("0-1")
-    assert bed.round().repaired == ("listed-app",)
+    bed.repairs("listed-app")
     assert (real / "cpuset.cpus").read_text().strip() == "1"
 
 
 def test_a_nested_cgroup_that_has_more_is_named_and_repair_follows_it(real: Path) -> None:
     bed = KernelBed(real)
-    bed.place(pod("free", qos=QoSClass.BEST_EFFORT), bed.path)
+    bed.place(pod("free", qos=QoSClass.BEST_EFFORT))
     nested = real / "nested"
     nested.mkdir()
     try:
         for name in ("cpuset.cpus", "cpuset.mems"):
             (nested / name).write_text((real / name).read_text())
         own = pod("owner", {"cpus": "exclusive"})
-        bed.place(own, made=container(own, wants=resources(1)))
+        bed.place(own, container(own, wants=resources(1)))
         bed.drifts("free-app", f"{real.name}/nested, has cpuset.cpus 0-1")
         assert bed.world.agent.differences.known["free-app"].intruder
     finally:
         nested.rmdir()
-    assert bed.round().repaired == ("free-app",)
+    bed.repairs("free-app")
     assert (real / "cpuset.cpus").read_text().strip() == bed.world.has("free-app")[0]
 
 
-def test_a_push_that_fails_is_said_and_tried_again_and_is_no_fight(bed: Bed) -> None:
-    bed.writer.problem, bed.failing = READ_ONLY, "the runtime is busy"
-    bed.drift("listed-app", "0-7", "0")
+def test_a_push_that_fails_is_said_shown_and_tried_again_and_is_no_fight(
+    bed: Bed, tree: CgroupTree
+) -> None:
+    bed.stuck()
     for _ in range(5):
-        assert bed.round(max_repairs=1).given_up == ()
-    assert "the runtime is busy" in bed.log
+        assert bed.round(max_repairs=1) == Round(seen=3, drifted=("listed-app",))
+    assert BUSY in bed.log
     assert bed.counts() == (1, 0, 0), "the same drift is counted once"
+    assert differing(bed) == {"listed-app": ("meant 1, has 0-7", True, False)}
+    bed.settle("listed-app")  # somebody else ends it
+    assert bed.round() == Round(seen=3)
+    bed.listed_drifts()
+    assert bed.round().drifted == ("listed-app",)
+    assert bed.counts() == (2, 0, 0), "a second time it is news"
+    if tree.version == 2:
+        tree.write("/pods/listed-app", "1", "0", above="3")
+        bed.round()
+        assert differing(bed) == {"listed-app": ("meant 1, has 3", False, False)}
+        bed.listed_drifts()
     bed.failing = ""
     assert bed.round(max_repairs=1).repaired == ("listed-app",)
-
-
-def test_without_a_link_drift_is_said_and_waits(bed: Bed) -> None:
-    bed.active = False
-    bed.drift("listed-app", "0-7", "0")
-    assert bed.round().repaired == ()
-    assert bed.counts() == (1, 0, 0)
 
 
 def test_a_container_that_is_gone_is_no_drift(bed: Bed) -> None:
@@ -380,6 +350,7 @@ def test_without_the_runtime_cgroups_are_written_where_that_is_wanted(bed: Bed) 
     bed.active = False
     bed.drift("listed-app", "0-7", "0-1")
     assert bed.round().repaired == ()
+    assert bed.counts() == (1, 0, 0)
     done = bed.round(without_runtime=True)
     assert (done.drifted, done.repaired) == (("listed-app",), ("listed-app",))
     assert bed.pushes == []
@@ -446,7 +417,7 @@ def test_a_difference_is_shown_until_it_is_repaired(bed: Bed) -> None:
         }
     ]
     assert differing(bed) == {}
-    assert bed.count("neighbours_on_owned_cpus_seen") == 1
+    assert bed.count("neighbours_on_owned_cpus_seen_total") == 1
 
 
 def test_seconds_on_owned_cpus_are_counted_while_they_pass(bed: Bed) -> None:
@@ -455,12 +426,12 @@ def test_seconds_on_owned_cpus_are_counted_while_they_pass(bed: Bed) -> None:
     bed.world.timing.wall = lambda: 1_000_000.0 + bed.clock - started
     bed.world.agent.differences.count_on()
     bed.wall += 3600  # nobody is young
-    bed.writer.problem, bed.failing = READ_ONLY, "the runtime is busy"
+    bed.writer.problem, bed.failing = READ_ONLY, BUSY
     bed.drift("free-app", "0-7")
     counted: dict[float, float] = {}
 
     def tick() -> None:
-        counted[round(bed.clock - started)] = bed.count("neighbours_on_owned_cpus_seconds")
+        counted[round(bed.clock - started)] = bed.count("neighbours_on_owned_cpus_seconds_total")
         if bed.clock >= started + 60:
             raise asyncio.CancelledError
 
@@ -472,37 +443,14 @@ def test_seconds_on_owned_cpus_are_counted_while_they_pass(bed: Bed) -> None:
     bed.settle("free-app")
     bed.on_sleep = lambda: None
     bed.round()
-    ended = bed.count("neighbours_on_owned_cpus_seconds")
+    ended = bed.count("neighbours_on_owned_cpus_seconds_total")
     bed.clock += 100
     bed.world.agent.differences.count_on()
-    assert bed.count("neighbours_on_owned_cpus_seconds") == ended
-
-
-def test_a_given_up_fight_is_shown_as_such_until_somebody_else_ends_it(bed: Bed) -> None:
-    for _ in range(2):
-        bed.drift("listed-app", "0-7", "0")
-        bed.round(max_repairs=1)
-    assert differing(bed) == {"listed-app": ("meant 1, has 0-7", True, True)}
-    assert bed.world.agent.differences.known["listed-app"].since == bed.wall
-    bed.drift("listed-app", "1", "0")
-    bed.round(max_repairs=1)
-    assert differing(bed) == {}
-
-
-def test_what_cannot_be_repaired_is_shown(bed: Bed, tree: CgroupTree) -> None:
-    bed.writer.problem, bed.failing = READ_ONLY, "the runtime is busy"
-    bed.drift("listed-app", "0-7", "0")
-    bed.round()
-    assert differing(bed) == {"listed-app": ("meant 1, has 0-7", True, False)}
-    if tree.version == 2:
-        tree.write("/pods/listed-app", "1", "0", above="3")
-        bed.round()
-        assert differing(bed) == {"listed-app": ("meant 1, has 3", False, False)}
+    assert bed.count("neighbours_on_owned_cpus_seconds_total") == ended
 
 
 def test_what_is_shown_never_changes_under_the_one_who_reads_it(bed: Bed) -> None:
-    bed.writer.problem, bed.failing = READ_ONLY, "the runtime is busy"
-    bed.drift("listed-app", "0-7", "0")
+    bed.stuck()
     bed.round()
     read = bed.world.agent.differences.known
     bed.world.stop("listed-app")
@@ -511,7 +459,7 @@ def test_what_is_shown_never_changes_under_the_one_who_reads_it(bed: Bed) -> Non
 
 
 def test_before_the_runtime_has_told_what_runs_nothing_is_judged(bed: Bed) -> None:
-    bed.drift("listed-app", "0-7", "0")
+    bed.listed_drifts()
     bed.world.agent.synchronized = False
     assert bed.round() == Round()
 
@@ -605,7 +553,7 @@ def test_the_task_keeps_its_interval_and_survives_a_mistake(bed: Bed) -> None:
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(bed.reconciler.run_rounds(now))
     assert rounds == [1, 2, 3, 8, 13, 18, 23, 28]
-    assert bed.count("internal_errors") == len(rounds)
+    assert bed.count("internal_errors_total") == len(rounds)
     assert bed.log.count("a mistake") >= len(rounds)
 
 
@@ -621,49 +569,22 @@ def test_a_look_holds_the_interpreter_for_a_batch_at_a_time(bed: Bed) -> None:
     assert len(pauses) == 90 // reconcile.BATCH
 
 
-def test_drift_that_somebody_else_ended_is_said_again_when_it_is_back(bed: Bed) -> None:
-    """The runtime took no repair; the same drift a second time is news."""
-    bed.writer.problem, bed.failing = READ_ONLY, "the runtime is busy"
-    bed.drift("listed-app", "0-7", "0")
-    for _ in range(2):
-        assert bed.round().drifted == ("listed-app",)
-    assert bed.counts() == (1, 0, 0)
-    bed.settle("listed-app")
-    assert bed.round().drifted == ()
-    bed.drift("listed-app", "0-7", "0")
-    assert bed.round().drifted == ("listed-app",)
-    assert bed.counts() == (2, 0, 0)
-
-
 @pytest.fixture
 def scope(bed: Bed, systemd: SystemdBus) -> str:
     """The container "listed" is in a scope, which systemd has made with every CPU."""
-    if bed.tree.version == 1:
-        pytest.skip("systemd has no property of cpusets of version 1")
-    unit = "cri-listed-app.scope"
-    bed.tree.directory("/pods.slice").mkdir()
-    there = bed.tree.directory("/pods/listed-app")
-    bed.tree.directory(f"/pods.slice/{unit}").symlink_to(there)
-    bed.world.agent.places["listed-app"] = CgroupPlace("pods.slice:cri:listed-app")
-    bed.reconciler._scopes = systemd.scopes
-    systemd.make(unit, AllowedCPUs="0-7", AllowedMemoryNodes="0-1")
-    return unit
+    return bed.scope(systemd, "listed-app")
 
 
-def test_a_repair_is_through_when_systemd_has_it_too(
-    bed: Bed, systemd: SystemdBus, scope: str
-) -> None:
-    bed.drift("listed-app", "0-7", "0-1")
-    assert bed.round().repaired == ("listed-app",)
-    assert (systemd.has(scope), systemd.has(scope, "AllowedMemoryNodes")) == ("1", "0")
-
-
-def test_what_systemd_has_is_compared_in_each_round(
+def test_what_systemd_has_is_compared_in_each_round_and_repaired_with_the_cgroup(
     bed: Bed, systemd: SystemdBus, scope: str
 ) -> None:
     assert bed.round() == Round(seen=3)
     assert systemd.has(scope) == "1"
     assert bed.counts() == (0, 0, 0)
+    systemd.make(scope, AllowedCPUs="0-7", AllowedMemoryNodes="0-1")
+    bed.drift("listed-app", "0-7", "0-1")
+    assert bed.round().repaired == ("listed-app",)
+    assert (systemd.has(scope), systemd.has(scope, "AllowedMemoryNodes")) == ("1", "0")
 
 
 def test_the_return_of_what_systemd_still_has_is_no_fight(
@@ -675,7 +596,7 @@ def test_the_return_of_what_systemd_still_has_is_no_fight(
         bed.drift("listed-app", "0-7", "0-1")  # a property of the scope was set
         assert bed.round(max_repairs=1) == Round(seen=3, drifted=("listed-app",))
         assert bed.tree.cpus_of("/pods/listed-app") == "1"
-    assert bed.count("drift_repaired") == bed.count("drift_fights") == 0
+    assert bed.counts()[1:] == (0, 0)
     assert bed.round() == Round(seen=3)
     assert bed.log.count("systemd has other CPUs") == 1
     assert "Unit is frozen" in bed.log
@@ -698,17 +619,10 @@ def test_a_systemd_that_does_not_answer_is_asked_once_in_a_look(
 
 def test_who_is_left_alone_is_left_alone_in_systemd_too(bed: Bed, systemd: SystemdBus) -> None:
     """Nothing is told of the container of others, nor while the agent observes."""
-    if bed.tree.version == 1:
-        pytest.skip("systemd has no property of cpusets of version 1")
-    bed.reconciler._scopes = systemd.scopes
     of = pod("foreign")
     bed.run(of, container(of, wants=replace(resources(1, 1), cpus="7")))
-    bed.tree.directory("/pods.slice").mkdir()
     for name in ("foreign-app", "listed-app"):
-        unit = f"cri-{name}.scope"
-        bed.tree.directory(f"/pods.slice/{unit}").symlink_to(bed.tree.directory(f"/pods/{name}"))
-        bed.world.agent.places[name] = CgroupPlace(f"pods.slice:cri:{name}")
-        systemd.make(unit, AllowedCPUs="0-7")
+        bed.scope(systemd, name)
     bed.world.agent.observe = True
     bed.round()
     assert systemd.calls == []

@@ -33,20 +33,11 @@ def test_a_runtime_is_held_by_one_until_it_ends(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_runtimes_in_different_directories_know_nothing_of_each_other(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").mkdir()
-    here, there = claim(tmp_path / "a"), claim(tmp_path / "b")
-    here.hold()
-    there.hold()
-    here.close()
-    there.close()
-
-
 def test_a_directory_that_comes_later_or_anew_is_held_when_it_is_there(tmp_path: Path) -> None:
-    """A runtime makes its directory when it starts for the first time."""
+    """A runtime makes its directory when it starts for the first time; others have their own."""
     directory = tmp_path / "nri"
-    agent, release = claim(directory), claim(directory)
+    agent, release, other = claim(directory), claim(directory), claim(tmp_path)
+    other.hold()
     agent.hold()
     release.hold()  # nothing there to hold
     directory.mkdir()
@@ -58,6 +49,7 @@ def test_a_directory_that_comes_later_or_anew_is_held_when_it_is_there(tmp_path:
     with pytest.raises(RuntimeBusy):
         release.hold()
     agent.close()
+    other.close()
 
 
 def test_check_names_another_agent_of_the_runtime(tmp_path: Path) -> None:

@@ -7,11 +7,12 @@ from pathlib import Path
 
 from nri_numa.agent.usage import KEPT, UsageWatch, between
 from nri_numa.engine.decision import Machine
-from nri_numa.machine.synthetic import synthetic, sysfs_files
+from nri_numa.machine.synthetic import synthetic
 from nri_numa.machine.usage import MachineUsage
 from nri_numa.model.machine import NUMAMemory, Topology
 from nri_numa.model.settings import Settings
 from tests.beds.world import StillClock, agent_of
+from tests.machines.named import write_sysfs
 
 MEMORY = NUMAMemory(total_bytes=100, free_bytes=40, reclaimable_bytes=10)
 
@@ -42,9 +43,7 @@ def test_counters_that_go_backwards_are_not_believed() -> None:
 
 def machine_at(root: Path) -> Topology:
     topology = synthetic(sockets=1, numa_per_socket=2, cores_per_numa=1)
-    for name, text in sysfs_files(topology).items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
+    write_sysfs(root, topology)
     (root / "proc").mkdir(exist_ok=True)
     return topology
 

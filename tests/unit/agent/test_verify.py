@@ -32,7 +32,8 @@ class Bed(ReconcilerBed):
 
     def run(self, of: PodSandbox, made: Container | None = None, has: str = "") -> None:
         """Create a container and start it; its cgroup has what was answered, or something else."""
-        made = replace(made or container(of), cgroups_path=f"/pods/{of.name}-app")
+        made = made or container(of)
+        made = replace(made, cgroups_path=f"/pods/{made.id}")
         self.world.place(of, made)
         self.settle(made.id)
         self.world.agent.start_container(of, made)
@@ -44,13 +45,17 @@ class Bed(ReconcilerBed):
         late = tuple(self.reconciler._late)
         asyncio.run(self.reconciler.round(only=late))
 
-    def scope(self, systemd: SystemdBus, name: str) -> None:
-        """Let systemd have made the cgroup of a container, with every CPU."""
-        slice_ = self.tree.directory("/pods.slice")
-        slice_.mkdir()
-        (slice_ / f"cri-{name}.scope").symlink_to(self.tree.directory(f"/pods/{name}"))
+    def scope(self, systemd: SystemdBus, name: str) -> str:
+        """Let systemd have made the cgroup of a container, with every CPU; gives its unit."""
+        if self.tree.version == 1:
+            pytest.skip("systemd has no property of cpusets of version 1")
+        unit, slice_ = f"cri-{name}.scope", self.tree.directory("/pods.slice")
+        slice_.mkdir(exist_ok=True)
+        (slice_ / unit).symlink_to(self.tree.directory(f"/pods/{name}"))
         self.world.agent.places[name] = CgroupPlace(f"pods.slice:cri:{name}")
-        systemd.make(f"cri-{name}.scope", AllowedCPUs="0-7")
+        self.reconciler._scopes = systemd.scopes
+        systemd.make(unit, AllowedCPUs="0-7", AllowedMemoryNodes="0-1")
+        return unit
 
     def count(self, name: str) -> float:
         value = self.world.metrics.registry.get_sample_value(f"nri_numa_{name}")
@@ -182,9 +187,6 @@ def test_after_a_restart_who_was_narrowed_for_an_owner_that_is_gone_is_widened(b
 
 def test_systemd_has_what_was_written(bed: Bed, systemd: SystemdBus) -> None:
     """Or it would write what it has with the next property of the scope."""
-    if bed.tree.version == 1:
-        pytest.skip("systemd has no property of cpusets of version 1")
-    bed.reconciler._scopes = systemd.scopes
     bed.scope(systemd, "plain-app")
     own(bed, cpus=1)
     own(bed, "next", cpus=1)
@@ -264,20 +266,21 @@ def test_hundreds_of_late_containers_are_said_in_a_few_lines(bed: Bed) -> None:
     assert "containers=11" in bed.lines("more late containers put right")[0]
 
 
-class _Daemon:
-    config = AgentConfig(reconcile=Reconcile(interval="1h"))
+class Configured:
+    """The configuration in force."""
+
+    def __init__(self, interval: str) -> None:
+        self.config = AgentConfig(reconcile=Reconcile(interval=interval))
 
 
 @pytest.mark.parametrize("interval", ["1h", "0"])
 def test_what_somebody_writes_is_put_right_at_once(bed: Bed, interval: str) -> None:
     """Without waiting for the round, which comes in an hour; and not where drift is left alone."""
     bed.reconciler._clock = Clock()
-    daemon = _Daemon()
-    daemon.config = AgentConfig(reconcile=Reconcile(interval=interval))
     own(bed)
 
     async def scenario() -> None:
-        task = asyncio.create_task(bed.reconciler.run_looks(daemon))  # type: ignore[arg-type]
+        task = asyncio.create_task(bed.reconciler.run_looks(Configured(interval)))
         await eventually(lambda: not bed.reconciler._late)
         if interval != "0":
             mistake, bed.reconciler.round = bed.reconciler.round, None  # type: ignore[method-assign]

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-from typing import Any
-
-import msgspec
 import pytest
 from msgspec import UNSET, to_builtins
 from msgspec.structs import replace
@@ -20,8 +15,6 @@ from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import KubeletGrants
 from nri_numa.observe.metrics import Metrics
-from nri_numa.web.api import API
-from nri_numa.web.protocol import Request, Response, Routes
 from nri_numa.web.responses import Assignment, Link
 from tests.beds.views import live_view
 from tests.beds.world import StillClock, agent_of, container, pod, resources
@@ -151,16 +144,21 @@ def test_the_kubelets_attempts_are_one_refusal_until_their_pod_goes(bed: Bed) ->
     assert bed.view.refusals() == []
 
 
-def test_readiness_needs_the_link_and_the_runtimes_word(bed: Bed) -> None:
+def test_readiness_needs_the_link_the_runtimes_word_and_a_disk(bed: Bed) -> None:
     assert bed.view.readiness().ready
-    bed.link = replace(bed.link, state="disconnected", detail="dialled 3 times")
-    readiness = bed.view.readiness()
-    assert (readiness.ready, readiness.reason) == (
-        False,
-        "the link to the runtime is disconnected: dialled 3 times",
-    )
+    active = bed.link
+    bed.link = replace(active, state="disconnected", detail="dialled 3 times")
+    why = "the link to the runtime is disconnected: dialled 3 times"
+    assert (bed.view.readiness().ready, bed.view.readiness().reason) == (False, why)
     assert not bed.view.status().ready
-    bed.link = replace(bed.link, state="active")
+    bed.link = replace(active, unanswered="the runtime hangs")
+    assert bed.view.status().link.unanswered == "the runtime hangs"
+    assert bed.view.readiness().reason == "the runtime hangs"
+    bed.link = active
+    bed.agent.checkpoint.error = CheckpointError("checkpoint", "no space left on device")
+    why = "the state cannot be saved: checkpoint: no space left on device"
+    assert (bed.view.readiness().ready, bed.view.readiness().reason) == (False, why)
+    bed.agent.checkpoint.error = None
     bed.agent.synchronized = False
     assert not bed.view.readiness().ready
 
@@ -181,6 +179,7 @@ def test_a_scrape_tells_the_same_as_the_list(bed: Bed) -> None:
     text = bed.metrics.text()
     assert 'nri_numa_containers{kind="exclusive",preferred="true"} 1\n' in text
     assert 'nri_numa_containers{kind="shared",preferred="true"} 0\n' in text
+    assert 'nri_numa_containers{kind="kubelet",preferred="false"} 0\n' in text
     assert 'pod_name="own",container_name="server",kind="exclusive",policy="restricted"' in text
     pool = len(CPUSet.parse(bed.view.listing().head.shared_pool))
     assert f"nri_numa_shared_pool_cpus {pool}\n" in text
@@ -207,6 +206,7 @@ def test_zones_are_counted_and_name_whose_pods_are_charged(bed: Bed) -> None:
     ]  # fmt: skip
     first, second = found.zones
     assert (first.cpus, first.socket, second.socket) == (32, 0, 1)
+    assert (first.capacity_factor, second.capacity_factor) == (1, 1)
     # What the kernel has left counts too.
     assert first.memory_available_bytes == 1 << 20
     taken = [zone for zone in found.zones if zone.free_exclusive_cpus < zone.exclusive_cpus]
@@ -229,30 +229,11 @@ def test_changes_are_told_until_the_listener_leaves(bed: Bed) -> None:
     assert len(seen) == count
 
 
-async def _whole(answer: Response) -> bytes:
-    if isinstance(answer.body, bytes):
-        return answer.body
-    return b"".join([piece async for piece in answer.body])
-
-
-def test_the_api_serves_a_real_agent(bed: Bed) -> None:
-    """Documents encode, and the topology is that of the machine."""
-    routes = Routes(API(bed.view, bed.metrics).routes)
-
-    def ask(target: str) -> Any:
-        request = Request.of("GET", target.encode())
-        answer = routes.find(request).answer(request)
-        assert isinstance(answer, Response)
-        return json.loads(asyncio.run(_whole(answer)))
-
-    assert ask("/v1/status")["containers"]["exclusive"] == 1
-    assert len(ask("/v1/assignments")["containers"]) == 2
-    assert ask("/v1/explain/shop/own")["explanations"][0]["assignment"]["podUID"] == "uid-own"
-    assert ask("/v1/topology")["id"] == bed.machine.topology.id
+def test_another_topology_is_shown_at_once(bed: Bed) -> None:
+    assert bed.view.topology()["id"] == bed.machine.topology.id
     other = replace(bed.machine, topology=machines.one_cpu())
     bed.agent.retopology(other)
-    assert ask("/v1/topology")["id"] == other.topology.id
-    assert msgspec.to_builtins(bed.view.numa_info())["code"] == 200
+    assert bed.view.topology()["id"] == other.topology.id
 
 
 def test_a_placed_container_is_explained_in_sentences_and_as_a_document(bed: Bed) -> None:
@@ -377,12 +358,6 @@ def test_who_is_on_the_pool_because_its_own_cpus_are_offline_is_said(bed: Bed) -
     assert any(f"isplaced, own CPUs {cpus} offline" in step for step in explained.steps)
 
 
-def test_a_runtime_that_does_not_answer_is_in_the_status(bed: Bed) -> None:
-    bed.link = replace(bed.link, unanswered="the runtime hangs")
-    assert bed.view.status().link.unanswered == "the runtime hangs"
-    assert bed.view.readiness().reason == "the runtime hangs"
-
-
 def test_a_memory_policy_is_shown_of_containers_that_have_one(bed: Bed) -> None:
     bed.create("banded", numamem="0", mempolicy="interleave")
     shown = {one.pod: to_builtins(one) for one in bed.view.listing().containers}
@@ -419,13 +394,6 @@ def test_a_refused_resize_is_told_with_what_the_container_has() -> None:
     (one,) = made.view.explain("shop", "own", None)
     assert one.outcome == "admitted"
     assert one.steps[-1].startswith("Since then refused: resize refused:")
-
-
-def test_a_state_that_cannot_be_saved_is_not_ready(bed: Bed) -> None:
-    bed.agent.checkpoint.error = CheckpointError("checkpoint", "no space left on device")
-    readiness = bed.view.readiness()
-    assert not readiness.ready
-    assert readiness.reason == "the state cannot be saved: checkpoint: no space left on device"
 
 
 def test_an_annotation_that_no_container_hears_is_in_the_explanation() -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from xml.etree import ElementTree
 
 import pytest
 
-from bench.replay.__main__ import draw, optimum_parts, report, series, withheld
+from bench.replay.__main__ import optimum_parts, report, series, withheld
 from bench.replay.optimum import Optimum, fewest_refused
 from bench.replay.placements import PLACEMENTS, Got, Node, Placement
 from bench.replay.run import Ledger, Wrong, replay
@@ -189,18 +188,3 @@ def test_an_optimum_that_was_not_found_in_time_is_a_range(machine: Topology) -> 
     assert (least, most) == (0, best)
     assert f"0.0% to {best:.1%}" in report([unproven])
     assert "proven for 0 of 1" in report([unproven])
-
-
-def test_tables_and_drawings_tell_every_placement(machine: Topology) -> None:
-    one = series("small.tar.bz2", machine, load=1.2, seeds=2, hours=24, search_s=60)
-    text = report([one])
-    assert "#### small: 2 NUMA nodes × 8 CPUs, 16 GiB, load 1.2" in text
-    for placement in PLACEMENTS.values():
-        assert f"| {placement.title} " in text
-    assert "| optimum, the future known " in text
-    assert "2 traces, of" in text
-    assert "The optimum is proven for 2 of 2 traces." in text
-    picture = draw([one], "Pods refused", lambda o: o.refused_part, "foot", with_optimum=True)
-    root = ElementTree.fromstring(picture)
-    bars = [e for e in root.iter() if e.tag.endswith("rect") and "fill" in e.attrib]
-    assert len(bars) == 1 + len(PLACEMENTS) + 1, "the ground, and one for each"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from tests.checks.churn_figures import (
     GROUP,
@@ -69,9 +70,7 @@ def span(
     )
 
 
-def found(*spans: Span) -> list[tuple[str, int, int, set[int]]]:
-    """(kind, who, owner, CPUs) of each episode."""
-    return [(e.kind, e.who, e.owner, set(e.cpus)) for e in episodes(GROUND, FACTS, spans)]
+OWN = span(2, {2, 3}, 0, 9)
 
 
 def test_a_neighbour_on_owned_cpus_is_found_with_its_time() -> None:
@@ -83,22 +82,38 @@ def test_a_neighbour_on_owned_cpus_is_found_with_its_time() -> None:
     assert episode.at_most == (9.5, 12.5)
 
 
-def test_nothing_is_said_of_the_time_between_two_samples() -> None:
-    """The owner's first sample comes after the neighbour's last one with the same CPUs."""
-    assert found(span(1, ALL, 5, 9.9), span(2, {2, 3}, 10, 20), span(1, {0, 1}, 10.1, 20)) == []
-
-
-def test_two_owners_of_one_cpu_are_told_from_a_neighbour() -> None:
-    assert found(span(2, {2, 3}, 0, 9), span(3, {3, 2}, 5, 9, {0})) == [(TWICE, 3, 2, {2, 3})]
-    assert found(span(2, {2, 3}, 0, 9), span(3, {0, 1}, 5, 9, {0})) == []
-
-
-def test_an_owner_without_its_own_owns_nothing_and_is_a_neighbour() -> None:
-    """As everybody who starts while the plugin is away."""
-    assert found(span(2, ALL, 0, 9), span(3, {0, 1}, 0, 9, {0})) == [
-        (UNOWNED, 2, 0, set(ALL)),
-        (WRONG_CPU, 2, 3, {0, 1}),
-    ]
+@pytest.mark.parametrize(
+    ("spans", "found"),
+    [
+        # Nothing is said of the time between two samples.
+        ([span(1, ALL, 5, 9.9), span(2, {2, 3}, 10, 20), span(1, {0, 1}, 10.1, 20)], []),
+        # Two owners of one CPU are told from a neighbour.
+        ([OWN, span(3, {3, 2}, 5, 9, {0})], [(TWICE, 3, 2, {2, 3})]),
+        ([OWN, span(3, {0, 1}, 5, 9, {0})], []),
+        # Who starts while the plugin is away owns nothing, and is a neighbour.
+        (
+            [span(2, ALL, 0, 9), span(3, {0, 1}, 0, 9, {0})],
+            [(UNOWNED, 2, 0, set(ALL)), (WRONG_CPU, 2, 3, {0, 1})],
+        ),
+        # The idle sibling belongs to the isolated.
+        ([span(4, {2}, 0, 9), span(1, {3, 4}, 0, 9)], [(SIBLING, 1, 4, {3})]),
+        ([span(4, {2}, 0, 9), span(1, {4, 5}, 0, 9)], []),
+        ([span(5, {1}, 0, 9, {0})], []),
+        ([span(5, {1, 2}, 0, 9, {0})], [(LIST, 5, 0, {1, 2})]),
+        ([span(5, {1}, 0, 9, {0, 1})], [(MEMORY, 5, 0, {0, 1})]),
+        ([span(3, {4, 5}, 0, 9, {1})], []),
+        ([span(3, {4, 5}, 0, 9, {0})], [(MEMORY, 3, 0, {0})]),
+        ([span(1, {1}, 0, 9, group={1, 2})], [(GROUP, 1, 0, {2})]),
+        # Sandboxes and unknown programs are nobody.
+        ([span(0, ALL, 0, 9), OWN], []),
+    ],
+)
+def test_what_must_not_be_is_found(
+    spans: list[Span], found: list[tuple[str, int, int, set[int]]]
+) -> None:
+    """(kind, who, owner, CPUs) of each episode."""
+    told = [(e.kind, e.who, e.owner, set(e.cpus)) for e in episodes(GROUND, FACTS, spans)]
+    assert told == found
 
 
 def test_who_was_refused_owns_nothing_even_with_as_many_cpus_as_it_asked_for() -> None:
@@ -107,24 +122,6 @@ def test_who_was_refused_owns_nothing_even_with_as_many_cpus_as_it_asked_for() -
     assert [(e.kind, e.who) for e in episodes(GROUND, refused, spans)] == [(UNOWNED, 2)]
     later = [span(2, {2, 3}, 11, 19), span(1, ALL, 11, 19)]
     assert [(e.kind, e.who) for e in episodes(GROUND, refused, later)] == [(WRONG_CPU, 1)]
-
-
-def test_the_idle_sibling_belongs_to_the_isolated() -> None:
-    assert found(span(4, {2}, 0, 9), span(1, {3, 4}, 0, 9)) == [(SIBLING, 1, 4, {3})]
-    assert found(span(4, {2}, 0, 9), span(1, {4, 5}, 0, 9)) == []
-
-
-def test_lists_memory_and_cgroup() -> None:
-    assert found(span(5, {1}, 0, 9, {0})) == []
-    assert found(span(5, {1, 2}, 0, 9, {0})) == [(LIST, 5, 0, {1, 2})]
-    assert found(span(5, {1}, 0, 9, {0, 1})) == [(MEMORY, 5, 0, {0, 1})]
-    assert found(span(3, {4, 5}, 0, 9, {1})) == []
-    assert found(span(3, {4, 5}, 0, 9, {0})) == [(MEMORY, 3, 0, {0})]
-    assert found(span(1, {1}, 0, 9, group={1, 2})) == [(GROUP, 1, 0, {2})]
-
-
-def test_sandboxes_and_unknown_programs_are_nobody() -> None:
-    assert found(span(0, ALL, 0, 9), span(2, {2, 3}, 0, 9)) == []
 
 
 def test_time_while_the_plugin_was_away_is_apart() -> None:

@@ -1,178 +1,243 @@
-"""What several sources say of a Node, over time, and what of it is written."""
+"""What several sources say of Nodes, over time, and which patches follow from it."""
 
 from __future__ import annotations
 
 import itertools
+import json
 import math
+from typing import Any
 
 import pytest
 
-from nri_numa.controller.capacity import NodeCapacity, Rules
-from nri_numa.model.offline_capacity import OfflineCapacity
+from nri_numa.controller.capacity import CapacityOutput, Measurement, Rules, UnknownNode
+from nri_numa.kube.requests import Outcome, Result
+from nri_numa.model.offline_capacity import BadCapacity, OfflineCapacity, text_of
 
 WALL = 1_795_000_000.0
+KEY, IDS = "numa.kubernetes.io/offline-capacity", "numa.kubernetes.io/numa-ids"
 
 
-class Node:
-    """One Node that is looked at once a second."""
+class Cluster:
+    """Nodes of two NUMA nodes, whose annotations are looked at once a second.
 
-    def __init__(self, **rules: object) -> None:
-        self.capacity = NodeCapacity(Rules(**{"validity": 60.0, **rules}))  # type: ignore[arg-type]
-        self.now = 0.0
-        self.writes: list[tuple[float, OfflineCapacity | None]] = []
+    Attributes:
+        writes: the time, name and text of each patch; None where the annotation is taken away.
+    """
 
-    def look(self) -> None:
-        if self.capacity.due(self.now, WALL + self.now):
-            wanted = self.capacity.wanted(self.now, WALL + self.now)
-            self.capacity.wrote(wanted, self.now)
-            self.writes.append((self.now, wanted))
+    def __init__(self, *names: str, **rules: Any) -> None:
+        self.output = CapacityOutput("numa.kubernetes.io", Rules(**{"validity": 60.0, **rules}))
+        self.now, self.result = 0.0, Result.DONE
+        self.writes: list[tuple[float, str, str | None]] = []
+        for name in names or ("a",):
+            self.see(name)
+
+    def see(self, name: str = "a", ids: str = "0-1", text: str = "") -> None:
+        there = {key: value for key, value in ((IDS, ids), (KEY, text)) if value}
+        self.output.node(name, {"metadata": {"annotations": there}}, self.now)
+
+    def says(self, name: str = "a", source: str = "put", **zones: float) -> str:
+        given = {int(zone[1:]): factor for zone, factor in zones.items()}
+        return self.output.report(source, Measurement(name, given), self.now)
+
+    def at(self, now: float) -> None:
+        """Look, without the seconds before."""
+        self.now = now
+        self.output.tick(now, WALL + now)
+        while (request := self.output.due(now)) is not None:
+            text = request.body["metadata"]["annotations"][KEY]
+            self.writes.append((now, request.name, text))
+            self.output.done(request, Outcome(result=self.result), now, 0.5)
 
     def until(self, end: float) -> None:
         while self.now < end:
-            self.look()
+            self.at(self.now)
             self.now += 1
-        self.look()
-
-    def says(self, **zones: float) -> None:
-        self.capacity.report("put", {int(i[1:]): f for i, f in zones.items()}, self.now)
+        self.at(self.now)
 
     @property
-    def zones(self) -> dict[int, float] | None:
-        written = self.capacity.written
-        return None if written is None else dict(written.zones)
+    def times(self) -> list[float]:
+        return [at for at, _, _ in self.writes]
+
+    @property
+    def documents(self) -> list[Any]:
+        return [None if text is None else json.loads(text) for _, _, text in self.writes]
+
+    @property
+    def zones(self) -> Any:
+        """What was written last."""
+        return self.documents[-1] and self.documents[-1]["zones"]
 
 
-def test_what_is_said_is_written_once() -> None:
-    node = Node()
-    node.says(n0=0.5, n1=1)
-    node.until(10)
-    assert node.writes == [(0.0, OfflineCapacity({0: 0.5, 1: 1.0}, WALL + 60, "put"))]
-
-
-def test_everything_is_there_needs_no_annotation() -> None:
-    node = Node()
-    node.says(n0=1, n1=1)
-    node.until(10)
-    assert node.writes == []
+def test_one_patch_for_each_node_that_has_less_and_then_quiet() -> None:
+    cluster = Cluster("a", "b", "c")
+    for name, zones in (("b", {"n0": 0.5, "n1": 1}), ("a", {"n1": 0}), ("c", {"n0": 1, "n1": 1})):
+        assert cluster.says(name, **zones) == ""
+    cluster.until(20)
+    assert [name for _, name, _ in cluster.writes] == ["a", "b"]
+    assert cluster.documents[1] == {
+        "zones": {"0": 0.5, "1": 1.0}, "until": "2026-11-18T11:07:40Z", "source": "put"
+    }  # fmt: skip
+    assert cluster.output.waiting() == 0
 
 
 def test_a_repeated_value_is_written_again_when_half_of_its_time_is_over() -> None:
-    node = Node()
+    cluster = Cluster()
     for second in range(0, 100, 5):
-        node.until(second)
-        node.says(n0=0.5)
-    assert [at for at, _ in node.writes] == [0, 31, 61, 91]
+        cluster.until(second)
+        cluster.says(n0=0.5)
+    assert cluster.times == [0, 31, 61, 91]
 
 
 def test_a_silent_source_is_full_again_when_its_value_expires() -> None:
-    node = Node()
-    node.says(n0=0.5)
-    node.until(59)
-    assert node.zones == {0: 0.5}
-    node.until(60)
-    assert node.zones is None
-    assert len(node.writes) == 2
+    cluster = Cluster()
+    cluster.says(n0=0.5)
+    cluster.until(59)
+    assert cluster.zones == {"0": 0.5}
+    cluster.until(60)
+    assert cluster.zones is None
+    cluster.see()
+    cluster.until(70)
+    assert len(cluster.writes) == 2
 
 
-def test_the_last_value_may_count_on() -> None:
-    node = Node(keep_last=True)
-    node.says(n0=0.5)
-    node.until(200)
-    assert node.zones == {0: 0.5}
-    assert node.capacity.written is not None
-    assert node.capacity.written.until > WALL + 200
-
-
-def test_who_has_nothing_to_say_any_more_is_not_silent() -> None:
-    node = Node(keep_last=True)
-    node.says(n0=0.5)
-    node.until(5)
-    node.capacity.withdraw("put")
-    node.until(6)
-    assert node.zones is None
+def test_the_last_value_may_count_on_unless_it_is_withdrawn() -> None:
+    cluster = Cluster(keep_last=True)
+    assert cluster.output.current("a", 0.0) is None
+    cluster.says(n0=0.5)
+    cluster.until(200)
+    assert cluster.zones == {"0": 0.5}
+    assert cluster.documents[-1]["until"] > "2026-11-18T11:10:00Z"
+    cluster.says(n0=0.25)
+    assert cluster.output.current("a", 201.0) == OfflineCapacity({0: 0.25}, 260.0, "put")
+    for name in ("a", "b"):
+        cluster.output.withdraw("put", name)
+    assert cluster.output.current("a", 201.0) is None
+    cluster.until(201)
+    assert cluster.zones is None
 
 
 def test_of_several_sources_the_lowest_counts() -> None:
-    node = Node()
-    node.says(n0=0.5, n1=0.9)
-    node.capacity.report("file", {0: 0.8, 1: 0.25}, node.now)
-    node.until(1)
-    assert node.zones == {0: 0.5, 1: 0.25}
-    assert node.capacity.written is not None
-    assert node.capacity.written.source == "file,put"
+    cluster = Cluster()
+    cluster.says(n0=0.5, n1=0.9)
+    cluster.says(source="file", n0=0.8, n1=0.25)
+    cluster.until(1)
+    assert cluster.zones == {"0": 0.5, "1": 0.25}
+    assert cluster.documents[-1]["source"] == "file,put"
 
 
 def test_a_zone_that_a_source_leaves_out_is_full_again() -> None:
-    node = Node()
-    node.says(n0=0.5, n1=0.5)
-    node.until(1)
-    node.says(n1=0.5)
-    node.until(3)
-    assert node.zones == {1: 0.5}
+    cluster = Cluster()
+    cluster.says(n0=0.5, n1=0.5)
+    cluster.until(1)
+    cluster.says(n1=0.5)
+    cluster.until(3)
+    assert cluster.zones == {"1": 0.5}
 
 
 def test_values_are_averaged_over_time_and_arrive() -> None:
-    node = Node(smoothing=10.0)
-    node.says(n0=1)
-    node.until(1)
-    node.says(n0=0)
-    node.until(11)
-    assert node.zones is not None
-    assert node.zones[0] == pytest.approx(math.exp(-1), abs=0.01)
-    node.until(60)
-    assert node.zones == {0: 0.0}, "drained, not nearly so"
+    cluster = Cluster(smoothing=10.0)
+    cluster.says(n0=1)
+    cluster.until(1)
+    cluster.says(n0=0)
+    cluster.until(11)
+    assert cluster.zones["0"] == pytest.approx(math.exp(-1), abs=0.01)
+    cluster.until(60)
+    assert cluster.zones == {"0": 0.0}, "drained, not nearly so"
 
 
 def test_flapping_every_second_moves_nobody_every_second() -> None:
-    node = Node(smoothing=30.0, hysteresis=0.05, least_time=10.0)
+    cluster = Cluster(smoothing=30.0, hysteresis=0.05, least_time=10.0)
     for second in range(300):
-        node.now = float(second)
-        node.says(n0=0.3 if second % 2 else 0.9)
-        node.look()
-    changes = [w.zones for _, w in node.writes if w is not None]
-    assert len({zones[0] for zones in changes}) <= 8
-    assert node.zones is not None
-    assert 0.5 < node.zones[0] < 0.7
+        cluster.says(n0=0.3 if second % 2 else 0.9)
+        cluster.at(second)
+    assert len({str(one["zones"]) for one in cluster.documents}) <= 8
+    assert 0.5 < cluster.zones["0"] < 0.7
 
 
 def test_two_changes_have_a_least_time_between_them() -> None:
-    node = Node(least_time=10.0)
+    cluster = Cluster(least_time=10.0)
     for second in range(40):
-        node.now = float(second)
-        node.says(n0=0.1 if second % 2 else 0.9)
-        node.look()
-    times = [at for at, _ in node.writes]
-    assert all(b - a >= 10 for a, b in itertools.pairwise(times))
+        cluster.says(n0=0.1 if second % 2 else 0.9)
+        cluster.at(second)
+    assert all(b - a >= 10 for a, b in itertools.pairwise(cluster.times))
 
 
 def test_a_small_difference_is_not_written_but_its_end_is() -> None:
-    node = Node(hysteresis=0.05)
-    node.says(n0=0.97)
-    node.until(1)
-    assert node.writes == []
-    node.says(n0=0.5)
-    node.until(2)
-    node.says(n0=0.53)
-    node.until(3)
-    assert node.zones == {0: 0.5}
-    node.says(n0=1)
-    node.until(4)
-    assert node.zones is None
+    cluster = Cluster(hysteresis=0.05)
+    cluster.says(n0=0.97)
+    cluster.until(1)
+    assert cluster.writes == []
+    for second, (factor, written) in enumerate(((0.5, {"0": 0.5}), (0.53, {"0": 0.5}), (1, None))):
+        cluster.says(n0=factor)
+        cluster.until(second + 2)
+        assert cluster.zones == written
 
 
 def test_what_an_earlier_leader_wrote_holds_to_its_end() -> None:
-    node = Node()
-    node.capacity.written = OfflineCapacity({0: 0.5}, WALL + 20, "put")
-    node.until(19)
-    assert node.zones == {0: 0.5}
-    node.until(20)
-    assert node.zones is None
+    cluster = Cluster()
+    cluster.see(text=text_of(OfflineCapacity({0: 0.5}, WALL + 20, "put")))
+    cluster.until(30)
+    assert cluster.writes == [(20.0, "a", None)]
 
 
-def test_what_somebody_else_wrote_is_put_right() -> None:
-    node = Node()
-    node.says(n0=0.5)
-    node.until(1)
-    node.capacity.written = OfflineCapacity({0: 1.0}, WALL + 1e9, "me")
-    node.until(2)
-    assert node.zones == {0: 0.5}
+def test_what_somebody_else_wrote_or_removed_is_put_right() -> None:
+    cluster = Cluster()
+    cluster.says(n0=0.5)
+    cluster.until(1)
+    for text in ("", text_of(OfflineCapacity({0: 1.0}, WALL + 1e9, "me"))):
+        cluster.see(text=text)
+        cluster.until(cluster.now + 1)
+    assert [one["zones"] for one in cluster.documents] == [{"0": 0.5}] * 3
+
+
+def test_an_annotation_that_nobody_can_read_goes() -> None:
+    cluster = Cluster()
+    cluster.see(text="nonsense")
+    cluster.until(0)
+    assert cluster.zones is None
+
+
+def test_unknown_nodes_and_numa_nodes_are_refused_with_what_there_is() -> None:
+    cluster = Cluster()
+    for name, ids in (("a", "0-1,4"), ("old", ""), ("odd", "x")):
+        cluster.see(name, ids)
+    with pytest.raises(UnknownNode, match="there is no Node 'z'"):
+        cluster.says("z", n0=1)
+    with pytest.raises(BadCapacity, match="Node a has no NUMA node 2-3; it has 0-1,4"):
+        cluster.says(n2=1, n3=1)
+    for name in ("old", "odd"):
+        assert "does not publish its NUMA nodes" in cluster.says(name, n0=0.5)
+
+
+def test_a_node_that_is_gone_is_forgotten() -> None:
+    cluster = Cluster("a", "b")
+    cluster.says(n0=0.5)
+    cluster.output.node_removed("a")
+    cluster.until(5)
+    assert cluster.writes == []
+    cluster.says("b", n0=0.5)
+    cluster.result = Result.MISSING
+    cluster.until(10)
+    assert len(cluster.writes) == 1
+    assert cluster.output.nodes() == frozenset()
+
+
+def test_failures_are_tried_again_ever_more_seldom() -> None:
+    cluster = Cluster()
+    cluster.says(n0=0.5)
+    cluster.result = Result.FAILED
+    cluster.until(30)
+    assert 4 <= len(cluster.writes) <= 8
+    cluster.result = Result.DONE
+    cluster.until(200)
+    assert [one and one["zones"] for one in cluster.documents[-2:]] == [{"0": 0.5}, None]
+
+
+def test_without_the_right_everybody_waits() -> None:
+    cluster = Cluster("a", "b")
+    for name in "ab":
+        cluster.says(name, n0=0.5)
+    cluster.result = Result.FORBIDDEN
+    cluster.until(30)
+    assert len(cluster.writes) == 1
+    assert cluster.output.next_due() == 60.0

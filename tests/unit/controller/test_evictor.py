@@ -24,8 +24,9 @@ from nri_numa.controller.evictor import (
 from nri_numa.controller.service import Service
 from nri_numa.kube.requests import Outcome, Request, Resource, Result, Verb
 from tests.unit.controller.evictions import EvictingCluster
+from tests.unit.scheduler import objects
+from tests.unit.scheduler.objects import PREFIX
 
-PREFIX = "numa.kubernetes.io"
 TOLD = {f"{PREFIX}/numa-ids": "0-1", f"{PREFIX}/numacpu": "0-3|4-7"}
 ONE = {**TOLD, f"{PREFIX}/drained": "1"}
 CPUS = {0: frozenset(range(4)), 1: frozenset(range(4, 8))}
@@ -234,19 +235,12 @@ def test_who_makes_a_pod_again() -> None:
 
 def topology(node: str, *factors: object) -> dict[str, Any]:
     """What a node publishes; None for a zone without the attribute."""
-    return {
-        "metadata": {"name": node},
-        "zones": [
-            {
-                "name": f"node-{i}",
-                "type": "Node",
-                "attributes": [{"name": f"{PREFIX}/shared-cpus", "value": "4"}]
-                + ([] if f is None else [{"name": f"{PREFIX}/measured-factor", "value": f}]),
-            }
-            for i, f in enumerate(factors)
-        ]
-        + [{"name": "socket-0", "type": "Socket"}],
-    }
+    made = objects.topology(*(4 for _ in factors), name=node, zone={f"{PREFIX}/shared-cpus": "4"})
+    for zone, factor in zip(made["zones"], factors, strict=True):
+        if factor is not None:
+            zone["attributes"].append({"name": f"{PREFIX}/measured-factor", "value": factor})
+    made["zones"].append({"name": "socket-0", "type": "Socket"})
+    return made
 
 
 class Host(Cluster):

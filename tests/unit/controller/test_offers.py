@@ -1,39 +1,11 @@
-"""What PUT, file and query may say, and the sentence for what they may not."""
+"""What a file and a query may say, and the sentence for what they may not."""
 
 from __future__ import annotations
 
 import pytest
 
-from nri_numa.controller.capacity import Measurement, from_file, from_put, from_query
+from nri_numa.controller.capacity import Measurement, from_file, from_query
 from nri_numa.model.offline_capacity import BadCapacity
-
-DAY = 86400.0
-
-
-def test_a_put() -> None:
-    assert from_put("n", {"zones": {"0": 0.5}}, longest=DAY) == Measurement("n", {0: 0.5})
-    assert from_put("n", {"zones": {"0": 1}, "validity": 60}, longest=DAY).validity == 60
-
-
-@pytest.mark.parametrize(
-    ("document", "said"),
-    [
-        ([], "expected a JSON object"),
-        ({}, "zones: None, expected a mapping"),
-        ({"zones": {}}, "zones: is empty"),
-        ({"zones": {"0": float("nan")}}, "nan, expected a number from 0 to 1"),
-        ({"zones": {"0": -1}}, "-1, expected a number from 0 to 1"),
-        ({"zones": {"x": 1}}, "'x' names no NUMA node"),
-        ({"zones": {"0": 1}, "validity": "1m"}, "validity: '1m', expected seconds"),
-        ({"zones": {"0": 1}, "validity": 1}, "expected 5 to 86400 seconds"),
-        ({"zones": {"0": 1}, "validity": float("nan")}, "expected 5 to 86400 seconds"),
-        ({"zones": {"0": 1}, "valid": 1}, "unknown key 'valid'"),
-    ],
-)
-def test_a_put_of_nonsense(document: object, said: str) -> None:
-    with pytest.raises(BadCapacity) as refused:
-        from_put("n", document, longest=DAY)
-    assert said in str(refused.value)
 
 
 def test_a_file_is_used_as_far_as_it_is_sound() -> None:

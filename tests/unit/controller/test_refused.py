@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -22,69 +23,47 @@ from nri_numa.scheduler.candidates import CandidateIndex
 from nri_numa.scheduler.nodes import Nodes
 from nri_numa.scheduler.pod_reader import PodReader
 from tests.unit.controller.evictions import EvictingCluster
+from tests.unit.scheduler.objects import PREFIX, container, single, topology
 
-PREFIX = "numa.kubernetes.io"
 SAID = (
     "InsufficientCPUs: pod shop/{0}, container main: needs 4 exclusive CPUs; "
     "most free for exclusive use: 2"
 )
 
 
-def zones(node: str, *free: int) -> dict[str, Any]:
-    """What a node publishes that has so many free exclusive CPUs on each NUMA node, of eight."""
-    return {
-        "metadata": {"name": node},
-        "zones": [
-            {
-                "name": f"node-{i}",
-                "type": "Node",
-                "resources": [
-                    {"name": "cpu", "capacity": "8", "allocatable": "8", "available": str(n)}
-                ],
-            }
-            for i, n in enumerate(free)
-        ],
+def pod(
+    name: str,
+    *,
+    said: str = "",
+    workload: str = "",
+    version: str = "7",
+    owners: list[dict[str, Any]] | None = None,
+    annotations: Mapping[str, str] | None = None,
+    **spec: Any,
+) -> dict[str, Any]:
+    """A pod that `full` refuses, of a workload of its own where nothing else is said."""
+    said = f"failed to create: {said or SAID.format(name)}"
+    waiting = {"reason": "CreateContainerError", "message": said}
+    owner = {"kind": "ReplicaSet", "uid": workload or f"rs-{name}", "controller": True}
+    made = single(4, name=name, node="full")
+    made["metadata"] |= {
+        "namespace": "shop",
+        "resourceVersion": version,
+        "ownerReferences": [owner] if owners is None else owners,
     }
+    made["metadata"]["annotations"] |= annotations or {}
+    made["spec"] |= spec
+    made["status"]["containerStatuses"] = [{"name": "main", "state": {"waiting": waiting}}]
+    return made
 
 
-def pod(name: str, *, cpus: int = 4, on: str = "full", **keys: Any) -> dict[str, Any]:
-    """A pod that `on` refuses, of a workload of its own where nothing else is said."""
-    said = keys.pop("said", SAID.format(name))
-    waiting = {"reason": "CreateContainerError", "message": f"failed to create: {said}"}
-    owner = {"kind": "ReplicaSet", "name": "rs", "uid": keys.pop("workload", f"rs-{name}")}
-    annotations = {f"{PREFIX}/policy": "single-numa-node", f"{PREFIX}/cpus": "exclusive"}
-    amounts = {"cpu": str(cpus)}
-    return {
-        "metadata": {
-            "name": name,
-            "namespace": "shop",
-            "uid": f"uid-{name}",
-            "resourceVersion": keys.pop("version", "7"),
-            "annotations": {**annotations, **keys.pop("annotations", {})},
-            "ownerReferences": keys.pop("owners", [{**owner, "controller": True}]),
-        },
-        "spec": {
-            "nodeName": on,
-            "containers": [{"name": "main", "resources": {"requests": amounts, "limits": amounts}}],
-            **keys,
-        },
-        "status": {
-            "phase": "Pending",
-            "containerStatuses": [{"name": "main", "state": {"waiting": waiting}}],
-        },
-    }
-
-
-def partly(name: str, *, helper: int = 2, phase: str = "Running", **keys: Any) -> dict[str, Any]:
-    """The same, of which a container `helper` runs that has so many exclusive CPUs.
+def partly(name: str, *, phase: str = "Running", **keys: Any) -> dict[str, Any]:
+    """The same, of which a container `helper` runs that has two exclusive CPUs.
 
     In the phase Running, unless the other one never ran.
     """
     made = pod(name, **keys)
-    amounts = {"cpu": str(helper)}
-    made["spec"]["containers"].append(
-        {"name": "helper", "resources": {"requests": amounts, "limits": amounts}}
-    )
+    made["spec"]["containers"].append(container("helper", "2"))
     made["status"]["containerStatuses"].append({"name": "helper", "state": {"running": {}}})
     made["status"]["phase"] = phase
     return made
@@ -133,7 +112,7 @@ class Cluster(EvictingCluster):
         self.output.node(document["metadata"]["name"], document, self.now)
 
     def publish(self, name: str, *free: int) -> None:
-        self.output.topology(name, zones(name, *free), self.now)
+        self.output.topology(name, topology(*free, of=8, name=name), self.now)
 
     def see(self, *pods: dict[str, Any]) -> None:
         for one in pods:
@@ -257,7 +236,7 @@ def test_a_node_that_it_may_not_go_to_does_not_count(closed: Any, keys: dict[str
 
 def test_a_node_whose_object_nobody_renews_is_no_way_out() -> None:
     cluster = Cluster(ROOM)
-    free = zones("free", 8, 8)
+    free = topology(8, 8, of=8, name="free")
     free["metadata"]["annotations"] = {f"{PREFIX}/renewed": "x", f"{PREFIX}/valid-seconds": "50"}
     cluster.output.topology("free", free, 0.0)
     cluster.run(200, pod("web"))

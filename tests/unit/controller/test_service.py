@@ -1,20 +1,17 @@
-"""A replica on real sockets: an API server over TLS on one side, HTTP clients on the other."""
+"""A replica on real sockets: what is said to it and what it writes, and what ends it."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import ssl
-import threading
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
-from msgspec.structs import replace
 
 from nri_numa.config import AgentConfig
 from nri_numa.config.sections import Controller, Page, Stuck
@@ -22,140 +19,18 @@ from nri_numa.config.sections import Prometheus as Query
 from nri_numa.controller.service import Service
 from nri_numa.errors import ConfigError
 from tests.beds.certificates import make_certificate
-from tests.beds.fake_api_server import Asked, FakeAPIServer, Said, status
+from tests.unit.controller.replica import TOKEN, Cluster, World, started, until
 from tests.unit.scheduler.objects import topology
-
-TOKEN = "0123456789abcdef0123456789abcdef"
-KEY, IDS = "numa.kubernetes.io/offline-capacity", "numa.kubernetes.io/numa-ids"
-
-
-class Cluster:
-    """What an API server keeps: Nodes and one Lease."""
-
-    def __init__(self) -> None:
-        self.nodes = {name: self._node(name) for name in ("n1", "n2")}
-        self.patches: list[tuple[str, Any]] = []
-        self.lease: dict[str, Any] | None = None
-        self.down = False
-        self.refused = 0
-        self._lock = threading.Lock()
-
-    @staticmethod
-    def _node(name: str) -> dict[str, Any]:
-        metadata = {"name": name, "resourceVersion": "1", "annotations": {IDS: "0-1"}}
-        return {"apiVersion": "v1", "kind": "Node", "metadata": metadata}
-
-    def __call__(self, asked: Asked) -> Said:
-        with self._lock:
-            return self._answer(asked)
-
-    def _answer(self, asked: Asked) -> Said:
-        path, _, query = asked.path.partition("?")
-        if "/leases" in path:
-            if asked.method == "GET":
-                return status(404, "none") if self.lease is None else Said(200, self.lease)
-            version = int((self.lease or {}).get("metadata", {}).get("resourceVersion", 0))
-            if asked.method == "PUT" and asked.body["metadata"]["resourceVersion"] != str(version):
-                return status(409, "the object has been modified")
-            self.lease = asked.body
-            self.lease["metadata"]["resourceVersion"] = str(version + 1)
-            return Said(200, self.lease)
-        if "/noderesourcetopologies" in path:
-            if "watch=true" in query:
-                return status(503, "later")
-            items = [topology(8, 4, name="n1")]
-            return Said(200, {"metadata": {"resourceVersion": "1"}, "items": items})
-        if path == "/api/v1/nodes" and "watch=true" in query:
-            return status(503, "later")  # an empty answer would be asked for again at once
-        if path == "/api/v1/nodes":
-            return Said(
-                200, {"metadata": {"resourceVersion": "1"}, "items": [*self.nodes.values()]}
-            )
-        if self.down:
-            self.refused += 1
-            return status(503, "shutting down")
-        name = path.rpartition("/")[2]
-        self.patches.append((name, asked.body["metadata"]["annotations"][KEY]))
-        self.nodes[name]["metadata"]["annotations"][KEY] = self.patches[-1][1]
-        return Said(200, self.nodes[name])
-
-    def zones(self, node: str) -> Any:
-        text = self.nodes[node]["metadata"]["annotations"].get(KEY)
-        return json.loads(text)["zones"] if text else None
-
-
-class World:
-    """A replica, its cluster, and a client."""
-
-    def __init__(self, directory: Path, **controller: Any) -> None:
-        self.directory = directory
-        self.cluster = Cluster()
-        self.token = directory / "put-token"
-        self.token.write_text(TOKEN)
-        self.fake = FakeAPIServer(directory, self.cluster)
-        section = Controller(
-            address="127.0.0.1:0",
-            token_file=str(self.token),
-            credentials=str(directory),
-            smoothing=0,
-            least_time=0,
-            rate=100.0,
-        )
-        self.config = AgentConfig(controller=replace(section, **controller))
-        self.service: Service
-        self.url = ""
-        self.session: aiohttp.ClientSession
-
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        self.service = Service(self.config)
-        self.task = asyncio.create_task(self.service.run())
-        async with aiohttp.ClientSession() as self.session:
-            try:
-                await until(lambda: self.service.not_ready() == "" or self.task.done())
-                self.url = f"http://127.0.0.1:{self.service.server.port}"
-                yield
-            finally:
-                await self.stop()
-
-    async def stop(self) -> None:
-        self.task.cancel()
-        await asyncio.gather(self.task, return_exceptions=True)
-
-    async def ask(
-        self, method: str, path: str, body: object = None, token: str | None = TOKEN
-    ) -> tuple[int, str]:
-        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        async with self.session.request(
-            method, self.url + path, data=data, headers=headers
-        ) as answer:
-            return answer.status, await answer.text()
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(180):
-        while not condition():
-            await asyncio.sleep(0.02)
-
-
-@asynccontextmanager
-async def started(
-    directory: Path, monkeypatch: pytest.MonkeyPatch, **controller: Any
-) -> AsyncIterator[World]:
-    made = World(directory, **controller)
-    for name, value in made.fake.environment().items():
-        monkeypatch.setenv(name, value)
-    with made.fake:
-        async with made.running():
-            yield made
 
 
 @pytest.fixture
 async def world(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> AsyncIterator[World]:
-    async with started(tmp_path, monkeypatch, **getattr(request, "param", {})) as made:
+    def prepare(cluster: Cluster) -> None:
+        cluster.topologies = [topology(8, 4, name="n1")]
+
+    async with started(tmp_path, monkeypatch, prepare, **getattr(request, "param", {})) as made:
         yield made
 
 
@@ -198,7 +73,7 @@ async def test_of_nodes_only_the_metadata_is_read_where_that_will_do(
     def asked() -> set[tuple[bool, str]]:
         return {
             ("watch=true" in one.path, one.accept.replace(";g=meta.k8s.io;v=v1", ""))
-            for one in world.fake.asked
+            for one in world.asked
             if one.path.startswith("/api/v1/nodes?")
         }
 
@@ -222,6 +97,13 @@ async def test_bad_requests_are_refused_with_a_sentence(world: World) -> None:
         ("PUT", PATH, {"zones": {"0": -1}}, TOKEN, 422, "-1, expected a number"),
         ("PUT", PATH, {"zones": {"0": 1.5}}, TOKEN, 422, "1.5, expected a number"),
         ("PUT", PATH, {"zones": {"7": 1}}, TOKEN, 422, "has no NUMA node 7; it has 0-1"),
+        ("PUT", PATH, {"zones": {"x": 1}}, TOKEN, 422, "'x' names no NUMA node"),
+        ("PUT", PATH, {}, TOKEN, 422, "zones: None, expected a mapping"),
+        ("PUT", PATH, {"zones": {}}, TOKEN, 422, "zones: is empty"),
+        ("PUT", PATH, {**good, "valid": 1}, TOKEN, 422, "unknown key 'valid'"),
+        ("PUT", PATH, {**good, "validity": "1m"}, TOKEN, 422, "validity: '1m', expected seconds"),
+        ("PUT", PATH, {**good, "validity": 1}, TOKEN, 422, "expected 5 to 604800 seconds"),
+        ("PUT", PATH, {**good, "validity": math.nan}, TOKEN, 422, "expected 5 to 604800 seconds"),
         ("PUT", "/v1/nodes/nobody/offline-capacity", good, TOKEN, 404, "no Node 'nobody'"),
         ("DELETE", "/v1/nodes/nobody/offline-capacity", None, TOKEN, 404, "no Node"),
         ("GET", "/v1/nodes/nobody/offline-capacity", None, TOKEN, 404, "no Node"),
@@ -230,11 +112,11 @@ async def test_bad_requests_are_refused_with_a_sentence(world: World) -> None:
         ("GET", "/v1/secrets", None, TOKEN, 404, "there is no such path"),
     ]
     for method, path, body, token, code, said in cases:
-        assert (method, path, body, *(await world.ask(method, path, body, token)))[3] == code
-        assert said in (await world.ask(method, path, body, token))[1]
-    # Each of six sound documents, twice; what is no document or has no token is no offer.
+        found, text = await world.ask(method, path, body, token)
+        assert (found, said in text) == (code, True), (body, text)
+    # Each of 13 sound documents; what is no document or has no token is no offer.
     metrics = (await world.ask("GET", "/metrics", token=None))[1]
-    assert 'offers_total{result="refused",source="put"} 12.0' in metrics
+    assert 'offers_total{result="refused",source="put"} 13.0' in metrics
     assert world.cluster.patches == []
 
 

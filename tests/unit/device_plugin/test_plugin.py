@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -54,15 +54,13 @@ class FakeAgent:
 
 @asynccontextmanager
 async def running(
-    directory: Path, agent: FakeAgent, allocated: Callable[[], set[str]] = set
+    directory: Path,
+    agent: FakeAgent,
+    allocated: Callable[[], set[str]] = set,
+    pace: Pace = QUICK,
 ) -> AsyncIterator[DevicePlugin]:
     plugin = DevicePlugin(
-        str(directory),
-        RESOURCE,
-        agent.ask,
-        SlotList(),
-        allocated=allocated,
-        pace=QUICK,
+        str(directory), RESOURCE, agent.ask, SlotList(), allocated=allocated, pace=pace
     )
     task = asyncio.create_task(plugin.run())
     try:
@@ -167,19 +165,12 @@ async def test_two_on_one_node_and_none_left_behind(directory: Path) -> None:
                 await other.run()
         # A killed one leaves its socket; the next one takes it over.
         (directory / OWN_SOCKET).unlink(missing_ok=True)
-        os.close(_left_behind(directory / OWN_SOCKET))
+        with socket.socket(socket.AF_UNIX) as left:
+            left.bind(str(directory / OWN_SOCKET))
         async with running(directory, FakeAgent(), allocated=lambda: {"slot-9"}):
             assert set(await kubelet.listed(lambda it: "slot-9" in it)) == {
                 "slot-0", "slot-1", "slot-9",
             }  # fmt: skip
-
-
-def _left_behind(path: Path) -> int:
-    import socket
-
-    sock = socket.socket(socket.AF_UNIX)
-    sock.bind(str(path))
-    return sock.detach()
 
 
 async def test_something_else_in_place_of_the_socket_is_left_alone(directory: Path) -> None:
@@ -211,14 +202,8 @@ async def test_a_kubelet_whose_socket_is_removed_goes_on_watching(directory: Pat
 async def test_a_new_kubelet_need_not_wait_for_what_failed_with_the_old_one(
     directory: Path,
 ) -> None:
-    plugin = DevicePlugin(
-        str(directory), RESOURCE, FakeAgent().ask, SlotList(), pace=replace(QUICK, waits=(3600.0,))
-    )
-    task = asyncio.create_task(plugin.run())
-    async with FakeKubelet(directory, refuses="not now") as refusing:
-        await eventually(lambda: refusing.refused > 0)
-    async with FakeKubelet(directory) as kubelet:
-        await kubelet.listed(lambda it: len(it) == 3)
-    task.cancel()
-    with suppress(asyncio.CancelledError):
-        await task
+    async with running(directory, FakeAgent(), pace=replace(QUICK, waits=(3600.0,))):
+        async with FakeKubelet(directory, refuses="not now") as refusing:
+            await eventually(lambda: refusing.refused > 0)
+        async with FakeKubelet(directory) as kubelet:
+            await kubelet.listed(lambda it: len(it) == 3)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import grpc
+import pytest
 
 from nri_numa.devices.counts import FRESH, NOT_YET, OLD, DeviceCounts
 from nri_numa.kubelet.pb import podresources_pb2 as pb
@@ -16,10 +18,16 @@ from tests.beds.fake_kubelet import pod_resources
 class Kubelet:
     """Answers with these GPUs, and counts how often it was asked."""
 
-    def __init__(self) -> None:
-        self.gpus = 2
-        self.asked = 0
-        self.silent = False
+    def __init__(self, directory: Path) -> None:
+        self.gpus, self.asked, self.silent, self.now = 2, 0, False, 1000.0
+        self.counts = DeviceCounts(str(directory), "own/cpu", clock=lambda: self.now)
+
+    def told(self, later: float = 0.0) -> object:
+        """What is known once it has been asked."""
+        self.now += later
+        self.counts.known()
+        self.counts.settle()
+        return self.counts.known()
 
     def every(self, request: Any, context: Any) -> Any:
         self.asked += 1
@@ -39,49 +47,31 @@ def gpus(number: int) -> tuple[DeviceCount, ...]:
     return (DeviceCount(resource="a/gpu", numa_node=1, allocatable=number, available=number),)
 
 
-def test_who_reads_never_waits_and_gets_it_the_next_time(directory: Path) -> None:
-    kubelet, now = Kubelet(), [1000.0]
-    counts = DeviceCounts(str(directory), "own/cpu", clock=lambda: now[0])
-    with pod_resources(directory, kubelet.every, kubelet.every, kubelet.allocatable):
-        assert counts.known() == NOT_YET
-        counts.settle()
-        # Our own CPUs are no devices.
-        assert counts.known() == gpus(2)
-        counts.settle()
-        assert kubelet.asked == 1
-        kubelet.gpus = 1
-        now[0] += FRESH
-        assert counts.known() == gpus(2)
-        counts.settle()
-        assert counts.known() == gpus(1)
-        assert kubelet.asked == 2
+@pytest.fixture
+def kubelet(directory: Path) -> Iterator[Kubelet]:
+    made = Kubelet(directory)
+    with pod_resources(directory, made.every, made.every, made.allocatable):
+        yield made
 
 
-def test_a_kubelet_that_refuses_is_not_one_without_devices(directory: Path) -> None:
-    kubelet, now = Kubelet(), [1000.0]
-    counts = DeviceCounts(str(directory), "own/cpu", clock=lambda: now[0])
-    with pod_resources(directory, kubelet.every, kubelet.every, kubelet.allocatable):
-        counts.known()
-        counts.settle()
-        kubelet.silent = True
-        now[0] += FRESH
-        counts.known()
-        counts.settle()
-        assert counts.known() == "the kubelet refused: UNKNOWN: not today"
-        kubelet.silent = False
-        now[0] += FRESH
-        counts.known()
-        counts.settle()
-        assert counts.known() == gpus(2)
+def test_who_reads_never_waits_and_gets_it_the_next_time(kubelet: Kubelet) -> None:
+    assert kubelet.counts.known() == NOT_YET
+    # Our own CPUs are no devices.
+    assert kubelet.told() == kubelet.told() == gpus(2)
+    assert kubelet.asked == 1
+    kubelet.gpus = 1
+    kubelet.now += FRESH
+    assert kubelet.counts.known() == gpus(2)
+    assert kubelet.told() == gpus(1)
+    assert kubelet.asked == 2
 
 
-def test_an_answer_that_nobody_renewed_is_worth_nothing(directory: Path) -> None:
-    kubelet, now = Kubelet(), [1000.0]
-    counts = DeviceCounts(str(directory), "own/cpu", clock=lambda: now[0])
-    with pod_resources(directory, kubelet.every, kubelet.every, kubelet.allocatable):
-        counts.known()
-        counts.settle()
-        now[0] += OLD
-        assert counts.known() == NOT_YET
-        counts.settle()
-        assert counts.known() == gpus(2)
+def test_an_answer_that_nobody_renewed_and_a_refusal_are_not_no_devices(kubelet: Kubelet) -> None:
+    assert kubelet.told() == gpus(2)
+    kubelet.silent = True
+    assert kubelet.told(later=FRESH) == "the kubelet refused: UNKNOWN: not today"
+    kubelet.silent = False
+    assert kubelet.told(later=FRESH) == gpus(2)
+    kubelet.now += OLD
+    assert kubelet.counts.known() == NOT_YET
+    assert kubelet.told() == gpus(2)

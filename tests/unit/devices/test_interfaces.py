@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -46,7 +46,6 @@ def _moved_in(namespace: str, name: str) -> None:
     """Make a virtual card and move it into the namespace."""
     import pyroute2
 
-    pid = int(namespace.split("/")[2])
     with pyroute2.IPRoute() as route:
         try:
             route.link("add", ifname=name, kind="veth", peer={"ifname": f"{name}p"})
@@ -57,7 +56,6 @@ def _moved_in(namespace: str, name: str) -> None:
         finally:
             if left := route.link_lookup(ifname=f"{name}p"):
                 route.link("del", index=left[0])
-    assert pid > 0
 
 
 def test_the_cards_of_a_namespace_are_told_and_ours_are_not(namespace: str) -> None:
@@ -124,15 +122,15 @@ def test_a_card_with_a_device_is_told_by_its_name_on_the_bus() -> None:
     assert {tuple(parent) for parent in interfaces._parents()} == expected
 
 
-@pytest.mark.parametrize("what", ["gone", "a file", "a pipe", "a directory"])
-def test_what_is_no_namespace_is_said_and_nobody_waits(tmp_path: Path, what: str) -> None:
+WHAT = ["gone", "a file", "a pipe", "a directory"]
+
+
+@pytest.mark.parametrize("make", [Path.exists, Path.touch, os.mkfifo, Path.mkdir], ids=WHAT)
+def test_what_is_no_namespace_is_said_and_nobody_waits(
+    tmp_path: Path, make: Callable[[Path], object]
+) -> None:
     path = tmp_path / "ns"
-    if what == "a file":
-        path.write_text("")
-    elif what == "a pipe":
-        os.mkfifo(path)
-    elif what == "a directory":
-        path.mkdir()
+    make(path)
     answer = interfaces.parents_in(str(path), PATIENCE_S)
     assert isinstance(answer, str)
     assert answer.startswith(f"{path}: ")

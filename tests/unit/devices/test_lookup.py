@@ -57,11 +57,10 @@ def test_a_device_file_is_its_gpu_and_control_files_are_none(gpus: GPUs) -> None
 
 
 def test_what_is_not_as_expected_is_passed_over(tmp_path: Path) -> None:
-    gpus = tmp_path / "proc/driver/nvidia/gpus"
-    (gpus / "not-an-address").mkdir(parents=True)
-    (gpus / FIRST).mkdir()
-    (gpus / FIRST / "information").write_bytes(b"\xff\xfe\nGPU UUID: nonsense\nDevice Minor: x\n")
-    (gpus / SECOND).mkdir()
+    for name in ("not-an-address", FIRST, SECOND):
+        (tmp_path / "proc/driver/nvidia/gpus" / name).mkdir(parents=True)
+    information = tmp_path / f"proc/driver/nvidia/gpus/{FIRST}/information"
+    information.write_bytes(b"\xff\xfe\nGPU UUID: nonsense\nDevice Minor: x\n")
     found = read_gpus(str(tmp_path))
     assert found.addresses == (FIRST, SECOND)
     assert not found.by_uuid

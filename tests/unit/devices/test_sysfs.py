@@ -22,9 +22,19 @@ def look(tree: DeviceTree) -> SysfsDevices:
     return SysfsDevices(str(tree.root))
 
 
+def disk(tree: DeviceTree, at: str, numa_node: int, name: str) -> Path:
+    return tree.child(tree.pci(at, numa_node, "0x010601"), "ata1", "host0", "block", name)
+
+
+def over(volume: Path, *below: Path) -> None:
+    """Let a volume stand on these."""
+    (volume / "slaves").mkdir(exist_ok=True)
+    for one in below:
+        (volume / "slaves" / one.name).symlink_to(one)
+
+
 def test_a_partition_is_where_its_disk_is(tree: DeviceTree) -> None:
-    disk = tree.child(tree.pci(DISK_AT, 1, "0x010601"), "ata1", "host0", "block", "sda")
-    tree.number("block", "8:1", tree.child(disk, "sda1"))
+    tree.number("block", "8:1", tree.child(disk(tree, DISK_AT, 1, "sda"), "sda1"))
     assert look(tree).by_number("b", 8, 1) == (Found("disk", DISK_AT, frozenset({1})),)
 
 
@@ -42,23 +52,18 @@ def test_an_nvme_disk_of_several_paths_is_where_all_its_controllers_are(tree: De
 
 
 def test_a_volume_over_several_disks_is_on_the_numa_nodes_of_all(tree: DeviceTree) -> None:
-    slaves = []
-    for at, node, name in ((DISK_AT, 0, "sda"), ("0000:d8:00.0", 1, "sdb")):
-        slaves.append(tree.child(tree.pci(at, node, "0x010601"), "host0", "block", name))
+    disks = [disk(tree, DISK_AT, 0, "sda"), disk(tree, "0000:d8:00.0", 1, "sdb")]
     lower, upper = tree.virtual("block", "dm-0"), tree.virtual("block", "dm-1")
-    for volume, below in ((lower, slaves), (upper, [lower])):
-        (volume / "slaves").mkdir()
-        for one in below:
-            (volume / "slaves" / one.name).symlink_to(one)
+    over(lower, *disks)
+    over(upper, lower)
     tree.number("block", "253:1", upper)
     assert look(tree).by_number("b", 253, 1) == (Found("disk", "dm-1", frozenset({0, 1})),)
 
 
 def test_volumes_that_stand_on_each_other_come_to_an_end(tree: DeviceTree) -> None:
     a, b = tree.virtual("block", "dm-0"), tree.virtual("block", "dm-1")
-    for volume, below in ((a, b), (b, a)):
-        (volume / "slaves").mkdir()
-        (volume / "slaves" / below.name).symlink_to(below)
+    over(a, b)
+    over(b, a)
     tree.number("block", "253:0", a)
     assert look(tree).by_number("b", 253, 0) == ()
 
@@ -137,11 +142,10 @@ def test_more_links_than_are_remembered_are_read_again(tree: DeviceTree) -> None
 
 def test_a_disk_that_a_volume_gets_is_seen_the_next_time(tree: DeviceTree) -> None:
     volume = tree.virtual("block", "dm-0")
-    (volume / "slaves").mkdir()
+    over(volume)
     tree.number("block", "253:0", volume)
     devices = look(tree)
     assert devices.by_number("b", 253, 0) == ()
-    disk = tree.child(tree.pci(DISK_AT, 1, "0x010601"), "host0", "block", "sda")
-    (volume / "slaves/sda").symlink_to(disk)
+    over(volume, disk(tree, DISK_AT, 1, "sda"))
     devices.refresh()
     assert devices.by_number("b", 253, 0) == (Found("disk", "dm-0", frozenset({1})),)

@@ -126,29 +126,26 @@ def explained(name: str, **assignment: str) -> dict[str, Any]:
     return {"container": name, "assignment": {"cpus": "", "slots": "", **assignment}}
 
 
-def test_both_sides_in_words(directory: Path) -> None:
+def test_both_sides_in_words_and_where_they_differ(directory: Path) -> None:
     with pod_resources(directory, answered, everything):
         word = explain.kubelet_grants(str(directory), "shop", "web")
-    ours = [explained("main", cpus="4-5", slots="slot-0"), explained("helper"), explained("init")]
-    assert list(explain.kubelet_sentences(word, ours)) == [
+
+    def told(*ours: dict[str, Any]) -> list[str]:
+        return list(explain.kubelet_sentences(word, [*ours]))
+
+    main = explained("main", cpus="4-5", slots="slot-0")
+    assert told(main, explained("helper"), explained("init")) == [
         "The kubelet gave container main exclusive CPUs 4-5; 1073741824 bytes of memory of NUMA "
         "node 0; a/gpu g1 of NUMA nodes 0-1; a/slot slot-0, slot-1; claimed device d/n/a; claimed "
         "device d/n/b.",
         "The kubelet gave container helper nothing exclusive: no CPUs, memory or devices.",
         "The kubelet reports nothing about container init.",
     ]
-
-
-def test_where_they_differ(directory: Path) -> None:
-    with pod_resources(directory, answered, everything):
-        word = explain.kubelet_grants(str(directory), "shop", "web")
-    told = list(explain.kubelet_sentences(word, [explained("main", cpus="2-3", slots="slot-7")]))
-    assert told[1:] == [
+    assert told(explained("main", cpus="2-3", slots="slot-7"))[1:] == [
         "That differs: the agent says CPUs 2-3, the kubelet CPUs 4-5.",
         "That differs: the agent says that it holds slot-7, the kubelet gave it no such device.",
     ]
-    odd = explain.kubelet_sentences(word, [explained("main", cpus="odd"), {"container": "helper"}])
-    assert len(list(odd)) == 2
+    assert len(told(explained("main", cpus="odd"), {"container": "helper"})) == 2
 
 
 def test_no_word_is_one_sentence(directory: Path) -> None:

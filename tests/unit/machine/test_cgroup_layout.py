@@ -34,8 +34,9 @@ def made(directory: Path, **files: str) -> Path:
     return directory
 
 
-def v2(directory: Path, cpus: str, effective: str, **more: str) -> Path:
-    mems = {"mems": "", "mems_effective": "0-1"}
+def v2(directory: Path, cpus: str, effective: str, state: str = "", **more: str) -> Path:
+    """``state`` is the one of a partition, which the root has not."""
+    mems = {"mems": "", "mems_effective": "0-1"} | ({"cpus_partition": state} if state else {})
     return made(directory, cpus=cpus, cpus_effective=effective, **{**mems, **more})
 
 
@@ -191,61 +192,43 @@ def test_what_somebody_wrote_is_read_and_repaired_where_the_programs_are(
 # --- effective against configured -----------------------------------------------------------------
 
 
-def above(root: Path, place: CgroupPlace = SYSTEMD) -> str:
-    found = CgroupReader(str(root)).observe(place)
+@pytest.mark.parametrize(
+    ("root", "top", "between", "state", "gone", "said"),
+    [
+        ("0-7", ("0-3", "0-3"), "0-3", "member", "", "kubepods.slice has 0-3"),
+        (
+            "0-7",
+            ("0-5", "0-3", "root"),
+            "0-3",
+            "member",
+            "",
+            "kubepods.slice has 0-3 of its 0-5; the rest belongs to a partition, "
+            "kubepods.slice is a partition: root",
+        ),
+        ("0-7", ("", "0-7"), "0-7", "root invalid", "", "it is a partition: root invalid"),
+        # Offline CPUs are nobody's fault.
+        ("0-3", ("", "0-3"), "0-3", "member", "", ""),
+        # Of what cannot be read the rest is told.
+        ("0-7", (), "", "member", "", ""),
+        ("0-7", ("", "0-3"), "0-3", "", "kubepods.slice/cpuset.cpus", "kubepods.slice has 0-3"),
+        ("0-7", ("", "0-3"), "0-3", "", "cpuset.cpus.effective", "kubepods.slice has 0-3"),
+    ],
+)
+def test_why_a_container_has_less_than_was_written_is_said(
+    unified: Path, root: str, top: tuple[str, ...], between: str, state: str, gone: str, said: str
+) -> None:
+    """Its scope was given 2-5 and has 2-3."""
+    v2(unified, "", root)
+    for parent in reversed(Path(SCOPE).parents[:-1] if top else ()):
+        v2(unified / parent, "", between)
+    if top:
+        v2(unified / "kubepods.slice", *top)
+    v2(unified / SCOPE, "2-5", "2-3", state)
+    if gone:
+        (unified / gone).unlink()
+    found = CgroupReader(str(unified)).observe(SYSTEMD)
     assert found is not None
-    return found.above
-
-
-def test_a_narrower_cgroup_above_is_named(unified: Path) -> None:
-    v2(unified / "kubepods.slice", "0-3", "0-3")
-    v2(unified / "kubepods.slice/kubepods-burstable.slice", "", "0-3")
-    v2((unified / SCOPE).parent, "", "0-3")
-    v2(unified / SCOPE, "2-5", "2-3")
-    assert above(unified) == "kubepods.slice has 0-3"
-
-
-def test_cpus_that_went_to_a_partition_beside_it_are_told_so(unified: Path) -> None:
-    v2(unified / "kubepods.slice", "0-5", "0-3", cpus_partition="root")
-    v2(unified / "kubepods.slice/kubepods-burstable.slice", "", "0-3")
-    v2((unified / SCOPE).parent, "", "0-3")
-    v2(unified / SCOPE, "2-5", "2-3")
-    assert above(unified) == (
-        "kubepods.slice has 0-3 of its 0-5; the rest belongs to a partition, "
-        "kubepods.slice is a partition: root"
-    )
-
-
-def test_its_own_invalid_partition_is_told(unified: Path) -> None:
-    for parent in reversed((unified / SCOPE).relative_to(unified).parents[:-1]):
-        v2(unified / parent, "", "0-7")
-    v2(unified / SCOPE, "2-5", "2-3", cpus_partition="root invalid (Cpu list not exclusive)")
-    assert above(unified) == "it is a partition: root invalid (Cpu list not exclusive)"
-    (unified / SCOPE / "cpuset.cpus.partition").write_text("member\n")
-    assert above(unified) == ""
-
-
-def test_offline_cpus_are_nobody_s_fault(unified: Path) -> None:
-    v2(unified, "", "0-3")
-    for parent in reversed((unified / SCOPE).relative_to(unified).parents[:-1]):
-        v2(unified / parent, "", "0-3")
-    v2(unified / SCOPE, "2-5", "2-3")
-    assert above(unified) == ""
-
-
-def test_a_cgroup_above_that_cannot_be_read_gives_no_reason(unified: Path) -> None:
-    v2(unified / SCOPE, "2-5", "2-3")
-    assert above(unified) == ""
-
-
-def test_of_cgroups_above_whose_files_are_missing_what_is_known_is_told(unified: Path) -> None:
-    for parent in reversed((unified / SCOPE).relative_to(unified).parents[:-1]):
-        v2(unified / parent, "", "0-3")
-    v2(unified / SCOPE, "2-5", "2-3")
-    (unified / "kubepods.slice/cpuset.cpus").unlink()
-    assert above(unified) == "kubepods.slice has 0-3"
-    (unified / "cpuset.cpus.effective").unlink()
-    assert above(unified) == "kubepods.slice has 0-3"
+    assert found.above == said
 
 
 def test_what_keeps_a_list_out_on_version_1_is_named(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""CPUs that come and go: the kernel's events, and what containers have afterwards."""
+"""CPUs that come and go: the kernel's events."""
 
 from __future__ import annotations
 
@@ -12,15 +12,9 @@ from typing import NoReturn
 import pytest
 
 from nri_numa.agent.reload import no_kernel_events
-from nri_numa.engine.decision import Machine
 from nri_numa.machine import hotplug
 from nri_numa.machine.hotplug import concerns_cpus
-from nri_numa.machine.synthetic import synthetic
-from nri_numa.model.cpuset import CPUSet
-from nri_numa.model.machine import Topology
-from nri_numa.model.workload import QoSClass
 from nri_numa.observe import logs
-from tests.beds.world import World, container, pod, resources
 
 
 def uevent(action: str = "offline", subsystem: str = "cpu", path: str = "/devices/cpu3") -> bytes:
@@ -174,40 +168,3 @@ def test_the_kernel_lets_us_listen_or_says_why_not() -> None:
     with pytest.raises(BlockingIOError):
         source.recvfrom(1)
     source.close()
-
-
-# --- what containers have -------------------------------------------------------------------------
-
-
-def machine(offline: str = "") -> Topology:
-    return synthetic(
-        sockets=1, numa_per_socket=2, cores_per_numa=4, threads=1, offline=CPUSet.parse(offline)
-    )
-
-
-def switch(world: World, offline: str) -> None:
-    """CPUs go on- or offline; the runtime applies what comes of it."""
-    world.topology = machine(offline)
-    world.apply(world.agent.retopology(Machine(topology=world.topology, settings=world.settings)))
-
-
-def test_cpus_that_come_back_are_given_back_to_who_had_them() -> None:
-    world = World(machine())
-    world.synchronize()
-    world.place(pod("free", qos=QoSClass.BEST_EFFORT))
-    world.place(pod("listed", {"numacpu": "4-6"}))
-    near = pod("near", {"policy": "single-numa-node", "cpus": "shared"}, qos=QoSClass.BURSTABLE)
-    world.place(near, container(near, wants=resources(0.5, 1)))
-    own = pod("owner", {"policy": "single-numa-node"})
-    world.place(own, container(own, wants=resources(2, 1)))
-    before = {i: world.has(i) for i in world.live}
-    for gone in ("4", "5-6", "1", str(world.agent.state.owned), "0-3"):
-        switch(world, gone)
-        for container_id in world.live:
-            cpus = world.has(container_id)[0]
-            assert not cpus or CPUSet.parse(cpus) & world.topology.online, container_id
-        world.place(pod("late", {"numacpu": "7"}))
-        world.stop("late-app")
-        switch(world, "")
-        assert {i: world.has(i) for i in world.live} == before, gone
-        world.check()

@@ -13,7 +13,7 @@ from nri_numa.errors import TopologyError
 from nri_numa.machine.synthetic import sysfs_files
 from nri_numa.machine.sysfs import discover, read_memory, read_online
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
-from nri_numa.model.machine import CoreKind, MemoryReading, NUMAMemory, Topology
+from nri_numa.model.machine import MemoryReading, NUMAMemory, Topology
 from tests.machines import named as machines
 from tests.machines.named import GIB, MIB, write_sysfs, write_tree
 
@@ -363,18 +363,21 @@ def test_a_damaged_list_is_said_and_ignored(name: str, tmp_path: Path) -> None:
 # -- hybrid ---------------------------------------------------------------------------------------
 
 
-def _kinds(machine: Topology) -> str:
-    return "".join(core.kind.value[0] for core in machine.cores.values())
-
-
-def test_arm_cores_of_lower_capacity_are_efficient(tmp_path: Path) -> None:
-    change = _of_each("cpu_capacity", "1024", "1010", "768", "446")
-    assert _kinds(_discover(tmp_path, machines.single_no_smt(), change)) == "ppee"
-
-
-def test_unreadable_capacity_is_no_reason_to_call_a_core_slow(tmp_path: Path) -> None:
-    change = _of_each("cpu_capacity", "fast", *["1024"] * 3)
-    assert _kinds(_discover(tmp_path, machines.single_no_smt(), change)) == "ssss"
+@pytest.mark.parametrize(
+    ("build", "change", "kinds"),
+    [
+        # Arm cores of lower capacity are efficient; what cannot be read calls no core slow.
+        (machines.single_no_smt, _of_each("cpu_capacity", "1024", "1010", "768", "446"), "ppee"),
+        (machines.single_no_smt, _of_each("cpu_capacity", "fast", *["1024"] * 3), "ssss"),
+        # Nor does a thread that is offline.
+        (machines.offline_cpus, _of_each("acpi_cppc/highest_perf", *["64"] * 16), "s" * 7),
+    ],
+)
+def test_cores_have_a_kind(
+    tmp_path: Path, build: Callable[[], Topology], change: Change, kinds: str
+) -> None:
+    found = _discover(tmp_path, build(), change)
+    assert "".join(core.kind.value[0] for core in found.cores.values()) == kinds
 
 
 @pytest.mark.parametrize("speed", ["acpi_cppc/highest_perf", "cpufreq/cpuinfo_max_freq"])
@@ -384,12 +387,6 @@ def test_slower_cores_with_one_thread_are_efficient(speed: str, tmp_path: Path) 
         _of_each(speed, *["64"] * 12, *["39"] * 8)(files)
 
     assert _discover(tmp_path, machines.hybrid(), change) == machines.hybrid()
-
-
-def test_a_core_with_a_thread_offline_is_not_an_efficient_one(tmp_path: Path) -> None:
-    change = _of_each("acpi_cppc/highest_perf", *["64"] * 16)
-    machine = _discover(tmp_path, machines.offline_cpus(), change)
-    assert {core.kind for core in machine.cores.values()} == {CoreKind.STANDARD}
 
 
 # -- what containers may have ---------------------------------------------------------------------
@@ -571,54 +568,44 @@ def test_memory_of_an_idle_machine_is_free(tmp_path: Path) -> None:
     )
 
 
-def test_page_cache_is_reclaimable_but_for_what_the_kernel_keeps(tmp_path: Path) -> None:
-    used = NUMAMemory(
-        total_bytes=16 * GIB, free_bytes=GIB, reclaimable_bytes=2 * GIB, free_hugepages={}
-    )
-    reading = _reading(tmp_path, MemoryReading(numa_nodes={0: used}))
-    numa_node = reading.numa_nodes[0]
-    assert numa_node.free_bytes == GIB
-    # No vm.min_free_kbytes here: sqrt(32 GiB in KiB x 16) KiB, 5/4 of it, half for each node,
-    # once out of the cache and once to stay free.
-    low = 23170 * 1024 * 5 // 4 // 2
-    assert numa_node.reclaimable_bytes == 2 * GIB - 2 * low
-    assert numa_node.free_hugepages == {}
+@pytest.mark.parametrize(
+    ("reserve", "low"),
+    [
+        # No vm.min_free_kbytes: sqrt(32 GiB in KiB x 16) KiB, 5/4 of it, half for each node.
+        (None, 23170 * 1024 * 5 // 4 // 2),
+        (65536, 40 * MIB),  # 64 MiB x 5/4 for two nodes
+    ],
+)
+def test_page_cache_is_reclaimable_but_for_what_the_kernel_keeps(
+    tmp_path: Path, reserve: int | None, low: int
+) -> None:
+    """Once out of the cache and once to stay free."""
+    if reserve:
+        write_tree(tmp_path, {"proc/sys/vm/min_free_kbytes": f"{reserve}\n"})
+    used = NUMAMemory(total_bytes=16 * GIB, free_bytes=GIB, reclaimable_bytes=2 * GIB)
+    numa_node = _reading(tmp_path, MemoryReading(numa_nodes={0: used})).numa_nodes[0]
+    assert numa_node == replace(used, reclaimable_bytes=2 * GIB - 2 * low)
 
 
-def test_the_kernels_own_reserve_is_used_where_it_is_told(tmp_path: Path) -> None:
-    write_tree(tmp_path, {"proc/sys/vm/min_free_kbytes": "65536\n"})
-    used = NUMAMemory(total_bytes=16 * GIB, free_bytes=GIB, reclaimable_bytes=GIB)
-    reading = _reading(tmp_path, MemoryReading(numa_nodes={0: used, 1: used}))
-    low = 40 * MIB  # 64 MiB x 5/4 for two nodes
-    assert reading.numa_nodes[0].reclaimable_bytes == GIB - 2 * low
-
-
-def test_slab_counts_as_page_cache_does(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("pages", "reserve", "kib"),
+    [
+        # Slab counts as the page cache does.
+        (
+            "Active(file): 300000|Inactive(file): 200000|SReclaimable: 100",
+            "8000",
+            (500_000 - 10_000) + (100 - 50) - 10_000,
+        ),
+        # Kernels without split lists tell their file pages; sqrt(1 GiB in KiB x 16) KiB stay.
+        ("FilePages: 900000|Shmem: 300000", "garbage", 600_000 - 2 * (4096 * 5 // 4)),
+    ],
+)
+def test_what_else_is_reclaimable(tmp_path: Path, pages: str, reserve: str, kib: int) -> None:
     machine = machines.one_cpu()
-    write_sysfs(tmp_path, machine)
-    (tmp_path / NODE / "node0/meminfo").write_text(
-        "Node 0 MemTotal: 1048576 kB\nNode 0 MemFree: 4 kB\nNode 0 Active(file): 300000 kB\n"
-        "Node 0 Inactive(file): 200000 kB\nNode 0 SReclaimable: 100 kB\n"
-    )
-    (tmp_path / "proc/sys/vm").mkdir(parents=True)
-    (tmp_path / "proc/sys/vm/min_free_kbytes").write_text("8000\n")
-    reading = read_memory(tmp_path, machine)
-    kib = (500_000 - 10_000) + (100 - 50) - 10_000
-    assert reading.numa_nodes[0].reclaimable_bytes == kib * 1024
-
-
-def test_kernels_without_split_lists_tell_their_file_pages(tmp_path: Path) -> None:
-    machine = machines.one_cpu()
-    write_sysfs(tmp_path, machine)
-    (tmp_path / NODE / "node0/meminfo").write_text(
-        "Node 0 MemTotal: 1048576 kB\nNode 0 FilePages: 900000 kB\nNode 0 Shmem: 300000 kB\n"
-    )
-    (tmp_path / "proc/sys/vm").mkdir(parents=True)
-    (tmp_path / "proc/sys/vm/min_free_kbytes").write_text("garbage\n")
-    low = 4096 * 5 // 4  # sqrt(1 GiB in KiB x 16) KiB
-    assert read_memory(tmp_path, machine).numa_nodes[0].reclaimable_bytes == (
-        (600_000 - 2 * low) * 1024
-    )
+    lines = [f"Node 0 {one} kB\n" for one in ("MemTotal: 1048576", *pages.split("|"))]
+    files = {f"{NODE}/node0/meminfo": "".join(lines), "proc/sys/vm/min_free_kbytes": reserve}
+    write_tree(write_sysfs(tmp_path, machine), files)
+    assert read_memory(tmp_path, machine).numa_nodes[0].reclaimable_bytes == kib * 1024
 
 
 def test_a_numa_node_that_went_away_has_no_memory(tmp_path: Path) -> None:

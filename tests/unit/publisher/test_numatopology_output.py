@@ -30,22 +30,21 @@ def test_it_is_written_when_it_changes_and_belongs_to_the_node() -> None:
     assert world.server.requests == []
     for free in ("0-3", "0-3", "0-1"):
         output.want(spec(free))
-        world.work(world.now + 60)
+        world.later(60)
         assert output.waiting() == 0
     assert world.server.verbs() == ["get", "patch", "patch"]
-    assert cluster.there is not None
     owner = {"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": "node-1"}
-    assert cluster.there["metadata"]["name"] == world.server.requests[-1].name == "n1"
-    assert cluster.there["metadata"]["ownerReferences"] == [owner]
+    assert cluster.metadata["name"] == world.server.requests[-1].name == "n1"
+    assert cluster.owner == owner
     assert {(one.form, one.force) for one in world.server.requests[1:]} == {(Form.APPLY, False)}
     assert cluster.there["spec"]["numares"]["cpu"]["allocatable"] == "0-1"
     output.want(None)
-    world.work(world.now + 60)
+    world.later(60)
     assert cluster.there["spec"]["numares"]["cpu"]["allocatable"] == ""
     cluster.node_uid = "node-2"
     output.resync()
-    world.work(world.now + 60)
-    assert cluster.there["metadata"]["ownerReferences"][0]["uid"] == "node-2"
+    world.later(60)
+    assert cluster.owner["uid"] == "node-2"
 
 
 def test_what_stands_in_the_way_is_said_and_tried_again_slowly() -> None:
@@ -58,9 +57,9 @@ def test_what_stands_in_the_way_is_said_and_tried_again_slowly() -> None:
         (Result.INVALID, "no such field", "no such field; is its definition another one?"),
     ):
         cluster.forced = Outcome(result=answer, text=text)
-        world.work(world.now + 2 * SLOWLY)
+        world.later(2 * SLOWLY)
         assert output.problem.startswith(said), answer
         assert output.waiting() == 1
     cluster.forced = None
-    world.work(world.now + 2 * SLOWLY)
+    world.later(2 * SLOWLY)
     assert (output.problem, output.waiting()) == ("", 0)

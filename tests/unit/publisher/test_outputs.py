@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -12,11 +13,13 @@ from msgspec.structs import replace
 
 from nri_numa.kube.requests import Outcome, Request, Resource, Result, Verb
 from nri_numa.observe.notices import Notice
-from nri_numa.publisher.outbox import Output, OutputQueue
+from nri_numa.publisher.outbox import LONGEST_PAUSE, Bucket, Output, OutputQueue, Shelf
 from nri_numa.publisher.outputs import (
     FORGOTTEN,
     POD_BURST,
+    CapacityOutput,
     EventOutput,
+    HandoverOutput,
     NodeOutput,
     PodOutput,
 )
@@ -98,6 +101,10 @@ class World:
             raise AssertionError("it never ends")
         self.now = max(self.now, until)
 
+    def later(self, seconds: float = 0.0) -> None:
+        """Everything that may be done in the next seconds."""
+        self.work(self.now + seconds)
+
     @property
     def event(self) -> dict[str, Any]:
         (found,) = (o for (kind, _), o in self.server.objects.items() if kind is Resource.EVENTS)
@@ -177,6 +184,78 @@ def test_whoever_takes_a_label_away_at_once_is_not_fought_without_pause(node: No
     world.server.answer = lambda request: outcome(Result.DONE, {"metadata": {}})
     world.work(until=600.0)
     assert len(world.server.requests) < 30
+
+
+def test_exclusive_cpus_are_written_when_they_change_and_put_back_at_the_next_look() -> None:
+    """Before the agent has counted nothing is asked; the kubelet sets 0 when it registers."""
+    capacity, output = {"cpu": "4"}, CapacityOutput("n1", "x.io/cpu")
+
+    def answer(request: Request) -> Outcome:
+        if request.verb is Verb.PATCH:
+            assert request.resource is Resource.NODE_STATUS
+            capacity.update(request.body["status"]["capacity"])
+        return outcome(Result.DONE, {"metadata": {}, "status": {"capacity": dict(capacity)}})
+
+    world = World(output, answer=answer)
+    world.later(100)
+    assert (world.server.requests, output.waiting()) == ([], 0)
+    for count in (3, 3, 2):
+        output.want(count)
+        world.later()
+        assert capacity == {"cpu": "4", "x.io/cpu": str(count)}
+    assert world.server.verbs() == ["get", "patch", "patch"]
+    capacity["x.io/cpu"] = "0"
+    for _ in range(2):
+        output.resync()
+        world.later()
+        assert capacity["x.io/cpu"] == "2"
+    assert world.server.verbs()[3:] == ["get", "patch", "get"]
+    assert output.waiting() == 0
+
+
+# --- what the Node says of its capacity, on its way to the agent ------------------------------
+
+
+def handover(**annotations: str) -> tuple[HandoverOutput, World, dict[str, str]]:
+    """With the Node's annotations, which were read once."""
+    output = HandoverOutput("n1", "x.io", 15.0)
+    world = World(output)
+    said = there(world, annotations={f"x.io/{key}": text for key, text in annotations.items()})
+    assert output.document == ""
+    world.work()
+    return output, world, said["annotations"]
+
+
+def test_both_texts_are_handed_on_as_they_are_and_looked_for_again() -> None:
+    output, world, said = handover(drained="0-1", numacpu="0", **{"offline-capacity": "anything"})
+    assert json.loads(output.document) == {"offline-capacity": "anything", "drained": "0-1"}
+    said.clear()
+    world.later(16)
+    assert len(world.server.requests) == 1
+    world.later(1)
+    assert json.loads(output.document) == {"offline-capacity": "", "drained": ""}
+    assert output.waiting() == 0
+
+
+def test_a_node_that_cannot_be_seen_says_what_it_said() -> None:
+    output, world, _ = handover(drained="0")
+    before, results = output.document, [Result.MISSING, Result.FORBIDDEN]
+    world.server.answer = lambda request: outcome(results.pop(0)) if results else None
+    world.later(17 + LONGEST_PAUSE)
+    assert (len(world.server.requests), output.document) == (3, before)
+    world.later(1)
+    assert len(world.server.requests) == 4
+
+
+def test_what_the_agent_would_refuse_for_its_length_stays_here() -> None:
+    output, world, said = handover(drained="0")
+    before = output.document
+    for text, problem in (("0," * 40_000, "expected 65536 at most"), ("0", "")):
+        said["x.io/drained"] = text
+        world.later(17)
+        assert output.document == before
+        assert problem in output.problem
+    assert output.problem == ""
 
 
 # --- pods -------------------------------------------------------------------------------------
@@ -364,6 +443,21 @@ def test_events_that_find_no_place_are_counted() -> None:
 
 
 # --- all of them ------------------------------------------------------------------------------
+
+
+def test_a_bucket_says_when() -> None:
+    bucket = Bucket(2.0, 1, 0.0)
+    bucket.take(0.0)
+    assert bucket.wait(0.0) == 0.5
+    assert bucket.wait(0.5) == 0
+
+
+def test_places_are_bounded_and_what_is_sent_makes_room() -> None:
+    shelf: Shelf[int] = Shelf(2)
+    assert [shelf.want(key, "a") for key in (1, 2, 3)] == [True, True, False]
+    shelf[1].done("a")
+    assert shelf.want(3, "a")
+    assert list(shelf) == [2, 3]
 
 
 def test_never_faster_than_configured() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from copy import deepcopy
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
 from nri_numa.kube.requests import Form, Outcome, Request, Resource, Result, Verb
@@ -22,12 +23,12 @@ class Cluster:
     """One Node and its object behind the requests.
 
     Attributes:
-        there: the object; None where there is none.
+        there: the object; empty where there is none.
     """
 
     def __init__(self) -> None:
         self.node_uid: str | None = "node-1"
-        self.there: dict[str, Any] | None = None
+        self.there: dict[str, Any] = {}
         self.broken = False
         self.forced: Outcome | None = None
         self.made = 0
@@ -40,310 +41,245 @@ class Cluster:
         if self.forced is not None:
             return self.forced
         if request.verb is Verb.GET:
-            if self.there is None:
+            if not self.there:
                 return Outcome(result=Result.MISSING)
         elif request.form is Form.JSON:
-            assert self.there is not None
             self.broken = False
-            self.there["metadata"]["managedFields"] = []
+            self.metadata["managedFields"] = []
         elif self.broken:
             return Outcome(result=Result.FAILED, text=f"500: {PRUNE} of us")
         else:
-            self._apply(request)
-        return Outcome(result=Result.DONE, documents=(deepcopy(self.there or {}),))
-
-    def _apply(self, request: Request) -> None:
-        uid = self.there["metadata"]["uid"] if self.there is not None else ""
-        if not uid:
-            self.made += 1
-            uid = f"object-{self.made}"
-        self.there = deepcopy(request.body)
-        self.there["metadata"] |= {"uid": uid, "managedFields": [OURS]}
+            self.made += not self.there
+            uid = self.metadata["uid"] if self.there else f"object-{self.made}"
+            self.there = deepcopy(request.body)
+            self.metadata.update(uid=uid, managedFields=[OURS])
+        return Outcome(result=Result.DONE, documents=(deepcopy(self.there),))
 
     @property
-    def freed(self) -> str:
-        assert self.there is not None
-        return str(self.there["metadata"]["annotations"]["x.io/freed"])
+    def metadata(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.there["metadata"]
+        return found
+
+    @property
+    def owner(self) -> dict[str, Any]:
+        (found,) = self.metadata["ownerReferences"]
+        return dict(found)
+
+    @property
+    def freed(self) -> int:
+        return int(self.metadata["annotations"]["x.io/freed"])
 
     @property
     def agent(self) -> str:
-        assert self.there is not None
         return str({a["name"]: a["value"] for a in self.there["attributes"]}["x.io/agent"])
 
 
-def world_of(*, force: bool = False) -> tuple[World, TopologyOutput, Cluster, FakeView]:
-    output = TopologyOutput("n1", "x.io", force=force)
-    cluster = Cluster()
-    return World(output, answer=cluster), output, cluster, FakeView()
+class Topology(World):
+    """The output before its cluster, with an agent that is asked for its zones."""
+
+    def __init__(self, cluster: Cluster | None = None, **keys: Any) -> None:
+        self.cluster, self.view = cluster or Cluster(), FakeView()
+        self.output = TopologyOutput("n1", "x.io", **keys)
+        super().__init__(self.output, answer=self.cluster)
+
+    def says(self, free: int = 3, seconds: float = 0.0) -> None:
+        """So many CPUs are free, and time passes."""
+        self.view.free_cpus = free
+        self.output.want(self.view.zones())
+        self.later(seconds)
 
 
-def started() -> tuple[World, TopologyOutput, Cluster, FakeView]:
+@pytest.fixture
+def new() -> Topology:
+    return Topology()
+
+
+@pytest.fixture
+def started() -> Topology:
     """The object is there, and the second change after the first write is over."""
-    world, output, cluster, view = world_of()
-    output.want(view.zones())
-    world.work(TOUCH + 1)
-    world.server.requests.clear()
-    return world, output, cluster, view
+    made = Topology()
+    made.says(seconds=TOUCH + 1)
+    made.server.requests.clear()
+    return made
 
 
-def test_nothing_is_asked_before_the_agent_spoke() -> None:
-    world, output, _, _ = world_of()
-    output.want(None)
-    world.work(1000)
-    assert (world.server.requests, output.waiting()) == ([], 0)
+def test_nothing_is_asked_before_the_agent_spoke(new: Topology) -> None:
+    new.output.want(None)
+    new.later(1000)
+    assert (new.server.requests, new.output.waiting()) == ([], 0)
 
 
-def test_the_object_is_made_with_its_node_as_owner() -> None:
-    world, output, cluster, view = world_of()
-    output.want(view.zones())
-    assert output.waiting() == 1
-    world.work()
-    assert world.server.verbs() == ["get", "get", "patch"]
-    assert world.server.requests[-1].form is Form.APPLY
-    assert not world.server.requests[-1].force
-    assert cluster.there is not None
-    metadata = cluster.there["metadata"]
-    assert metadata["name"] == "n1"
-    assert metadata["ownerReferences"] == [
-        {"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": "node-1"}
-    ]
-    assert output.waiting() == 0
+def test_the_object_is_made_with_its_node_as_owner(new: Topology) -> None:
+    new.output.want(new.view.zones())
+    assert new.output.waiting() == 1
+    new.later()
+    assert new.server.verbs() == ["get", "get", "patch"]
+    assert (new.server.requests[-1].form, new.server.requests[-1].force) == (Form.APPLY, False)
+    assert new.cluster.metadata["name"] == "n1"
+    owner = {"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": "node-1"}
+    assert new.cluster.owner == owner
+    assert new.output.waiting() == 0
 
 
-def test_it_is_quiet_while_nothing_changes() -> None:
-    world, output, _, view = started()
+def test_it_is_quiet_while_nothing_but_free_memory_changes(started: Topology) -> None:
+    """Which is taken over at the next look."""
     for _ in range(5):
-        output.want(view.zones())
-        world.work(world.now + 60)
-    assert world.server.requests == []
-
-
-def test_free_memory_alone_is_no_change_before_the_next_look() -> None:
-    world, output, cluster, view = started()
-    listed = view.zones()
+        started.says(seconds=60)
+    listed = started.view.zones()
     (zone,) = listed.zones
     moved = replace(listed, zones=(replace(zone, memory_available_bytes=12345),))
-    output.want(moved)
-    world.work(world.now + 60)
-    assert world.server.requests == []
-    output.resync()
-    output.want(moved)
-    world.work(world.now + 1)
-    assert "12345" in str(cluster.there)
+    started.output.want(moved)
+    started.later(60)
+    assert started.server.requests == []
+    started.output.resync()
+    started.output.want(moved)
+    started.later(1)
+    assert "12345" in str(started.cluster.there)
 
 
-def test_what_is_given_back_changes_the_object_twice() -> None:
+def test_what_is_given_back_changes_the_object_twice(started: Topology) -> None:
     """The first change wakes pods, and the plugin looks at the object only a little later."""
-    world, output, cluster, view = started()
-    view.free_cpus = 1
-    output.want(view.zones())
-    world.work(world.now + 60)
-    assert world.server.verbs() == ["patch"]
-    before = cluster.freed
-    view.free_cpus = 3
-    output.want(view.zones())
-    world.work(world.now + TOUCH - 1)
-    assert (world.server.verbs(), cluster.freed) == (["patch"] * 2, before)
-    world.work(world.now + 2)
-    assert world.server.verbs() == ["patch"] * 3
-    assert int(cluster.freed) == int(before) + 1
-    world.work(world.now + 600)
-    assert len(world.server.requests) == 3
+    started.says(1, seconds=60)
+    assert started.server.verbs() == ["patch"]
+    before = started.cluster.freed
+    started.says(3, seconds=TOUCH - 1)
+    assert (started.server.verbs(), started.cluster.freed) == (["patch"] * 2, before)
+    started.later(2)
+    assert (started.server.verbs(), started.cluster.freed) == (["patch"] * 3, before + 1)
+    started.later(600)
+    assert len(started.server.requests) == 3
+    again = Topology(started.cluster)
+    again.says()
+    assert again.cluster.freed == before + 1, "the count goes on after a restart"
 
 
 def test_where_no_stock_plugin_reads_it_what_is_given_back_is_one_write() -> None:
-    world, _, cluster, view = world_of()
-    output = TopologyOutput("n1", "x.io", touch=False)
-    world = World(output, answer=cluster)
+    world = Topology(touch=False)
     for free in (3, 1, 3):
-        view.free_cpus = free
-        output.want(view.zones())
-        world.work(world.now + 60)
+        world.says(free, seconds=60)
     assert world.server.verbs() == ["get", "get", "patch", "patch", "patch"]
 
 
-def test_a_write_that_failed_is_tried_again_alone() -> None:
+def test_a_write_that_failed_is_tried_again_alone(started: Topology) -> None:
     """The server could not: nothing says that the Node or the object is another one."""
-    world, output, cluster, view = started()
-    view.free_cpus = 1
-    output.want(view.zones())
-    cluster.forced = Outcome(result=Result.FAILED, text="500: something")
-    world.work(world.now)
-    cluster.forced = None
-    world.work(world.now + 60)
-    assert world.server.verbs() == ["patch", "patch"]
+    started.cluster.forced = Outcome(result=Result.FAILED, text="500: something")
+    started.says(1)
+    started.cluster.forced = None
+    started.later(60)
+    assert started.server.verbs() == ["patch", "patch"]
 
 
 def test_one_look_at_the_node_is_for_all_outputs() -> None:
-    _, _, cluster, view = world_of()
-    topology, node = (
-        TopologyOutput("n1", "x.io"),
-        NodeOutput("n1", "x.io", annotations=True, labels=True),
-    )
+    topology = TopologyOutput("n1", "x.io")
+    node = NodeOutput("n1", "x.io", annotations=True, labels=True)
     handover = HandoverOutput("n1", "x.io", 15.0)
-    world = World(topology, node, handover, answer=cluster)
-    topology.want(view.zones())
+    world = World(topology, node, handover, answer=Cluster())
+    topology.want(FakeView().zones())
     node.want({}, {})
     world.work()
     assert world.server.verbs() == ["get", "get", "patch"], "one Node, one NodeResourceTopology"
     assert handover.document
     world.server.requests.clear()
     world.queue.resync()
-    world.work(world.now + 10)
-    nodes = [one for one in world.server.requests if one.resource is Resource.NODES]
-    assert [one.metadata for one in nodes] == [False]
-    world.work(world.now + 10)
-    nodes = [one for one in world.server.requests if one.resource is Resource.NODES]
-    assert [one.metadata for one in nodes] == [False, True], "for the annotations no images"
+    for asked in ([False], [False, True]):
+        world.later(10)
+        nodes = [one for one in world.server.requests if one.resource is Resource.NODES]
+        assert [one.metadata for one in nodes] == asked, "for the annotations no images"
 
 
-def test_the_count_goes_on_after_a_restart() -> None:
-    _, _, cluster, view = started()
-    before = int(cluster.freed)
-    assert before > 0
-    output = TopologyOutput("n1", "x.io")
-    world = World(output, answer=cluster)
-    output.want(view.zones())
-    world.work()
-    assert int(cluster.freed) == before
+def test_an_agent_that_is_gone_is_not_ready_and_comes_back(started: Topology) -> None:
+    started.output.want(None)
+    started.later(1)
+    assert started.cluster.agent == "not-ready"
+    started.output.want(None)
+    started.later(1)
+    started.says(seconds=1)
+    assert started.cluster.agent == "ready"
+    assert started.server.verbs() == ["patch", "patch"]
 
 
-def test_an_agent_that_is_gone_is_not_ready_and_comes_back() -> None:
-    world, output, cluster, view = started()
-    output.want(None)
-    world.work(world.now + 1)
-    assert cluster.agent == "not-ready"
-    output.want(None)
-    world.work(world.now + 1)
-    output.want(view.zones())
-    world.work(world.now + 1)
-    assert cluster.agent == "ready"
-    assert world.server.verbs() == ["patch", "patch"]
-
-
-def test_another_owner_is_named_and_not_fought() -> None:
-    world, output, cluster, view = world_of()
-    cluster.there = {"metadata": {"uid": "u", "managedFields": [OURS, NFD]}, "zones": []}
-    output.want(view.zones())
-    world.work(SLOWLY - 1)
-    assert Verb.PATCH not in {one.verb for one in world.server.requests}
-    assert "its fields belong to nfd-topology-updater;" in output.problem
-    assert output.waiting() == 1
-    assert len(world.server.requests) == 2
-    # It left.
-    cluster.there = None
-    world.work(2 * SLOWLY)
-    assert cluster.there is not None
-    assert output.problem == ""
+def test_another_owner_is_named_and_not_fought(new: Topology) -> None:
+    new.cluster.there = {"metadata": {"uid": "u", "managedFields": [OURS, NFD]}, "zones": []}
+    new.says(seconds=SLOWLY - 1)
+    assert new.server.verbs() == ["get", "get"]
+    assert "its fields belong to nfd-topology-updater;" in new.output.problem
+    assert new.output.waiting() == 1
+    new.cluster.there = {}  # it left
+    new.later(SLOWLY)
+    assert (bool(new.cluster.there), new.output.problem) == (True, "")
 
 
 def test_unless_that_is_asked_for() -> None:
-    world, output, cluster, view = world_of(force=True)
-    cluster.there = {"metadata": {"uid": "u", "managedFields": [NFD]}, "zones": []}
-    output.want(view.zones())
-    world.work()
+    world = Topology(force=True)
+    world.cluster.there = {"metadata": {"uid": "u", "managedFields": [NFD]}, "zones": []}
+    world.says()
     assert world.server.requests[-1].force
-    assert cluster.there["zones"]
+    assert world.cluster.there["zones"]
 
 
-def test_a_conflict_names_who_was_quicker() -> None:
-    world, output, cluster, view = started()
-    cluster.forced = Outcome(
-        result=Result.CONFLICT,
-        text='409: Apply failed with 1 conflict: conflict with "kubectl-edit" using v1: .zones',
-    )
-    view.free_cpus = 1
-    output.want(view.zones())
-    world.work(world.now + SLOWLY - 1)
-    assert "belong to kubectl-edit;" in output.problem
-    assert len(world.server.requests) == 1
+@pytest.mark.parametrize(
+    ("result", "text", "said", "pause"),
+    [
+        (Result.FORBIDDEN, "", "", LONGEST_PAUSE),
+        (Result.INVALID, "422: zones: unknown", "422: zones: unknown; is its defin", SLOWLY),
+        (Result.UNKNOWN, "404: page not found", "not found; apply config/kubernetes/pub", SLOWLY),
+        (Result.CONFLICT, 'conflict with "kubectl-edit" using v1: .zones', "kubectl-edit;", SLOWLY),
+    ],
+)
+def test_what_stands_in_the_way_is_said_and_tried_again_slowly(
+    started: Topology, result: Result, text: str, said: str, pause: float
+) -> None:
+    started.cluster.forced = Outcome(result=result, text=text)
+    started.says(1, seconds=pause - 1)
+    assert said in started.output.problem
+    assert (len(started.server.requests), started.output.waiting()) == (1, 1)
+    started.cluster.forced = None
+    started.later(pause)
+    assert (started.output.problem, started.output.waiting()) == ("", 0)
 
 
-def test_a_missing_definition_is_looked_for_slowly() -> None:
-    world, output, cluster, view = world_of()
-    cluster.forced = Outcome(result=Result.UNKNOWN, text="404: page not found")
-    output.want(view.zones())
-    world.work(3 * SLOWLY)
-    assert "publish-topology/crd.yaml" in output.problem
-    assert len(world.server.requests) <= 5
-    cluster.forced = None
-    world.work(5 * SLOWLY)
-    assert (output.problem, output.waiting()) == ("", 0)
-
-
-def test_entries_of_the_old_version_are_taken_away_once() -> None:
-    world, output, cluster, view = started()
-    cluster.broken = True
-    view.free_cpus = 1
-    output.want(view.zones())
-    world.work(world.now + 1)
-    forms = [one.form for one in world.server.requests]
+def test_entries_of_the_old_version_are_taken_away_once(started: Topology) -> None:
+    started.cluster.broken = True
+    started.says(1, seconds=1)
+    forms = [one.form for one in started.server.requests]
     assert forms == [Form.APPLY, Form.JSON, Form.APPLY]
-    assert world.server.requests[1].body[0]["path"] == "/metadata/managedFields"
-    assert output.waiting() == 0
+    assert started.server.requests[1].body[0]["path"] == "/metadata/managedFields"
+    assert started.output.waiting() == 0
 
 
-def test_where_that_does_not_help_it_is_not_tried_without_end() -> None:
-    world, output, cluster, view = started()
-    view.free_cpus = 1
-    output.want(view.zones())
-
+def test_where_that_does_not_help_it_is_not_tried_without_end(started: Topology) -> None:
     def answer(request: Request) -> Outcome:
-        cluster.broken = True
-        return cluster(request)
+        started.cluster.broken = True
+        return started.cluster(request)
 
-    world.server.answer = answer
-    world.work(world.now + 120)
-    assert len([one for one in world.server.requests if one.form is Form.JSON]) == 1
-    assert len(world.server.requests) < 25
+    started.server.answer = answer
+    started.says(1, seconds=120)
+    assert len([one for one in started.server.requests if one.form is Form.JSON]) == 1
+    assert len(started.server.requests) < 25
 
 
-def test_a_node_that_is_another_one_now_owns_it() -> None:
+def test_a_node_that_is_another_one_now_owns_it(started: Topology) -> None:
     """The garbage collector takes the object of the former one; the next one must not be its."""
-    world, output, cluster, view = started()
-    cluster.node_uid, cluster.there = "node-2", None
-    view.free_cpus = 1
-    output.want(view.zones())
-    world.work(world.now + 1)
-    there: Any = cluster.there
-    assert there["metadata"]["ownerReferences"][0]["uid"] == "node-2"
+    started.cluster.node_uid, started.cluster.there = "node-2", {}
+    started.says(1, seconds=1)
+    assert started.cluster.owner["uid"] == "node-2"
 
 
-def test_without_a_node_there_is_no_object() -> None:
-    world, output, cluster, view = world_of()
-    cluster.node_uid = None
-    output.want(view.zones())
-    world.work(120)
-    assert cluster.there is None
-    assert 2 < len(world.server.requests) < 20
-    cluster.node_uid = "node-1"
-    world.work(300)
-    assert cluster.there is not None
+def test_without_a_node_there_is_no_object(new: Topology) -> None:
+    new.cluster.node_uid = None
+    new.says(seconds=120)
+    assert not new.cluster.there
+    assert 2 < len(new.server.requests) < 20
+    new.cluster.node_uid = "node-1"
+    new.later(180)
+    assert new.cluster.there
 
 
-def test_a_look_puts_back_what_somebody_removed() -> None:
-    world, output, cluster, _ = started()
-    cluster.there = None
-    output.resync()
-    world.work(world.now + 1)
-    assert cluster.there is not None
-
-
-def test_rights_and_rules() -> None:
-    world, output, cluster, view = world_of()
-    cluster.forced = Outcome(result=Result.FORBIDDEN)
-    output.want(view.zones())
-    world.work(LONGEST_PAUSE - 1)
-    assert len(world.server.requests) == 2
-    cluster.forced = Outcome(result=Result.INVALID, text="422: zones: unknown")
-    world.work(LONGEST_PAUSE + SLOWLY / 2)
-    assert "422" in output.problem
-    assert len(world.server.requests) == 3
-    cluster.forced = Outcome(result=Result.FAILED, text="500: something")
-    world.work(LONGEST_PAUSE + 2 * SLOWLY)
-    cluster.forced = None
-    world.work(LONGEST_PAUSE + 3 * SLOWLY)
-    assert (cluster.there is not None, output.problem) == (True, "")
+def test_a_look_puts_back_what_somebody_removed(started: Topology) -> None:
+    started.cluster.there = {}
+    started.output.resync()
+    started.later(1)
+    assert started.cluster.there
 
 
 def test_who_owns_something_else_is_no_owner() -> None:
@@ -355,24 +291,18 @@ def test_who_owns_something_else_is_no_owner() -> None:
 
 def test_where_it_has_a_validity_each_look_renews_it() -> None:
     """Readers tell by that whether its publisher is alive."""
-    output = TopologyOutput("n1", "x.io", validity=900)
-    cluster = Cluster()
-    world = World(output, answer=cluster)
-    output.renew(1_795_000_000.0)
-    output.want(FakeView().zones())
-    world.work(TOUCH + 1)
-    assert cluster.there is not None
-    first = cluster.there["metadata"]["annotations"]
-    assert first["x.io/valid-seconds"] == "900"
-    output.renew(1_795_000_300.0)
-    output.resync()
-    world.work(world.now + 10)
-    assert cluster.there["metadata"]["annotations"]["x.io/renewed"] > first["x.io/renewed"]
+    world, before = Topology(validity=900), ""
+    for wall in (1_795_000_000.0, 1_795_000_300.0):
+        world.output.renew(wall)
+        world.output.resync()
+        world.says(seconds=TOUCH + 1)
+        said = world.cluster.metadata["annotations"]
+        assert said["x.io/valid-seconds"] == "900"
+        assert said["x.io/renewed"] > before
+        before = said["x.io/renewed"]
 
 
-def test_without_a_validity_nothing_is_written_for_it() -> None:
-    _, output, cluster, _ = started()
-    output.renew(1_795_000_000.0)
-    assert output.waiting() == 0
-    assert cluster.there is not None
-    assert set(cluster.there["metadata"]["annotations"]) == {"x.io/freed"}
+def test_without_a_validity_nothing_is_written_for_it(started: Topology) -> None:
+    started.output.renew(1_795_000_000.0)
+    assert started.output.waiting() == 0
+    assert set(started.cluster.metadata["annotations"]) == {"x.io/freed"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -49,32 +50,37 @@ def test_numbers_go_on_when_nothing_is_kept(tmp_path: Path) -> None:
     assert len(again.after()) == 1
 
 
-def test_a_file_that_is_no_text_does_not_keep_the_agent_from_starting(tmp_path: Path) -> None:
-    """A line of it costs itself and what follows, the head the whole sequence."""
-    notices, _, _ = opened(tmp_path)
-    add(notices, 1)
-    path = tmp_path / "notices"
-    good = path.read_bytes()
-    path.write_bytes(good + b'{"id":"\xed\xa0"}\n')
-    again, _, problem = opened(tmp_path)
-    assert problem == ""
-    assert [one.pod for one in again.after()] == ["pod-1"]
-    path.write_bytes(good.replace(b'"instance":"', b'"instance":"\xff'))
-    fresh, _, problem = opened(tmp_path)
-    assert "is damaged" in problem
-    assert fresh.after() == []
-
-
-def test_a_torn_line_costs_no_more_than_itself(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("spoilt", "kept", "said"),
+    [
+        # A line costs itself and what follows.
+        (lambda good: good[:-20], 1, ""),
+        (lambda good: good + b'{"id":"\xed\xa0"}\n', 2, ""),
+        (lambda good: good.ljust(MAX_BYTES, b"\n"), 2, ""),
+        # The head costs the whole sequence.
+        (lambda good: good.replace(b'"instance":"', b'"instance":"\xff'), None, "is damaged"),
+        (lambda good: good.ljust(MAX_BYTES + 1, b"\n"), None, f"larger than {MAX_BYTES} bytes"),
+        (lambda good: b"", None, "notices"),
+        (lambda good: b"rubbish\n", None, "notices"),
+        (lambda good: b"{}\n", None, "notices"),
+        (lambda good: b"\xff" * 100, None, "notices"),
+    ],
+)
+def test_of_a_spoilt_file_what_is_intact_counts(
+    tmp_path: Path, spoilt: Callable[[bytes], bytes], kept: int | None, said: str
+) -> None:
     notices, _, _ = opened(tmp_path)
     add(notices, 1)
     add(notices, 2)
     path = tmp_path / "notices"
-    path.write_bytes(path.read_bytes()[:-20])
+    path.write_bytes(spoilt(path.read_bytes()))
+    found, _, problem = opened(tmp_path)
+    assert said in problem if said else not problem
+    assert len(found.after()) == (kept or 0)
+    assert (found.instance == notices.instance) is (kept is not None)
+    add(found, 3)
     again, _, problem = opened(tmp_path)
-    assert problem == ""
-    assert again.instance == notices.instance
-    assert [one.pod for one in again.after()] == ["pod-1"]
+    assert (again.instance, again.after(), problem) == (found.instance, found.after(), "")
 
 
 def test_after_a_reboot_a_new_sequence_begins(tmp_path: Path) -> None:
@@ -84,17 +90,6 @@ def test_after_a_reboot_a_new_sequence_begins(tmp_path: Path) -> None:
     assert problem == ""
     assert again.instance != notices.instance
     assert again.after() == []
-
-
-@pytest.mark.parametrize("data", [b"", b"rubbish\n", b"{}\n", b"\xff" * 100, b"x" * (5 << 20)])
-def test_a_damaged_file_begins_a_new_sequence(tmp_path: Path, data: bytes) -> None:
-    (tmp_path / "notices").write_bytes(data)
-    notices, _, problem = opened(tmp_path)
-    assert "notices" in problem
-    assert len(notices.instance) == 8
-    add(notices)
-    again, _, problem = opened(tmp_path)
-    assert (again.instance, problem) == (notices.instance, "")
 
 
 def test_a_fifo_or_a_link_is_not_read(tmp_path: Path) -> None:
@@ -137,19 +132,6 @@ def test_a_full_disk_is_said_once(tmp_path: Path) -> None:
     add(notices, 3)
     assert len(opened(missing)[0].after()) == 3
     file.close()
-
-
-def test_a_file_larger_than_any_of_ours_is_not_used_however_good_it_begins(tmp_path: Path) -> None:
-    notices, _, _ = opened(tmp_path)
-    path = tmp_path / "notices"
-    good = path.read_bytes()
-    path.write_bytes(good.ljust(MAX_BYTES + 1, b"\n"))
-    fresh, _, problem = opened(tmp_path)
-    assert f"is larger than {MAX_BYTES} bytes" in problem
-    assert fresh.instance != notices.instance
-    path.write_bytes(good.ljust(MAX_BYTES, b"\n"))
-    again, _, problem = opened(tmp_path)
-    assert (again.instance, problem) == (notices.instance, "")
 
 
 def test_a_link_where_the_new_file_is_made_is_not_followed(tmp_path: Path) -> None:

@@ -29,19 +29,14 @@ async def pieces(response: Response) -> list[bytes]:
     return [piece async for piece in response.body]
 
 
-def test_a_long_list_comes_in_short_pieces() -> None:
+@pytest.mark.parametrize(("query", "least", "found"), [("", 100, 1000), ("?pod=pod-999", 20, 1)])
+def test_a_long_list_comes_in_short_pieces(query: str, least: int, found: int) -> None:
     """The loop gets its turn after at most ten containers, however many there are."""
     view = FakeView([assignment(n) for n in range(1000)])
-    made = asyncio.run(pieces(ask(api(view), "/v1/assignments")))
-    assert max(piece.count(b'"podUID"') for piece in made) == 10
-    assert len(json.loads(b"".join(made))["containers"]) == 1000
-
-
-def test_a_narrowed_long_list_gives_the_loop_its_turn_too() -> None:
-    view = FakeView([assignment(n) for n in range(1000)])
-    made = asyncio.run(pieces(ask(api(view), "/v1/assignments?pod=pod-999")))
-    assert len(made) > 20
-    assert len(json.loads(b"".join(made))["containers"]) == 1
+    made = asyncio.run(pieces(ask(api(view), f"/v1/assignments{query}")))
+    assert len(made) > least
+    assert max(piece.count(b'"podUID"') for piece in made) <= 10
+    assert len(json.loads(b"".join(made))["containers"]) == found
 
 
 def test_a_change_in_the_middle_of_an_answer_does_not_mix_two_states() -> None:

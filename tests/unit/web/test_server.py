@@ -95,50 +95,34 @@ async def test_hostile_names_travel_as_json_text() -> None:
         assert reply.headers["x-content-type-options"] == "nosniff"
 
 
+def asked(target: bytes, more: bytes = b"", body: bytes = b"") -> bytes:
+    return b"GET " + target + b" HTTP/1.1\r\nHost: localhost\r\n" + more + b"\r\n" + body
+
+
+CHUNKED = b"Content-Length: 40\r\nTransfer-Encoding: chunked\r\n"
+STATUS = b"/v1/status"
+
+
 @pytest.mark.parametrize(
     ("raw", "status", "reason"),
     [
         (b"GET /nowhere HTTP/1.1\r\nHost: x\r\n\r\n", 421, "MisdirectedRequest"),
-        (b"GET /nowhere HTTP/1.1\r\nHost: localhost\r\n\r\n", 404, "NotFound"),
-        (b"GET /v1/explain//pod HTTP/1.1\r\nHost: localhost\r\n\r\n", 404, "NotFound"),
-        (b"GET /../etc/passwd HTTP/1.1\r\nHost: localhost\r\n\r\n", 404, "NotFound"),
-        (b"GET /v1/status?x=1 HTTP/1.1\r\nHost: localhost\r\n\r\n", 400, "BadRequest"),
-        (b"GET /v1/explain/%ff/pod HTTP/1.1\r\nHost: localhost\r\n\r\n", 400, "BadRequest"),
-        (b"GET /" + b"x" * 5000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n", 400, "BadRequest"),
-        (b"GET http://evil/ HTTP/1.1\r\nHost: localhost\r\n\r\n", 400, "BadRequest"),
+        (asked(b"/nowhere"), 404, "NotFound"),
+        (asked(b"/v1/explain//pod"), 404, "NotFound"),
+        (asked(b"/../etc/passwd"), 404, "NotFound"),
+        (asked(b"/v1/status?x=1"), 400, "BadRequest"),
+        (asked(b"/v1/explain/%ff/pod"), 400, "BadRequest"),
+        (asked(b"/" + b"x" * 5000), 400, "BadRequest"),
+        (asked(b"http://evil/"), 400, "BadRequest"),
         (b"DELETE /v1/status HTTP/1.1\r\nHost: localhost\r\n\r\n", 405, "MethodNotAllowed"),
         (b"CONNECT a:1 HTTP/1.1\r\nHost: localhost\r\n\r\n", 400, "BadRequest"),
         (b"GET /v1/status HTTP/1.1\r\n\r\n", 400, "BadRequest"),
         (b"\x16\x03\x01\x02\x00garbage\r\n\r\n", 400, "BadRequest"),
-        (
-            b"GET /v1/status HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9999\r\n\r\n"
-            + b"x" * 9999,
-            413,
-            "BodyTooLarge",
-        ),
-        (
-            b"GET /v1/status HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n"
-            b"Expect: 100-continue\r\n\r\n",
-            413,
-            "BodyTooLarge",
-        ),
-        (
-            b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"y" * 60000 + b"\r\n\r\n",
-            431,
-            "BadRequest",
-        ),
-        (
-            b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"y" * 17000 + b"\r\n\r\n",
-            431,
-            "BadRequest",
-        ),
-        (
-            b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 40\r\n"
-            b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
-            b"GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n",
-            400,
-            "BadRequest",
-        ),
+        (asked(STATUS, b"Content-Length: 9999\r\n", b"x" * 9999), 413, "BodyTooLarge"),
+        (asked(STATUS, b"Content-Length: 5\r\nExpect: 100-continue\r\n"), 413, "BodyTooLarge"),
+        (asked(b"/", b"X: " + b"y" * 60000 + b"\r\n"), 431, "BadRequest"),
+        (asked(b"/", b"X: " + b"y" * 17000 + b"\r\n"), 431, "BadRequest"),
+        (asked(b"/", CHUNKED, b"0\r\n\r\n" + asked(b"/readyz")), 400, "BadRequest"),
     ],
 )
 @in_loop
@@ -166,15 +150,15 @@ async def test_head_answers_without_a_body_and_the_connection_stays() -> None:
         for path in (b"/v1/status", b"/v1/assignments", b"/v1/events", b"/healthz"):
             writer.write(b"HEAD " + path + b" HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert (await read_reply(reader, head=True)).status == 200
-        writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        writer.write(asked(b"/healthz"))
         assert (await read_reply(reader)).body == b"ok\n"
 
 
 @in_loop
 async def test_pipelined_requests_are_answered_in_order() -> None:
     async with serving() as (_, address), connected(address) as (reader, writer):
-        one = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
-        two = b"GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        one = asked(b"/healthz")
+        two = asked(b"/readyz")
         writer.write(one + two + one)
         bodies = [(await read_reply(reader)).body for _ in range(3)]
         assert bodies == [b"ok\n", b'{"ready":true,"reason":""}\n', b"ok\n"]
@@ -228,32 +212,22 @@ async def test_what_only_resembles_the_token_is_turned_away(tmp_path: Path, head
         assert (await get(address, "/v1/status", Authorization=header)).status == 401
 
 
-@pytest.mark.parametrize("content", [None, "", "   \n", "short"])
-def test_an_unusable_token_file_is_a_configuration_error(
-    tmp_path: Path, content: str | None
+@pytest.mark.parametrize(
+    ("content", "keys"),
+    [
+        *((content, ["token_file"]) for content in (None, "", "   \n", "short")),
+        ("nonsense", ["tls_cert", "tls_key"]),
+    ],
+)
+def test_an_unusable_token_or_certificate_is_a_configuration_error(
+    tmp_path: Path, content: str | None, keys: list[str]
 ) -> None:
-    token = tmp_path / "token"
+    file = tmp_path / "file"
     if content is not None:
-        token.write_text(content)
-    with pytest.raises(ConfigError, match=r"http\.tokenFile"):
-        AgentServer(
-            HTTP(address="127.0.0.1:0", token_file=str(token)),
-            FakeView(),
-            Metrics("0"),
-            version="0",
-        )
-
-
-def test_an_unusable_certificate_is_a_configuration_error(tmp_path: Path) -> None:
-    cert = tmp_path / "cert.pem"
-    cert.write_text("nonsense")
-    with pytest.raises(ConfigError, match=r"http\.tlsCert"):
-        AgentServer(
-            HTTP(address="127.0.0.1:0", tls_cert=str(cert), tls_key=str(cert)),
-            FakeView(),
-            Metrics("0"),
-            version="0",
-        )
+        file.write_text(content)
+    section = HTTP(address="127.0.0.1:0", **dict.fromkeys(keys, str(file)))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=rf"http\.{'tokenFile' if len(keys) == 1 else 'tlsCert'}"):
+        AgentServer(section, FakeView(), Metrics("0"), version="0")
 
 
 @in_loop
@@ -288,7 +262,7 @@ async def test_events_tell_where_we_are_and_every_change_and_end_cleanly() -> No
     async with serving(view) as (_, address):
         assert view.listeners == []
         async with connected(address) as (reader, writer):
-            writer.write(b"GET /v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            writer.write(asked(b"/v1/events"))
             head = await reader.readuntil(b"\r\n\r\n")
             assert b"text/event-stream" in head
 
@@ -319,7 +293,7 @@ async def test_idle_streams_get_heartbeats(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(api, "HEARTBEAT", 0.01)
     monkeypatch.setattr(api, "SETTLE", 0.0)
     async with serving() as (_, address), connected(address) as (reader, writer):
-        writer.write(b"GET /v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        writer.write(asked(b"/v1/events"))
         await reader.readuntil(b": still here")
         await reader.readuntil(b": still here")
 
@@ -328,7 +302,7 @@ async def test_idle_streams_get_heartbeats(monkeypatch: pytest.MonkeyPatch) -> N
 async def test_too_many_streams_are_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api, "MAX_STREAMS", 1)
     async with serving() as (_, address), connected(address) as (reader, writer):
-        writer.write(b"GET /v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        writer.write(asked(b"/v1/events"))
         await reader.readuntil(b"event: state")
         reply = await get(address, "/v1/events")
         assert (reply.status, reply.json["error"]["reason"]) == (503, "Busy")
@@ -356,7 +330,7 @@ async def test_when_all_places_are_taken_probes_are_answered_and_nothing_else(
 async def test_who_waits_between_two_requests_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "MAX_CONNECTIONS", 1)
     async with serving() as (_, address), connected(address) as (reader, writer):
-        writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        writer.write(asked(b"/healthz"))
         await read_reply(reader)
         assert (await get(address, "/v1/status")).status == 200
         assert await reader.read() == b""
@@ -383,7 +357,7 @@ async def test_one_connection_gets_so_many_answers_and_no_more(
     """Whoever wants more connects again, and stands in line with the others."""
     monkeypatch.setattr(server_module, "MAX_REQUESTS", 3)
     async with serving() as (_, address), connected(address) as (reader, writer):
-        writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n" * 10)
+        writer.write(asked(b"/healthz") * 10)
         replies = [await read_reply(reader) for _ in range(3)]
         assert [reply.headers.get("connection") for reply in replies] == [None, None, "close"]
         with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):
@@ -395,7 +369,7 @@ async def test_pipelined_requests_take_turns_with_those_of_others() -> None:
     """Between two answers of one connection everybody else has a turn."""
     view = Counting()
     async with serving(view) as (_, address), connected(address) as (_, greedy):
-        greedy.write(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n" * 300)
+        greedy.write(asked(b"/readyz") * 300)
         await greedy.drain()
         assert (await get(address, "/v1/numa")).status == 404
         assert view.asked < 300
@@ -415,19 +389,21 @@ async def test_it_is_crowded_while_newcomers_have_no_place(monkeypatch: pytest.M
         one.close()
 
 
-GET = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
+BEGUN = b"GET /healthz HTTP/1.1"
+WITH_BODY = asked(b"/healthz", b"Content-Length: 4000\r\n")
 
 
 @pytest.mark.parametrize(
-    ("first", "then"),
+    ("first", "then", "trickles"),
     [
-        (GET + b"\r\nGET /healthz HTTP/1.1", b""),
-        (GET + b"\r\n", GET + b"Content-Length: 4000\r\n\r\n"),
+        (asked(b"/healthz") + BEGUN, b"", True),
+        (asked(b"/healthz"), WITH_BODY, True),
+        (asked(b"/healthz") + BEGUN, b"", False),  # what came along has begun if nothing follows
     ],
 )
 @in_loop
 async def test_a_request_that_trickles_in_has_one_deadline(
-    monkeypatch: pytest.MonkeyPatch, first: bytes, then: bytes
+    monkeypatch: pytest.MonkeyPatch, first: bytes, then: bytes, trickles: bool
 ) -> None:
     """A byte now and then, of a body too, buys no more time; a second request has no less."""
     monkeypatch.setattr(protocol, "REQUEST_TIMEOUT", 0.3)
@@ -437,22 +413,10 @@ async def test_a_request_that_trickles_in_has_one_deadline(
         writer.write(then)
         rest = asyncio.ensure_future(reader.read())
         while not rest.done():
-            writer.write(b"x")
+            writer.write(b"x" * trickles)
             await asyncio.sleep(0.02)
         # Closed, or reset because of the byte that was on its way.
         assert isinstance(rest.exception(), ConnectionResetError) or rest.result() == b""
-
-
-@in_loop
-async def test_what_came_along_with_the_request_before_has_begun(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """And has its deadline even if nothing follows."""
-    monkeypatch.setattr(protocol, "REQUEST_TIMEOUT", 0.3)
-    async with serving() as (_, address), connected(address) as (reader, writer):
-        writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\nGET /healthz HTTP/1.1")
-        assert (await read_reply(reader)).status == 200
-        assert await reader.read() == b""
 
 
 @in_loop
@@ -531,7 +495,7 @@ def test_the_runtime_goes_first_between_two_answers_and_two_pieces() -> None:
         async with serving(Watched([assignment(n) for n in range(30)])) as (_, address):
             assert (await get(address, "/v1/assignments")).status == 200
             async with connected(address) as (reader, writer):
-                writer.write(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n" * 20)
+                writer.write(asked(b"/readyz") * 20)
                 for _ in range(20):
                     await read_reply(reader)
         told = "".join(one[0] for one in order)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from random import Random
 
 import pytest
@@ -13,7 +14,7 @@ from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.workload import Device, DeviceRequest, Policy
 from tests.checks.oracles import hints_of, walk
 
-BEST_EFFORT, RESTRICTED = Policy.BEST_EFFORT, Policy.RESTRICTED
+BEST_EFFORT = Policy.BEST_EFFORT
 
 
 def far(i: int, j: int) -> int:
@@ -66,6 +67,10 @@ class TestOddNumbers:
         pages = replace(quantity("pages", 4, [1, 4], [4, 4]), share="m")
         assert self.both(memory, pages) == ("0-1", True)
 
+    def test_resources_that_no_numa_node_has_both_of(self) -> None:
+        memory = replace(quantity("memory", 2, []), capacity={1: 4}, available={1: 4})
+        assert self.both(quantity("cpu", 2, [4]), memory) == ("0-1", False)
+
     def test_numa_nodes_that_do_not_exist_are_not_looked_at(self) -> None:
         cpu = ResourceDemand(
             resource="cpu", need=2, capacity={9: 4, -1: 4}, available={9: 4, -1: 4}
@@ -77,54 +82,27 @@ class TestOddNumbers:
         assert result(place(2, cpu)) == ("0-1", False)
 
 
-def adversarial(seed: int) -> list[HintDemand]:
+def adversarial(random: Random, devices: bool) -> Iterator[HintDemand]:
     """Four resources on 64 NUMA nodes that are hard to bring together."""
-    random = Random(seed)
-    kind = seed % 4
-    demands: list[HintDemand] = []
-    for k, name in enumerate("abcd"):
-        if kind == 0:
+    for name in "abcd":
+        if not devices:
             available = [random.randint(0, 100) for _ in range(64)]
-            demands.append(quantity(name, 64 * 40, [100] * 64, available))
-        elif kind == 1:
-            available = [random.randint(1, 3) for _ in range(64)]
-            demands.append(quantity(name, 128, [4] * 64, available))
-        elif kind == 2:
-            available = [40 if i % 4 == k else random.randint(0, 9) for i in range(64)]
-            demands.append(quantity(name, 320, [40] * 64, available))
-        else:
-            devices = tuple(
-                Device(
-                    id=f"{d}",
-                    numa_nodes=frozenset(random.sample(range(64), 4)),
-                )
-                for d in range(48)
-            )
-            request = DeviceRequest(resource=name, count=14, devices=devices)
-            demands.append(DeviceDemand(request=request))
-    return demands
+            yield quantity(name, 64 * 40, [100] * 64, available)
+            continue
+        where = [frozenset(random.sample(range(64), 4)) for _ in range(48)]
+        several = tuple(Device(id=f"{d}", numa_nodes=at) for d, at in enumerate(where))
+        yield DeviceDemand(request=DeviceRequest(resource=name, count=14, devices=several))
 
 
-@pytest.mark.parametrize("seed", range(12))
-@pytest.mark.parametrize("policy", [BEST_EFFORT, RESTRICTED, Policy.SINGLE_NUMA_NODE])
-def test_the_work_on_64_numa_nodes_is_bounded(seed: int, policy: Policy) -> None:
-    """Steps, not time: at most twice the limit, whatever is asked; and the same answer again."""
-    demands = adversarial(seed)
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("devices", [False, True])
+def test_the_work_on_64_numa_nodes_is_bounded(seed: int, devices: bool) -> None:
+    """Steps, not time: at most twice the limit, whatever is asked; what is cut short says so."""
+    demands = [*adversarial(Random(seed), devices)]
     rank = {i: (i * 37) % 64 for i in range(64)}
-    first = place(64, *demands, policy=policy, rank=rank)
-    assert first.steps <= 2 * STEP_LIMIT + 64
-    again = place(64, *demands, policy=policy, rank=rank)
-    assert (result(first), first.steps) == (result(again), again.steps)
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_a_search_cut_short_still_answers_and_says_so(seed: int) -> None:
-    demands = adversarial(seed)
-    merged = place(64, *demands)
-    assert merged.admitted
-    assert merged.affinity
-    assert merged.exact or "a better one may exist" in merged.reason
-    if merged.preferred:
-        for demand in demands:
-            if isinstance(demand, ResourceDemand):
-                assert sum(demand.available[i] for i in merged.affinity) >= demand.need
+    for policy in (BEST_EFFORT, Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE):
+        assert place(64, *demands, policy=policy, rank=rank).steps <= 2 * STEP_LIMIT + 64
+    found = place(64, *demands)
+    assert found.affinity
+    assert not found.exact
+    assert "a better one may exist" in found.reason

@@ -150,6 +150,14 @@ def test_distribute_uses_all_numa_nodes_of_the_hint(order: CPUOrder) -> None:
     assert sorted(per_node(topology, one.cpus)) == [0, 0, 0, 1]
 
 
+def test_a_numa_node_that_is_nearly_full_is_the_middle_of_no_set() -> None:
+    """Of more sets of four than are looked at one by one: all CPUs of four NUMA nodes."""
+    topology = machines.sixteen_nodes()
+    first = topology.numa_nodes[0].cpus
+    taken = take(topology, 4 * len(first), without=str(first - CPUSet([first.first])))
+    assert sorted(per_node(topology, taken.cpus)) == [0] * 12 + [len(first)] * 4
+
+
 # -- thread siblings ---------------------------------------------------------------------------
 
 

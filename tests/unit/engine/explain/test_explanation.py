@@ -86,25 +86,6 @@ def test_in_brief_it_is_what_happened_what_was_asked_for_and_why() -> None:
     assert "The rule:" not in refused
 
 
-def test_every_value_names_the_annotation_rule_or_default_it_came_from() -> None:
-    node = Node(defaults={"smt": "any", "load": "high", "on-failure": "unpinned"})
-    document = node.explain(
-        {"policy": "restricted", "smt.app": "full-core", "scope": "pod"}, resources(4, 8)
-    )
-    assert {one["key"]: (one["value"], one["source"]) for one in document["asked"]} == {
-        "policy": ("restricted", "annotation numa.kubernetes.io/policy"),
-        "scope": ("pod", "annotation numa.kubernetes.io/scope"),
-        "smt": ("full-core", "annotation numa.kubernetes.io/smt.app"),
-        "load": ("high", "default"),
-        "on-failure": ("unpinned", "default"),
-    }
-    text = told(document)
-    assert "on no more NUMA nodes than an empty machine would need (annotation" in text
-    assert "smt: full-core (annotation numa.kubernetes.io/smt.app): whole cores only." in text
-    assert "load: high (default): it is busy all day." in text
-    assert "won for the whole pod: it suits" in text
-
-
 def test_defaults_that_do_not_matter_are_not_told() -> None:
     node = Node(defaults={"smt": "spread", "on-failure": "reject"})
     assert "smt" not in told(node.explain({"numacpu": "1"}, name="a"))
@@ -112,12 +93,6 @@ def test_defaults_that_do_not_matter_are_not_told() -> None:
     shared = told(node.explain({"policy": "best-effort"}, resources(0.5), name="c"))
     assert "smt" not in shared
     assert "on-failure: reject (default)" in shared
-
-
-def test_what_is_not_so_at_present_comes_first() -> None:
-    document = {**Node().explain({"numamem": "1"}), "actual": "meant 4-7, has 0-7 since 12 s"}
-    first = explain_text.sentences(document)[0]
-    assert first == "Not so at present: meant 4-7, has 0-7 since 12 s."
 
 
 def test_who_asks_for_exclusive_cpus_without_a_number_asked_for_something() -> None:
@@ -130,33 +105,7 @@ def test_who_asks_for_exclusive_cpus_without_a_number_asked_for_something() -> N
 # --- what it needs ----------------------------------------------------------------------------
 
 
-def test_a_limit_that_makes_no_sense_is_said() -> None:
-    text = told(Node().explain(SINGLE, replace(resources(1), memory_limit=-7)))
-    assert "Memory limit -7 is negative and counts as no limit." in text
-
-
 # --- where it fits, and why there --------------------------------------------------------------
-
-
-def test_distance_separates_too() -> None:
-    farther = Node().explain({"policy": "restricted"}, resources(9, 20))
-    assert (
-        "distance",
-        "its NUMA nodes are farther apart: average distance 15.5 instead of 11",
-    ) in [(c["separatedBy"], c["text"]) for c in farther["candidates"]]
-    assert "The sets of NUMA nodes 0,2; 0,3; 1-2 each lost: its NUMA nodes are" in told(farther)
-
-
-def test_a_wider_place_than_ideal_is_called_that() -> None:
-    node = Node()
-    for n in range(4):
-        node.decide({"numacpu": f"{4 * n}-{4 * n + 3}"}, resources(4), name=f"a{n}")
-    document = node.explain({"policy": "best-effort"}, resources(6, 1))
-    text = told(document)
-    assert document["outcome"] == explanation.WIDENED
-    assert "This is a wider place than ideal." in text
-    assert "On an empty machine one NUMA node would be enough; now it takes 2." in text
-    assert "won, though wider than ideal: cpu: 6 exclusive CPUs needed, at most 4 CPUs free" in text
 
 
 def test_a_resource_that_needs_fewer_numa_nodes_than_another_says_so() -> None:

@@ -1,4 +1,4 @@
-"""How many exclusive CPUs the node tells its scheduler: never more than it would give."""
+"""What can be given away: exclusive CPUs as the scheduler is told of them, memory."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from nri_numa.engine.state import Charge, Kind, NodeState
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.settings import CPUAmount, Limits, Quota, Settings
 from tests.beds.allocations import allocation
+from tests.beds.world import GIB
 from tests.machines import named as machines
 
 FREE = NodeState()
@@ -74,3 +75,24 @@ def test_what_could_still_be_given(
     where: Machine, state: NodeState, free: dict[int, int], most: dict[int, int], all_together: int
 ) -> None:
     assert told(where, state) == (free, most, all_together)
+
+
+@pytest.mark.parametrize(
+    ("amount", "cpus"),
+    [(CPUAmount(5), 5), (CPUAmount(0), 1), (CPUAmount(percent=10), 25), (CPUAmount(percent=0), 1)],
+)
+@pytest.mark.parametrize("reserved", ["", "0-3"])
+def test_what_is_configured_stays_with_the_pool(
+    amount: CPUAmount, cpus: int, reserved: str
+) -> None:
+    settings = Settings(reserved_cpus=CPUSet.parse(reserved), limits=Limits(pool=amount))
+    assert Machine(topology=machines.eight_by_32(), settings=settings).floor == cpus
+
+
+def test_memory_that_our_cgroup_withholds_is_none_at_all() -> None:
+    topology = replace(machines.huge_pages(), withheld_memory=NUMASet([1]))
+    where = Machine(topology=topology, settings=Settings())
+    per_node = topology.numa_nodes[0].memory_bytes - 5 * GIB  # huge pages are counted apart
+    assert where.memory_capacity == {0: per_node, 1: 0}
+    assert where.hugepages_capacity(GIB) == {0: 4 * GIB, 1: 0}
+    assert where.hugepages_capacity(64 << 10) == {0: 0, 1: 0}

@@ -15,7 +15,7 @@ from nri_numa.engine.state import NodeState
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.settings import Settings
-from tests.beds.world import container, pod, resources
+from tests.beds.world import World, container, pod, resources
 
 MACHINE = Machine(
     topology=synthetic(sockets=2, numa_per_socket=1, cores_per_numa=4, threads=1, memory_gib=64),
@@ -50,6 +50,17 @@ def test_restricted_says_when_no_machine_state_would_help() -> None:
         "64 GiB memory; NUMA node 1: 4 CPUs for exclusive use, 64 GiB memory"
     )
     assert "; all its containers together need 6 " in refusal("restricted", 6, 8, "pod", KUBELETS)
+
+
+def test_cpus_are_counted_where_the_pod_was_placed() -> None:
+    world = World(MACHINE.topology)
+    of = pod("db", {"policy": "single-numa-node", "scope": "pod"})
+    where = world.place(of, container(of, "a", resources(2, 1)))[1]
+    refused = world.refuse(of, container(of, "b", resources(3, 1)))
+    assert (
+        "container b: cpu: 3 exclusive CPUs needed, 2 free for exclusive use on NUMA node "
+        f"{where}; " in refused.message
+    )
 
 
 def test_other_refusals_name_the_limit() -> None:

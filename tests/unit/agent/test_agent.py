@@ -1,4 +1,4 @@
-"""Updates that no reply could carry wait, and are not lost on the way."""
+"""What the agent remembers of containers, and whom it tells of changes."""
 
 from __future__ import annotations
 
@@ -7,29 +7,42 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
+from nri_numa.engine.decision import Resized
 from nri_numa.machine.synthetic import synthetic
-from nri_numa.model.workload import QoSClass
+from nri_numa.model.workload import QoSClass, Resources
 from tests.beds.world import World, container, pod, resources
 
 
-def node() -> World:
-    """An unbound container beside an owner whose removal has no reply to widen the former."""
+@pytest.fixture
+def world() -> World:
+    """An unbound container beside an owner."""
     world = World(synthetic(sockets=1, numa_per_socket=1, cores_per_numa=4, threads=1))
     world.synchronize()
     world.place(pod("free", qos=QoSClass.BEST_EFFORT))
-    own = pod("owner", {"cpus": "exclusive"})
-    world.place(own, container(own, wants=resources(2)))
+    world.place(pod("owner", {"cpus": "exclusive"}), wants=resources(2))
     assert world.has("free-app")[0] == "2-3"
-    del world.live["owner-app"]
-    world.agent.remove_container("owner-app")
-    assert world.has("free-app")[0] == "0-3"
     return world
 
 
-def test_a_container_that_replaced_another_leaves_nothing_of_it_behind() -> None:
+def test_a_removal_has_no_reply_that_could_widen_others_and_they_are_widened(world: World) -> None:
+    del world.live["owner-app"]
+    world.agent.remove_container("owner-app")
+    assert world.has("free-app")[0] == "0-3"
+
+
+def test_who_asks_for_cpus_of_an_owner_is_told_whose_they_are(world: World) -> None:
+    """Somebody sets the cpuset of a container that nobody pinned."""
+    made = world.live["free-app"]
+    outcome = world.agent.update_container(world.pods[made.pod_id], made, Resources(cpus="1-3"))
+    assert isinstance(outcome, Resized)
+    assert outcome.trace.steps == (
+        "CPUs 2-3, which everybody shares, instead of 1-3: CPU 1 is exclusive to others",
+    )
+
+
+def test_a_container_that_replaced_another_leaves_nothing_of_it_behind(world: World) -> None:
     """The runtime reports the end of the first one only after the second was made."""
-    world = node()
-    again = pod("again", {"numacpu": "1"})
+    again = pod("again", {"numacpu": "2"})
     world.place(again, container(again, id="first"))
     made = replace(container(again, id="second"), cgroups_path="/pods/second")
     world.place(again, made)
@@ -41,7 +54,7 @@ def test_a_container_that_replaced_another_leaves_nothing_of_it_behind() -> None
 
 
 CHANGES: dict[str, Callable[[World], object]] = {
-    "placed": lambda world: world.place(pod("more", {"numacpu": "1"})),
+    "placed": lambda world: world.place(pod("more", {"numacpu": "2"})),
     "ended": lambda world: world.stop("free-app"),
     "refused": lambda world: world.refuse(pod("wrong", {"numacpu": "63"})),
     "settings": lambda world: world.agent.retopology(world.agent.machine),
@@ -49,8 +62,7 @@ CHANGES: dict[str, Callable[[World], object]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_whoever_shows_the_node_is_told_of_every_change(change: str) -> None:
-    world = node()
+def test_whoever_shows_the_node_is_told_of_every_change(world: World, change: str) -> None:
     told: list[str] = []
     stop = world.agent.subscribe(lambda: told.append(change))
     CHANGES[change](world)

@@ -1,0 +1,252 @@
+"""What is free: one figure for admission, refusals, API, metrics and page."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import partial
+
+import pytest
+from msgspec.structs import replace
+
+from nri_numa.agent.view import LiveView
+from nri_numa.engine.accounting import take_within
+from nri_numa.engine.cpus.allocator import ChosenCPUs, TakeRequest
+from nri_numa.engine.decision import Machine, Reading, Refused
+from nri_numa.machine.synthetic import synthetic
+from nri_numa.model.cpuset import CPUSet, NUMASet
+from nri_numa.model.settings import CPUAmount, Limits, Settings
+from nri_numa.model.workload import SMT, QoSClass, Strategy
+from tests.beds.views import live_view
+from tests.beds.world import GIB, World, container, pod, resources, says
+from tests.machines import named as machines
+
+MANY_IDLE = Settings(limits=Limits(idle=CPUAmount(percent=50), pool=CPUAmount(1)))
+"""How many siblings may be kept idle is another matter; see test_tenants.py."""
+
+
+ISOLATE = {"policy": "single-numa-node", "smt": "isolate"}
+SINGLE = {"policy": "single-numa-node"}
+
+
+usual = partial(World, machines.dual_no_smt())
+
+
+def _view(world: World) -> LiveView:
+    return live_view(world.agent, memory=world.reading)
+
+
+def _isolated(world: World, count: int) -> None:
+    for n in range(count):
+        world.put(f"isolated{n}", ISOLATE, 1, 1)
+
+
+def test_case_11_idle_siblings_are_not_free_for_shared_containers() -> None:
+    """Two NUMA nodes of 4 cores; 3 cores of each are isolated, so 2 CPUs of each are left."""
+    world = World(synthetic(sockets=2, numa_per_socket=1, cores_per_numa=4), MANY_IDLE)
+    _isolated(world, 6)
+    for n in range(2):
+        world.put(f"shared{n}", SINGLE, 1.5, 1)
+
+    refused = world.refused("shared2", SINGLE, 1.5, 1)
+
+    assert refused.reason == "TopologyAffinityError"
+    assert "free: NUMA node 0: 0.5 CPUs" in refused.message
+    assert "NUMA node 1: 0.5 CPUs" in refused.message
+    nodes = _view(world).listing().head.numa_nodes
+    assert [n.cpu_available_milli for n in nodes] == [500, 500]
+    assert [n.available_cpus for n in _view(world).snapshot().numa_nodes] == [0.5, 0.5]
+
+
+def test_case_11_owners_leave_what_shared_containers_were_promised(world: World) -> None:
+    """An owner of several NUMA nodes takes from each what it can spare."""
+    _, mems = world.put("shared", SINGLE, 6, 1)
+    world.put("wide", {"policy": "best-effort", "cpus": "exclusive"}, 9, 1)
+
+    own = world.cpus("wide-app")
+    left = world.topology.numa_nodes[int(mems)].cpus - own
+    assert len(left) >= 6
+
+
+def test_case_11_oversold_cpus_cannot_be_owned_and_promised() -> None:
+    """With 8 CPUs sold twice and 7 of them owned, 2 are promised and not 9."""
+    world = World(machines.single_smt(), Settings(oversale=2.0))
+    world.put("owner", SINGLE, 7, 1)
+    refused = world.refused("shared", {"policy": "restricted", "cpus": "shared"}, 2.5, 1)
+    assert "free: NUMA node 0: 2 CPUs" in refused.message
+
+
+def test_case_11_the_last_cpu_of_the_pool_is_not_said_to_be_free() -> None:
+    """The text of a refusal counts what could be owned."""
+    world = World(machines.single_no_smt())
+    says(world.refused("all", {"policy": "restricted"}, 5, 1), "", "free: NUMA node 0: 3 CPUs")
+
+
+def test_case_11_a_shared_container_is_booked_where_there_is_room(world: World) -> None:
+    """Half of it on each NUMA node would promise more of the fuller one than it has."""
+    world.put("first", SINGLE, 6.5, 1)
+    world.put("wide", {"policy": "best-effort"}, 9, 1)
+    left = world.agent.machine.cpu_left(world.agent.state)
+    assert sorted(left.values()) == [0, 500]
+    assert all(c.cpu_milli <= 8000 for c in world.agent.state.charges.values())
+
+
+def test_case_11_whole_cores_come_from_where_they_can_be_spared() -> None:
+    """Of NUMA node 0 one CPU may be owned, which makes no whole core."""
+    topology = machines.dual_adjacent()
+    machine = Machine(topology=topology, settings=Settings())
+    request = TakeRequest(
+        count=4, available=topology.online, affinity=NUMASet([0, 1]), smt=SMT.FULL_CORE
+    )
+    taken = take_within(machine, request, {0: 1, 1: 8})
+    assert isinstance(taken, ChosenCPUs)
+    assert str(taken.cpus) == "8-11"
+    some = take_within(machine, replace(request, count=10), {0: 2, 1: 8})
+    assert isinstance(some, ChosenCPUs)
+    assert len(some.cpus & topology.numa_nodes[0].cpus) == 2
+
+
+def test_a_refusal_says_whose_requests_the_shared_pool_serves(world: World) -> None:
+    for name, cpus in (("big", 7.5), ("other", 8), ("small", 0.25)):
+        world.put(name, {"policy": "single-numa-node"}, cpus, qos=QoSClass.BURSTABLE)
+    idle = pod("idle", {"policy": "single-numa-node"}, qos=QoSClass.BEST_EFFORT)
+    world.place(idle, container(idle, "none"))
+    for asks in ({}, {"policy": "best-effort"}, {"policy": "single-numa-node"}):
+        refused = world.refused("own", {**asks, "cpus": "exclusive"}, 2)
+        assert refused.message.endswith(
+            "; held: default/other/app requests 8 CPUs of the shared pool, "
+            "default/big/app requests 7.5 CPUs of the shared pool, "
+            "default/small/app requests 0.25 CPUs of the shared pool"
+        ), refused.message
+
+
+def test_a_resize_that_is_refused_says_who_has_its_numa_node(world: World) -> None:
+    mine = {"policy": "single-numa-node"}
+    world.put("own", mine, 2, 1)
+    for name, cpus in (("near", 5), ("far", 5)):
+        world.put(name, mine, cpus, qos=QoSClass.BURSTABLE)
+    where = {a.pod: a.numa_nodes for a in world.agent.state.allocations.values()}
+    near = next(name for name in ("near", "far") if where[name] == where["own"])
+    refused = world.update_refused("own-app", resources(8, 1))
+    assert refused.reason == "NotEnoughCPUs"
+    assert f"held: default/{near}/app requests" in refused.message
+    assert refused.message.count("requests") == 1
+    refused = world.update_refused(f"{near}-app", resources(8, 0))
+    assert "held: default/own/app has exclusive CPUs" in refused.message
+
+
+# --- ``strategy``: by the share that is scarcest once the container is there --------------------
+
+
+POLICY = {"policy": "best-effort"}
+
+
+def _six(strategy: Strategy, reading: Reading | None = None) -> list[str]:
+    """Where six pods of one CPU and 256 MiB go."""
+    world = World(machines.dual_no_smt(), Settings(strategy=strategy), reading=reading)
+    pods = (pod(f"p{n}", POLICY, qos=QoSClass.BURSTABLE) for n in range(6))
+    return [world.place(of, wants=resources(1, 0.25))[1] for of in pods]
+
+
+# Page cache: node 1 has 3 GiB less of 16.
+UNEVEN = Reading(memory={0: 15 * GIB, 1: 12 * GIB})
+
+
+def test_case_17_six_small_pods_use_both_numa_nodes() -> None:
+    """By memory left alone all six go to node 0, which has 3 GiB more."""
+    assert Counter(_six(Strategy.MOST_LEFT, UNEVEN)) == {"0": 6}
+    assert Counter(_six(Strategy.SPREAD, UNEVEN)) == {"0": 3, "1": 3}
+    assert Counter(_six(Strategy.SPREAD)) == {"0": 3, "1": 3}
+
+
+def test_case_17_pack_fills_one_by_the_same_measure() -> None:
+    assert len(set(_six(Strategy.PACK))) == 1
+
+
+def test_case_17_memory_counts_where_it_is_scarcest(world: World) -> None:
+    """Node 0 has its memory nearly full and its CPUs free; node 1 the other way round, less so."""
+    world.put("memory", {"numamem": "0"}, 0, 13)
+    world.put("cpus", {"numacpu": "8-11", "cpus": "exclusive"}, 4)
+    assert world.put("a", POLICY, 1, 1, qos=QoSClass.BURSTABLE)[1] == "1"
+
+
+def test_case_17_shares_and_not_amounts_decide() -> None:
+    """A small NUMA node that is empty is emptier than a large one that is half full."""
+    base = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=8, threads=1, memory_gib=16)
+    world = World(base, Settings(capacity_factor={1: 0.5}))
+    world.put("first", {"numacpu": "0-3", "cpus": "exclusive"}, 4)
+    world.put("a", {**POLICY, "bind": "cpu"}, 1, qos=QoSClass.BURSTABLE)
+    assert str(world.allocation("a-app").numa_nodes) == "1"
+
+
+def test_case_17_huge_pages_count_too() -> None:
+    world = World(machines.huge_pages())
+    pages = 2 << 20
+    world.put("first", {"numamem": "0"}, 0, 0, pages={pages: GIB // 2})
+    of = pod("a", POLICY, qos=QoSClass.BURSTABLE)
+    wants = resources(1, 1, hugepages={pages: GIB // 4})
+    assert world.place(of, wants=wants)[1] == "1"
+
+
+# --- A NUMA node of which less is there, or nothing: who still gets something on it -------------
+
+
+DRAINED = Settings(capacity_factor={0: 0.0})
+LEFT, RIGHT = CPUSet.parse("0-15,32-47"), CPUSet.parse("16-31,48-63")
+"""CPUs of the two NUMA nodes of `machines.dual_smt`."""
+
+
+@pytest.mark.parametrize(
+    ("annotations", "cpus", "qos"),
+    [
+        (SINGLE, 4, QoSClass.GUARANTEED),
+        (SINGLE, 1.5, QoSClass.GUARANTEED),
+        (SINGLE, 0.5, QoSClass.BURSTABLE),
+        ({"policy": "restricted"}, 2, QoSClass.GUARANTEED),
+        ({"policy": "best-effort"}, 2, QoSClass.GUARANTEED),
+        ({"cpus": "exclusive"}, 2, QoSClass.GUARANTEED),
+    ],
+)
+def test_nothing_new_lands_on_a_drained_numa_node(
+    annotations: dict[str, str], cpus: float, qos: QoSClass
+) -> None:
+    world = World(machines.dual_smt(), DRAINED)
+    got, _ = world.put("a", annotations, cpus, 1, qos)
+    assert got
+    assert CPUSet.parse(got) <= RIGHT
+
+
+def test_what_is_listed_is_listed() -> None:
+    """Whoever names CPUs decides himself, on a drained NUMA node too."""
+    world = World(machines.dual_smt(), DRAINED)
+    assert world.put("a", {"numacpu": "0-1"}, 2, 1, QoSClass.GUARANTEED)[0] == "0-1"
+
+
+def test_half_a_numa_node_takes_half() -> None:
+    world = World(machines.dual_smt(), Settings(capacity_factor={0: 0.5, 1: 0.0}))
+    for name in "abcd":
+        assert CPUSet.parse(world.put(name, SINGLE, 4, 1, QoSClass.GUARANTEED)[0]) <= LEFT
+    assert world.refused("e", SINGLE, 4, 1, QoSClass.GUARANTEED).reason == "TopologyAffinityError"
+
+
+@pytest.mark.parametrize(
+    ("annotations", "cpus"),
+    [(SINGLE, 1.5), (SINGLE, 2), ({"policy": "restricted"}, 2), ({"cpus": "exclusive"}, 2)],
+)
+def test_a_refusal_names_the_factor(annotations: dict[str, str], cpus: float) -> None:
+    world = World(machines.dual_smt(), Settings(capacity_factor={0: 0.0, 1: 0.01}))
+    message = world.refused("a", annotations, cpus, 1, QoSClass.GUARANTEED).message
+    assert " (capacity factor 0: drained); NUMA node 1: " in message
+    assert message.count(" (capacity factor 0.01)") == 1
+
+
+@pytest.mark.parametrize("cpus", [1.5, 2])
+def test_so_does_a_resize_that_is_refused(cpus: float) -> None:
+    world = World(machines.dual_smt())
+    of = pod("a", {**SINGLE, "on-failure": "reject"}, qos=QoSClass.GUARANTEED)
+    app = container(of, wants=resources(cpus, 1))
+    world.place(of, app)
+    both = Settings(capacity_factor={0: 0.0, 1: 0.0})
+    world.agent.retopology(replace(world.agent.machine, settings=both))
+    refused = world.agent.update_container(of, app, resources(cpus + 2, 1))
+    assert isinstance(refused, Refused)
+    assert "(capacity factor 0: drained)" in refused.refusal.message

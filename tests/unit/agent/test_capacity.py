@@ -1,0 +1,276 @@
+"""Capacity factors: steal that is measured, and a file of somebody who is not trusted."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from prometheus_client.parser import text_string_to_metric_families
+
+from nri_numa.agent.capacity import CapacityFactors, OutsideCapacity, StealWatch
+from nri_numa.config import AgentConfig
+from nri_numa.config.sections import MeasuredCapacity, MeasuredMode
+from nri_numa.engine.decision import Machine
+from nri_numa.model.machine import Topology
+from nri_numa.model.settings import Settings
+from nri_numa.observe import logs
+from nri_numa.observe.metrics import Metrics
+from tests.beds.world import StillClock, agent_of, container, pod, resources
+from tests.machines import named as machines
+
+NOW = 1_795_359_000.0
+UNTIL = "2026-11-22T15:00:00Z"
+"""Ten minutes after `NOW`."""
+
+
+class Bed:
+    """An agent on two NUMA nodes of eight CPUs, a proc, and a file from outside."""
+
+    def __init__(
+        self,
+        root: Path,
+        mode: MeasuredMode | None = None,
+        half_life: str = "1s",
+        base: Settings | None = None,
+    ) -> None:
+        self.root, self.path, self.now = root, root / "capacity.json", NOW
+        (root / "proc").mkdir()
+        (root / "sys/devices/system/cpu").mkdir(parents=True)
+        self.metrics, self.log = Metrics("0"), io.StringIO()
+        logs.setup("info", stream=self.log)
+        self.topology, self.base = machines.dual_no_smt(), base or Settings()
+        clock = StillClock(lambda: self.now, lambda: self.now)
+        machine = Machine(topology=self.topology, settings=self.base)
+        self.agent = agent_of(machine, metrics=self.metrics, clock=clock)
+        self.outside = OutsideCapacity(str(self.path), clock)
+        section = MeasuredCapacity(mode=mode, half_life=half_life) if mode else MeasuredCapacity()
+        self.watch = StealWatch(section, str(root), self.metrics, clock)
+        self.all = CapacityFactors(self.outside, self.watch)
+        self.ticks = dict.fromkeys(range(16), 0)
+
+    def pass_time(self, steal: Mapping[int, float]) -> None:
+        """A hundred seconds pass; so much of each NUMA node's time is stolen."""
+        self.now += 100
+        for cpu in self.ticks:
+            self.ticks[cpu] += round(10_000 * steal.get(cpu // 8, 0.0))
+        total = round((self.now - NOW) * 100)
+        lines = (f"cpu{cpu} 0 0 0 {total - t} 0 0 0 {t}" for cpu, t in self.ticks.items())
+        (self.root / "proc/stat").write_text("\n".join(["cpu 0 0 0 0 0 0 0 0", *lines, ""]))
+        asyncio.run(self.watch.apply(self.agent, AgentConfig(), self))
+
+    def says(self, zones: object = None, drained: object = "", **more: object) -> None:
+        capacity = {"zones": zones, "until": UNTIL, "source": "put", **more}
+        text = json.dumps(capacity) if zones is not None else ""
+        self.path.write_text(json.dumps({"offline-capacity": text, "drained": drained}))
+
+    def look(self) -> Mapping[int, float]:
+        asyncio.run(self.outside.apply(self.agent, AgentConfig(), self))
+        return self.factors()
+
+    def settings(self, config: AgentConfig, topology: Topology) -> Settings:
+        return self.all.over(self.base, topology)
+
+    def factors(self) -> Mapping[int, float]:
+        return self.agent.machine.settings.capacity_factor
+
+    def gauge(self, name: str) -> dict[str, float]:
+        for family in text_string_to_metric_families(self.metrics.text()):
+            if family.name == f"nri_numa_numa_node_{name}":
+                return {s.labels["numa_node"]: s.value for s in family.samples}
+        return {}
+
+    def place(self, name: str, cpus: int) -> str:
+        """NUMA nodes that a container gets; empty when it is refused."""
+        of = pod(name, {"policy": "single-numa-node"})
+        self.agent.create_container(of, container(of, wants=resources(cpus, 0.25)))
+        allocation = self.agent.state.allocations.get(f"{name}-app")
+        return str(allocation.numa_nodes) if allocation else ""
+
+
+@pytest.fixture
+def bed(tmp_path: Path) -> Bed:
+    return Bed(tmp_path, MeasuredMode.ACT)
+
+
+def test_act_gives_new_containers_less_and_moves_none_that_runs(bed: Bed) -> None:
+    assert bed.place("before", 5) == "0"
+    bed.pass_time({})
+    bed.pass_time({0: 0.4, 1: 0.05})
+    assert bed.factors() == {0: 0.6}
+    assert bed.watch.acting() == {0: 0.6}
+    assert str(bed.agent.state.allocations["before-app"].numa_nodes) == "0"
+    assert bed.place("after", 3) == "1", "NUMA node 0 has three CPUs, but 4.8 of 8 are there"
+    assert bed.gauge("measured_capacity_factor") == {"0": 0.6, "1": 1.0}
+    assert bed.gauge("steal_ratio") == {"0": pytest.approx(0.4), "1": pytest.approx(0.05)}
+    assert bed.gauge("waiting_tasks") == {}, "this kernel has no schedstat, which is no zero"
+    assert bed.gauge("cpu_frequency_hertz") == {}, "nor cpufreq"
+    bed.pass_time({})
+    assert bed.factors() == {}
+
+
+def test_what_is_stolen_counts_half_after_its_half_life(tmp_path: Path) -> None:
+    bed = Bed(tmp_path, MeasuredMode.ACT, half_life="100s")
+    for steal in (0.0, 0.0, 0.4):
+        bed.pass_time({0: steal})
+    assert bed.factors() == {0: 0.8}
+
+
+def test_observe_tells_and_changes_nothing(tmp_path: Path) -> None:
+    """Frequencies too: CPUs that are away, or whose driver does not know, count for nothing."""
+    bed = Bed(tmp_path, MeasuredMode.OBSERVE)
+    for cpu, text in {0: "1000000\n", 1: "3000000\n", 2: "<unknown>\n", 8: "", 9: "-1"}.items():
+        directory = tmp_path / f"sys/devices/system/cpu/cpu{cpu}/cpufreq"
+        directory.mkdir(parents=True)
+        (directory / "scaling_cur_freq").write_text(text)
+    (tmp_path / "sys/devices/system/cpu/cpu10/cpufreq/scaling_cur_freq").mkdir(parents=True)
+    machine = bed.agent.machine
+    bed.pass_time({})
+    bed.pass_time({0: 0.4})
+    assert bed.gauge("cpu_frequency_hertz") == {"0": 2e9}
+    assert bed.watch.factors == {0: 0.6}
+    assert bed.watch.acting() == {}, "nobody may evict for what is only looked at"
+    assert bed.gauge("measured_capacity_factor")["0"] == 0.6
+    assert bed.agent.machine is machine
+
+
+def test_the_lower_of_measured_and_configured_counts_and_outside_instead_of_measured(
+    bed: Bed,
+) -> None:
+    bed.watch.factors = {0: 0.6, 1: 0.6, 7: 0.5}
+    ours = replace(bed.base, capacity_factor={0: 0.5, 1: 0.9})
+    assert bed.all.over(ours, bed.topology).capacity_factor == {0: 0.5, 1: 0.6}
+    bed.outside.factors = {1: 0.5, 8: 0.5}
+    assert bed.all.over(ours, bed.topology).capacity_factor == {0: 0.5, 1: 0.45}
+    bed.watch.factors = bed.outside.factors = {}
+    assert bed.all.over(ours, bed.topology) == ours
+
+
+def test_what_is_not_known_keeps_what_was_and_is_said_once(bed: Bed) -> None:
+    bed.pass_time({})
+    bed.pass_time({0: 0.4})
+    (bed.root / "proc/stat").write_text("cpu0 1 2 3 4\n")
+    for _ in range(2):
+        assert not bed.watch.refresh(bed.topology)
+    bed.pass_time({0: 0.4})
+    assert bed.factors() == {0: 0.6}
+    assert bed.log.getvalue().count("reports no steal") == 1
+    assert bed.log.getvalue().count("steal is known again") == 1
+    (bed.root / "sys/devices/system/cpu").rmdir()
+    assert not bed.watch.refresh(bed.topology)
+
+
+def test_cpus_that_moved_are_not_counted_for_their_new_numa_node(bed: Bed) -> None:
+    bed.pass_time({})
+    bed.agent.retopology(replace(bed.agent.machine, topology=machines.dual_no_smt()))
+    bed.pass_time({0: 0.9})
+    assert bed.factors() == {}
+
+
+# --- from outside ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def told(tmp_path: Path) -> Bed:
+    return Bed(tmp_path)
+
+
+def test_factors_hold_until_their_time_is_over(told: Bed) -> None:
+    assert told.look() == {}
+    told.says({"1": 0.5, "0": 1})
+    assert told.look() == {1: 0.5}
+    assert told.agent.machine.cpu_total[1] * 2 == told.agent.machine.cpu_total[0]
+    told.now += 599
+    assert told.look() == {1: 0.5}
+    told.now += 1
+    assert told.look() == {}
+
+
+def test_a_drained_numa_node_stays_drained(told: Bed) -> None:
+    told.says({"1": 0.5}, drained="1")
+    assert told.look() == {1: 0.0}
+    told.path.unlink()
+    told.now += 1e7
+    assert told.look() == {1: 0.0}
+    told.says()
+    assert told.look() == {}
+
+
+def test_the_configurations_own_factor_counts_besides(tmp_path: Path) -> None:
+    bed = Bed(tmp_path, base=Settings(capacity_factor={0: 0.5, 1: 0.8}))
+    bed.says({"0": 0.5})
+    assert bed.look() == {0: 0.25, 1: 0.8}
+
+
+def test_numa_nodes_that_are_not_there_are_said_and_left_out(told: Bed) -> None:
+    told.says({"7": 0, "1": 0.5}, drained="9")
+    assert told.look() == told.look() == {1: 0.5}
+    words = "this machine has no NUMA node 7,9; it has 0-1"
+    assert told.log.getvalue().count(words) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"", b"[]", b"{", b"\xff", b"[" * 50_000, b"x" * 70_000, b'{"drained": 1}',
+        b'{"drained": "a"}', b'{"offline-capacity": "{}"}', b'{"offline-capacity": "NaN"}',
+        b'{"drained": "", "offline-capacity": "[]"}', b'{"drained": "", "offline-capacity": 1}',
+    ],
+)  # fmt: skip
+def test_nonsense_changes_nothing(told: Bed, text: bytes) -> None:
+    told.says({"1": 0.5})
+    assert told.look() == {1: 0.5}
+    told.path.write_bytes(text)
+    assert told.look() == {1: 0.5}
+
+
+@pytest.mark.parametrize(
+    ("says", "factors"),
+    [
+        ({"zones": {"1": 2}, "drained": "0"}, {0: 0.0}),
+        ({"zones": {"1": 0.5}, "until": "2036-11-22T15:00:00Z"}, {}),
+    ],
+    ids=["half a document", "a time that is far away"],
+)
+def test_what_cannot_be_is_left_out(
+    told: Bed, says: dict[str, Any], factors: dict[int, float]
+) -> None:
+    told.says(**says)
+    assert told.look() == factors
+
+
+def _link(path: Path) -> None:
+    (path.parent / "other").write_text(json.dumps({"drained": "0"}))
+    path.symlink_to("other")
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, _link])
+def test_something_else_than_a_file_is_not_read(told: Bed, make: Any) -> None:
+    make(told.path)
+    assert told.look() == {}
+
+
+def test_somebody_elses_change_meanwhile_is_not_lost(
+    told: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reload that comes between is not overwritten; the factor follows a second later."""
+    told.says(drained="0")
+    other = Machine(topology=told.topology, settings=Settings(oversale=2.0))
+
+    def settings(config: AgentConfig, topology: Topology) -> Settings:
+        made = told.all.over(told.base, topology)
+        told.agent.retopology(other)
+        return made
+
+    with monkeypatch.context() as patch:
+        patch.setattr(told, "settings", settings)
+        assert told.look() == {}
+    told.base = other.settings
+    assert told.look() == {0: 0.0}
+    assert told.agent.machine.settings.oversale == 2.0

@@ -344,7 +344,8 @@ def test_a_status_of_something_else_is_no_refusal(status: dict[str, Any]) -> Non
 
 def test_init_containers_are_refused_too() -> None:
     found = pod("web")
-    found["status"]["initContainerStatuses"] = found["status"].pop("containerStatuses")
+    waits = found["status"].pop("containerStatuses")
+    found["status"]["initContainerStatuses"] = [{"name": "first"}, *waits]
     assert refusal(found).startswith("InsufficientCPUs: needs 4")
 
 

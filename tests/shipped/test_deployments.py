@@ -11,12 +11,8 @@ import yaml
 from nri_numa import config as configuration
 from nri_numa.config.sections import camel_case
 from nri_numa.controller.service import LEASE
-from nri_numa.engine.request.annotations import PLACED
-from nri_numa.model.offline_capacity import OFFLINE_CAPACITY
-from nri_numa.scheduler.watcher import ROOM
 from tests.shipped.test_install_manifests import (
     BASE,
-    CHART,
     charted,
     documents,
     helm,
@@ -105,42 +101,11 @@ def test_it_has_no_rights_on_the_node_and_few_in_the_cluster(part: str) -> None:
 
 
 @pytest.mark.parametrize("part", ON)
-def test_the_chart_says_the_same_as_kustomize(part: str) -> None:
-    names = ("serviceaccount", "role", "policies", "deployment")
-    in_the_chart(charted(*ON[part]), *(f"{part}/{one}.yaml" for one in names))
-
-
-@pytest.mark.parametrize(
-    ("part", "names"), [("scheduler", [ROOM, PLACED]), ("controller", [OFFLINE_CAPACITY])]
-)
-def test_its_policies_name_its_annotations_and_fail_closed(part: str, names: list[str]) -> None:
-    """What they refuse is in tests/kube: test_scheduler_extender.py and test_controller.py."""
-    theirs = documents(f"{part}/policies.yaml")
-    for spec in (one["spec"] for one in theirs):
-        assert spec.get("failurePolicy", "Fail") == "Fail"
-        assert spec.get("validationActions", ["Deny"]) == ["Deny"]
-    made = charted(*ON[part], "--set=config.annotationPrefix=numa.example.org")
-    ours = [made[one["kind"], one["metadata"]["name"]] for one in theirs]
-    for name in names:
-        assert f"numa.kubernetes.io/{name}'" in str(theirs)
-        assert f"numa.example.org/{name}'" in str(ours)
-        assert f"numa.kubernetes.io/{name}" not in str(ours)
-
-
-@pytest.mark.parametrize("part", ON)
 def test_its_pods_are_not_the_daemonsets(part: str) -> None:
     ours = charted(*ON[part])
     selector = ours["DaemonSet", "nri-numa"]["spec"]["selector"]["matchLabels"]
     labels = ours["Deployment", f"nri-numa-{part}"]["spec"]["template"]["metadata"]["labels"]
     assert not selector.items() <= labels.items()
-
-
-def test_they_are_off_by_default() -> None:
-    values = yaml.safe_load((CHART / "values.yaml").read_text())
-    for part in ON:
-        assert part not in "".join(name for _, name in charted())
-        assert not values[part]["enabled"]
-    assert "capacity" not in helm().stdout
 
 
 POLICY = "--set=networkPolicy.enabled=true"

@@ -126,6 +126,8 @@ def in_the_chart(ours: dict[tuple[str, str], Any], *files: str) -> None:
         if theirs["kind"] == "Deployment":
             template = one["spec"]["template"]
             assert "checksum/config" in template["metadata"].pop("annotations")
+        if theirs["kind"] == "CustomResourceDefinition":
+            del one["metadata"]["annotations"]["helm.sh/resource-policy"]
         assert one == theirs
 
 
@@ -149,20 +151,6 @@ def test_the_pod_has_no_more_rights_than_it_needs() -> None:
     writable = [m["name"] for m in container["volumeMounts"] if not m.get("readOnly")]
     assert writable == ["state", "cgroup"]
     assert {v["name"] for v in pod["volumes"]} == {m["name"] for m in container["volumeMounts"]}
-
-
-def test_paths_are_those_of_the_configuration() -> None:
-    """Mounts and probes fit the agent's defaults, which the shipped agent.yaml leaves alone."""
-    config = configuration.load(str(BASE / "agent.yaml"))
-    pod = yaml.safe_load((BASE / "daemonset.yaml").read_text())["spec"]["template"]["spec"]
-    (container,) = pod["containers"]
-    mounts = {m["name"]: m["mountPath"] for m in container["volumeMounts"]}
-    assert config.runtime.nri_socket == f"{mounts['nri']}/nri.sock"
-    assert config.state_dir == mounts["state"]
-    assert config.cgroup_root == mounts["cgroup"]
-    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
-        get = container[probe]["httpGet"]
-        assert f"{get['host']}:{get['port']}" == config.http.address
 
 
 def test_one_version_everywhere() -> None:
@@ -275,30 +263,45 @@ def test_the_chart_and_kustomize_are_equal_in_effect(directories: list[str], val
     assert yaml.safe_load(texts[0]) == yaml.safe_load(texts[1])
 
 
-def test_the_chart_narrows_the_nodes_capacity_as_kustomize_does() -> None:
-    ours = charted("--set", "publish.enabled=true,config.publish.capacity=true")
-    in_the_chart(ours, "publish-capacity/role.yaml", "publish-capacity/policies.yaml")
+ALL = (
+    "--kube-version=v1.30.0",
+    "--set=publish.enabled=true,controller.enabled=true,scheduler.enabled=true",
+    "--set=admission.lists=true,admission.exclusive=true",
+    *(f"--set=config.publish.{key}=true" for key in ("podAnnotation", "numatopology")),
+    "--set=config.publish.nodeResourceTopology=true,config.controller.page.enabled=true",
+    *(f"--set=config.controller.{key}.evict=true" for key in ("drain", "stuck", "steal")),
+    "--set=config.controller.stuck.partlyRunning=true",
+)
+OBJECTS = re.compile("serviceaccount|role|policies|mistakes|deployment|crd|deviceclass")
 
 
-def test_the_chart_gives_no_right_that_kustomize_does_not() -> None:
-    ours = charted(
-        "--set=publish.enabled=true,controller.enabled=true,scheduler.enabled=true",
-        "--set=config.dra.enabled=true,config.controller.page.enabled=true",
-        *(f"--set=config.publish.{key}=true" for key in ("podAnnotation", "numatopology")),
-        "--set=config.publish.nodeResourceTopology=true",
-        *(f"--set=config.controller.{key}.evict=true" for key in ("drain", "stuck", "steal")),
-    )
-    files = [file.relative_to(BASE.parent) for file in BASE.parent.glob("*/role.yaml")]
-    known = {(one["kind"], one["metadata"]["name"]) for one in documents(*map(str, files))}
+@pytest.mark.parametrize(
+    ("more", "other"), [("dra.enabled", "publish-capacity"), ("publish.capacity", "publish-dra")]
+)
+def test_the_chart_has_the_objects_of_kustomize_and_no_further_right(more: str, other: str) -> None:
+    ours = charted(*ALL, f"--set=config.{more}=true")
     rights = {key for key in ours if "Role" in key[0]}
-    assert len(rights) > 20
-    assert rights <= known
+    files = [
+        f"{file.parent.name}/{file.name}"
+        for file in BASE.parent.glob("*/*.yaml")
+        if OBJECTS.fullmatch(file.stem) and file.parent.name not in (other, "base")
+    ]
+    in_the_chart(ours, *files)
+    assert rights <= {(one["kind"], one["metadata"]["name"]) for one in documents(*files)}
+    made = charted(*ALL, f"--set=config.{more}=true", "--set=config.annotationPrefix=example.com")
+    policies = [one["spec"] for (kind, _), one in made.items() if kind.startswith("Validating")]
+    assert len(policies) > 20
+    assert "numa.kubernetes.io" not in str(policies)
+
+
+def test_the_chart_leaves_off_what_nobody_asked_for() -> None:
+    assert not re.search("publish|scheduler|controller|capacity|numa-(lists|excl)", helm().stdout)
+    more = helm("--set", "publish.enabled=true").stdout
+    assert not re.search("topology.node|volcano|claims|publish-dra", more)
 
 
 def test_the_chart_has_the_dra_driver_as_kustomize_does() -> None:
     ours = charted("--set", "publish.enabled=true,config.dra.enabled=true")
-    names = ("role", "policies", "deviceclass")
-    in_the_chart(ours, *(f"publish-dra/{name}.yaml" for name in names))
     ours_pod = ours["DaemonSet", "nri-numa"]["spec"]["template"]["spec"]
     (patch,) = documents("publish-dra/container.yaml")
     theirs_pod = patch["spec"]["template"]["spec"]
@@ -306,9 +309,6 @@ def test_the_chart_has_the_dra_driver_as_kustomize_does() -> None:
     for theirs_one in theirs_pod["containers"]:
         (one,) = (c for c in ours_pod["containers"] if c["name"] == theirs_one["name"])
         assert all(mount in one["volumeMounts"] for mount in theirs_one["volumeMounts"])
-    off = helm("--set", "publish.enabled=true")
-    assert "claims" not in off.stdout
-    assert "publish-dra" not in off.stdout
 
 
 DEVICES = ("/run/netns", "/etc/cdi", "/var/run/cdi", "/var/lib/kubelet/pod-resources")

@@ -9,14 +9,13 @@ import re
 from pathlib import Path
 from typing import Any
 
-import yaml
 from jsonschema import Draft202012Validator
 
 from nri_numa import config as configuration
 from nri_numa.config.layers import environment_names
 from nri_numa.publisher import topology, wanted
 from tests.beds.http_view import FakeView
-from tests.shipped.test_install_manifests import BASE, charted, documents, helm, in_the_chart
+from tests.shipped.test_install_manifests import BASE, charted, documents
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CHART = REPOSITORY / "config/helm/nri-numa"
@@ -108,69 +107,12 @@ def test_the_page_has_every_key_and_every_reason() -> None:
         assert f"| `numa.kubernetes.io/{key}` |" in page
 
 
-def test_each_policy_denies_and_is_for_the_publisher_alone() -> None:
-    by_name: dict[str, dict[str, dict[str, Any]]] = {}
-    for one in documents(
-        "publish/policies.yaml",
-        "publish-dra/policies.yaml",
-        "publish-topology/policies.yaml",
-        "publish-volcano/policies.yaml",
-    ):
-        by_name.setdefault(one["metadata"]["name"], {})[one["kind"]] = one["spec"]
-    assert len(by_name) == 6
-    for name, kinds in by_name.items():
-        policy = kinds["ValidatingAdmissionPolicy"]
-        binding = kinds["ValidatingAdmissionPolicyBinding"]
-        assert binding == {"policyName": name, "validationActions": ["Deny"]}
-        assert policy["failurePolicy"] == "Fail"
-        (condition,) = policy["matchConditions"]
-        user = "system:serviceaccount:nri-numa:nri-numa-publish"
-        assert condition["expression"] == f"request.userInfo.username == '{user}'"
-        first, *_ = policy["validations"]
-        assert first["expression"].startswith("variables.me != ''")
-
-
-def test_the_policy_names_what_is_written_to_a_node() -> None:
-    """A key that the publisher learns to write must be let through, and no other is."""
-    (policy,) = (
-        one["spec"]
-        for one in documents("publish/policies.yaml")
-        if one["metadata"]["name"] == "nri-numa-publish-nodes" and "validations" in one["spec"]
-    )
-    (expression,) = (
-        one["expression"] for one in policy["validations"] if "numa-ids" in one["message"]
-    )
-    named = set(re.findall(r"numa\.kubernetes\.io/([a-z-]+)", expression))
-    assert named == set(wanted.NODE_ANNOTATIONS)
-
-
-ON = ("--set", "publish.enabled=true")
-MORE = (*ON, "--set", "config.publish.nodeResourceTopology=true,config.publish.numatopology=true")
-
-
-def test_the_chart_says_the_same_as_kustomize() -> None:
-    ours = charted(*MORE, "--set", "config.publish.podAnnotation=true")
-    definition = "CustomResourceDefinition", "noderesourcetopologies.topology.node.k8s.io"
-    del ours[definition]["metadata"]["annotations"]["helm.sh/resource-policy"]
-    in_the_chart(
-        ours,
-        *(f"publish/{name}.yaml" for name in ("serviceaccount", "role", "policies")),
-        *(f"publish-topology/{name}.yaml" for name in ("role", "policies", "crd")),
-        *("publish-pods/role.yaml", "publish-volcano/role.yaml", "publish-volcano/policies.yaml"),
-    )
+def test_the_chart_has_the_same_container() -> None:
+    ours = charted("--set", "publish.enabled=true")
     made = ours["DaemonSet", "nri-numa"]["spec"]["template"]["spec"]
     (one,) = (each for each in made["containers"] if each["name"] == "publish")
     assert one == container("publish")
     assert all(volume in made["volumes"] for volume in pod()["volumes"])
-    other = charted(*MORE, "--set", "config.annotationPrefix=x.io")
-    policies = [each["spec"] for (kind, _), each in other.items() if "AdmissionPolicy" in kind]
-    assert "numa.kubernetes.io/" not in str(policies)
-
-
-def test_the_chart_leaves_it_off() -> None:
-    assert not yaml.safe_load((CHART / "values.yaml").read_text())["publish"]["enabled"]
-    assert "publish" not in helm().stdout
-    assert not re.search("topology.node|volcano", helm(*ON).stdout)
 
 
 def test_the_definition_is_of_the_version_that_keeps_attributes() -> None:

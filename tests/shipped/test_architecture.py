@@ -24,31 +24,8 @@ def name(path: object) -> str:
     return path.name if isinstance(path, Path) else str(path)
 
 
-def rows(heading: str) -> list[list[str]]:
-    """The cells of the table below a heading of the page, its head left out."""
-    page = (DOCS / "architecture.md").read_text()
-    part = page.split(f"\n## {heading}\n")[1].split("\n## ")[0]
-    lines = [line for line in part.splitlines() if line.startswith("|")]
-    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[2:]]
-
-
 def test_the_drawing_is_of_this_code() -> None:
     assert docs_rooms.DRAWING.read_text() == docs_rooms.svg(), "run python -m tools.docs_regions"
-
-
-def test_twenty_questions_have_one_file_each() -> None:
-    asked = rows("Where would you look for…")
-    assert len(asked) >= 20
-    files = [CODE.fullmatch(file) for _, file in asked]
-    assert all(files)
-    found = [match[1] for match in files if match is not None]
-    assert len(set(found)) == len(found)
-    for file in found:
-        assert (PACKAGE / file).is_file(), file
-
-
-def test_ten_likely_changes_have_a_place() -> None:
-    assert len(rows("Where do I put…")) >= 10
 
 
 def test_files_that_the_page_names_exist() -> None:

@@ -97,6 +97,7 @@ def test_it_has_no_rights_on_the_node_and_few_in_the_cluster(part: str) -> None:
         assert security["capabilities"] == {"drop": ["ALL"]}
         assert all(mount["readOnly"] for mount in container["volumeMounts"])
     assert not [volume for volume in pod["volumes"] if "hostPath" in volume]
+    assert not {"hostPID", "hostIPC", "hostNetwork"} & pod.keys()
     assert {(rule["resources"][0], *rule["verbs"]) for rule in rules(part)} == RIGHTS[part]
 
 

@@ -76,23 +76,10 @@ def world() -> dict[str, Any]:
 def test_every_node_has_a_row_and_who_is_stuck_is_named(run: Run) -> None:
     done = run("cluster", "--context=east")
     assert done.returncode == 1, "a pod is stuck"
-    lines = [line.split() for line in done.stdout.splitlines()]
-    assert lines[:3] == [
-        [
-            "NODE",
-            "NUMA",
-            "FREE",
-            "OF",
-            "LARGEST",
-            "FRAGMENTED",
-            "MEMORY",
-            "FREE",
-            "FACTOR",
-            "DRAINED",
-            "STUCK",
-        ],
-        ["worker-1", "2", "8+4", "32", "8", "33%", "64Gi", "0.75", "1", "1"],
-        ["worker-2", "2", "16+16", "32", "16", "0%", "64Gi", "1", "-", "0"],
+    assert [" ".join(line.split()) for line in done.stdout.splitlines()[:3]] == [
+        "NODE NUMA FREE OF LARGEST FRAGMENTED MEMORY FREE FACTOR DRAINED STUCK",
+        "worker-1 2 8+4 32 8 33% 64Gi 0.75 1 1",
+        "worker-2 2 16+16 32 16 0% 64Gi 1 - 0",
     ]
     assert "44 of 64 exclusive CPUs are free on 2 nodes" in done.stdout
     assert "fits one NUMA node is 16, 14% fragmented" in done.stdout
@@ -203,10 +190,8 @@ def test_a_cluster_without_the_objects_says_who_writes_them(
     assert "publish.nodeResourceTopology" in done.stderr
     world["noderesourcetopologies"] = world["nodes"] = world["pods"] = []
     done = run("cluster")
-    assert (done.returncode, done.stdout.splitlines()[0][:29]) == (
-        0,
-        "0 of 0 exclusive CPUs are fre",
-    )
+    assert done.returncode == 0
+    assert done.stdout.startswith("0 of 0 exclusive CPUs are free")
 
 
 def test_thousands_of_nodes_are_read_while_they_come(run: Run, world: dict[str, Any]) -> None:

@@ -15,7 +15,6 @@ import re
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -75,8 +74,6 @@ print("unknown: %s" % words, file=sys.stderr)
 sys.exit(1)
 """
 
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
-
 
 def agent(node: str, *, state: str = "running", **probe: Any) -> dict[str, Any]:
     return {
@@ -123,53 +120,56 @@ def world(tmp_path: Path) -> dict[str, Any]:
     }
 
 
-@pytest.fixture
-def run(tmp_path: Path, world: dict[str, Any]) -> Run:
+class Run:
     """Runs the plugin with a program as kubectl that answers from this world."""
-    directory, fake = tmp_path, tmp_path / "kubectl"
-    fake.write_text(FAKE.format(python=sys.executable))
-    fake.chmod(0o755)
 
-    def runs(
-        *arguments: str, program: Path = PROGRAM, **environment: str
+    def __init__(self, directory: Path, world: dict[str, Any]) -> None:
+        self.directory, self.world = directory, world
+        self.kubectl = directory / "kubectl"
+        self.kubectl.write_text(FAKE.format(python=sys.executable))
+        self.kubectl.chmod(0o755)
+
+    def __call__(
+        self, *arguments: str, program: Path = PROGRAM, stdin: int = subprocess.DEVNULL, **env: str
     ) -> subprocess.CompletedProcess[str]:
-        (directory / "world.json").write_text(json.dumps(world))
+        (self.directory / "world.json").write_text(json.dumps(self.world))
         clean = {key: text for key, text in os.environ.items() if key != "COLUMNS"}
         return subprocess.run(
             [sys.executable, str(program), *arguments],
-            env={**clean, "KUBECTL_PATH": str(fake), **environment},
-            capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
-            timeout=60,
-            check=False,
-        )
+            env={**clean, "KUBECTL_PATH": str(self.kubectl), **env},
+            stdin=stdin, stdout=subprocess.PIPE if stdin < 0 else stdin, stderr=subprocess.PIPE,
+            text=True, timeout=60, check=False,
+        )  # fmt: skip
 
-    return runs
+    def also(self, place: str, words: str) -> None:
+        """Let kubectl do this before it gets to that place."""
+        self.kubectl.write_text(self.kubectl.read_text().replace(place, words + place, 1))
+
+    @property
+    def calls(self) -> list[list[str]]:
+        """The words of each call of kubectl."""
+        file = self.directory / "calls"
+        return [*map(json.loads, file.read_text().splitlines())] if file.exists() else []
+
+    @property
+    def asked(self) -> str:
+        return "\n".join(" ".join(words) for words in self.calls)
 
 
-def test_another_name_in_the_chart_is_found_by_what_it_does_not_change(
-    run: Run, tmp_path: Path
-) -> None:
+@pytest.fixture
+def run(tmp_path: Path, world: dict[str, Any]) -> Run:
+    return Run(tmp_path, world)
+
+
+def test_another_name_in_the_chart_is_found_by_what_it_does_not_change(run: Run) -> None:
     done = run("status", "database", "--selector=app.kubernetes.io/name=nri-numa")
     assert done.returncode == 0
-    assert "component=agent" not in (tmp_path / "calls").read_text()
-    fake = tmp_path / "kubectl"
+    assert "component=agent" not in run.asked
     nobody = 'if "--selector=app.kubernetes.io/name=nri-numa" in words: world["agents"] = []\n'
-    place = 'if words[0] == "exec"'
-    fake.write_text(fake.read_text().replace(place, nobody + place, 1))
+    run.also('if words[0] == "exec"', nobody)
     done = run("status", "database")
     assert (done.returncode, done.stdout) == (0, "from the node\n"), done.stderr
-    assert (
-        "app.kubernetes.io/part-of=nri-numa,app.kubernetes.io/component=agent"
-        in (tmp_path / "calls").read_text()
-    )
-
-
-def executed(tmp_path: Path) -> list[str]:
-    """The words of the last call of kubectl."""
-    words: list[str] = json.loads((tmp_path / "calls").read_text().splitlines()[-1])
-    return words
+    assert "app.kubernetes.io/part-of=nri-numa,app.kubernetes.io/component=agent" in run.asked
 
 
 @pytest.mark.parametrize(
@@ -189,60 +189,48 @@ def executed(tmp_path: Path) -> list[str]:
     ],
 )
 def test_the_agent_of_the_pods_node_runs_the_command(
-    run: Run, tmp_path: Path, arguments: list[str], command: list[str]
+    run: Run, arguments: list[str], command: list[str]
 ) -> None:
     done = run(*arguments)
     assert (done.returncode, done.stdout) == (0, "from the node\n"), done.stderr
-    where, _, what = " ".join(executed(tmp_path)).partition(" -- nri-numa ")
+    where, _, what = " ".join(run.calls[-1]).partition(" -- nri-numa ")
     assert where == "exec --namespace=numa-system nri-numa-worker-2 --container=nri-numa"
     assert what.startswith(" ".join(command))
 
 
-def test_at_a_terminal_the_command_gets_one_too(
-    run: Run, tmp_path: Path, world: dict[str, Any]
-) -> None:
+def test_at_a_terminal_the_command_gets_one_too(run: Run) -> None:
     """So that tables fit it, and watching clears it."""
-    assert run("status", "database").returncode == 0  # writes what the fake kubectl knows
-    assert "--tty" not in executed(tmp_path)
+    assert run("status", "database").returncode == 0
+    assert "--tty" not in run.calls[-1]
     master, slave = pty.openpty()
     try:
-        done = subprocess.run(
-            [sys.executable, str(PROGRAM), "status", "database", "--watch"],
-            env={**os.environ, "KUBECTL_PATH": str(tmp_path / "kubectl")},
-            stdin=slave,
-            stdout=slave,
-            stderr=subprocess.PIPE,
-            timeout=60,
-            check=False,
-        )
+        done = run("status", "database", "--watch", stdin=slave)
     finally:
         os.close(slave)
         os.close(master)
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert executed(tmp_path)[:3] == ["exec", "--stdin", "--tty"]
+    assert (done.returncode, done.stderr) == (0, "")
+    assert run.calls[-1][:3] == ["exec", "--stdin", "--tty"]
 
 
 def test_flags_of_kubectl_are_passed_on_and_exit_codes_come_back(
-    run: Run, tmp_path: Path, world: dict[str, Any]
+    run: Run, world: dict[str, Any]
 ) -> None:
     world["exit"] = 1
     assert run("explain", "database", "--context", "east", "-n", "shop").returncode == 1
-    calls = [json.loads(line) for line in (tmp_path / "calls").read_text().splitlines()]
-    assert len(calls) == 3
-    assert all(call[0] == "--context=east" for call in calls)
-    assert "--namespace=shop" in calls[0]
+    assert [call[0] for call in run.calls] == ["--context=east"] * 3
+    assert "--namespace=shop" in run.calls[0]
 
 
 def test_who_may_not_look_everywhere_looks_where_the_agents_usually_are(
-    run: Run, tmp_path: Path, world: dict[str, Any]
+    run: Run, world: dict[str, Any]
 ) -> None:
     world["forbidden"] = True
     assert run("status", "database").returncode == 0
-    assert "--namespace=nri-numa" in (tmp_path / "calls").read_text()
+    assert "--namespace=nri-numa" in run.asked
     assert run("status", "database", KUBECTL_NUMA_NAMESPACE="elsewhere").returncode == 0
-    assert "--namespace=elsewhere" in (tmp_path / "calls").read_text()
+    assert "--namespace=elsewhere" in run.asked
     assert run("status", "database", "--selector", "app=mine").returncode == 0
-    assert "--selector=app=mine" in (tmp_path / "calls").read_text()
+    assert "--selector=app=mine" in run.asked
 
 
 @pytest.mark.parametrize(
@@ -287,18 +275,9 @@ def test_no_kubectl_is_said(run: Run) -> None:
     assert (done.returncode, "install kubectl" in done.stderr) == (3, True)
 
 
-def test_the_api_servers_proxy_is_the_other_way(
-    run: Run, tmp_path: Path, world: dict[str, Any]
-) -> None:
-    one = {
-        "namespace": "shop",
-        "pod": "database",
-        "container": "engine",
-        "kind": "exclusive",
-        "cpus": "0-3",
-        "mems": "0",
-        "policy": "single-numa-node",
-    }
+def test_the_api_servers_proxy_is_the_other_way(run: Run, world: dict[str, Any]) -> None:
+    one = {"namespace": "shop", "pod": "database", "container": "engine", "kind": "exclusive"}
+    one |= {"cpus": "0-3", "mems": "0", "policy": "single-numa-node"}
     world["raw"] = {
         "/v1/status": {"ready": True},
         "/v1/assignments": {"containers": [one, {**one, "pod": "other"}]},
@@ -314,12 +293,9 @@ def test_the_api_servers_proxy_is_the_other_way(
         "shop/database engine: exclusive, CPUs 0-3, memory nodes 0, policy single-numa-node",
         "shop/database engine: refused, CPUOwned",
     ]
-    assert "/namespaces/numa-system/pods/nri-numa-worker-2:9891/proxy/v1/" in " ".join(
-        executed(tmp_path)
-    )
-    assert json.loads(run("status", "database", "--proxy", "-o", "json").stdout)["containers"] == [
-        one
-    ]
+    assert "/namespaces/numa-system/pods/nri-numa-worker-2:9891/proxy/v1/" in run.asked
+    document = json.loads(run("status", "database", "--proxy", "-o", "json").stdout)
+    assert document["containers"] == [one]
     done = run("explain", "database", "--proxy")
     assert (done.returncode, "  Because.\n" in done.stdout) == (1, True)
     assert "NUMA node 0: CPUs 0-3, 1024 MiB" in run("topology", "database", "--proxy").stdout
@@ -361,13 +337,11 @@ def test_hostile_names_do_not_reach_the_terminal(run: Run, world: dict[str, Any]
         ["status", "--", "-A"],
     ],
 )
-def test_no_name_becomes_an_option_of_what_runs_next(
-    run: Run, tmp_path: Path, arguments: list[str]
-) -> None:
+def test_no_name_becomes_an_option_of_what_runs_next(run: Run, arguments: list[str]) -> None:
     done = run(*arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert "Traceback" not in done.stderr
-    assert not (tmp_path / "calls").exists()
+    assert not run.calls
 
 
 def test_what_the_program_says_itself_is_harmless(run: Run) -> None:
@@ -402,7 +376,6 @@ def node(**annotations: str) -> dict[str, Any]:
 def test_the_annotation_names_the_drained_numa_nodes(
     run: Run,
     world: dict[str, Any],
-    tmp_path: Path,
     command: str,
     before: str,
     change: str,
@@ -412,9 +385,8 @@ def test_the_annotation_names_the_drained_numa_nodes(
     done = run(command, "worker-1", zone, "--context=east")
     assert (done.returncode, done.stderr) == (0, "")
     assert "NUMA node 1 of worker-1" in done.stdout
-    calls = [json.loads(line) for line in (tmp_path / "calls").read_text().splitlines()]
-    assert all("--context=east" in call for call in calls)
-    written = [call for call in calls if "annotate" in call]
+    assert all("--context=east" in call for call in run.calls)
+    written = [call for call in run.calls if "annotate" in call]
     if change is None:
         assert written == []
     else:
@@ -450,14 +422,12 @@ def test_what_cannot_be_drained_says_why(
     assert said in done.stderr
 
 
-def test_an_annotation_that_is_no_list_is_left_as_it_is(
-    run: Run, world: dict[str, Any], tmp_path: Path
-) -> None:
+def test_an_annotation_that_is_no_list_is_left_as_it_is(run: Run, world: dict[str, Any]) -> None:
     world["node"] = node(numa_ids="0-1", drained="all of them")
     done = run("drain", "worker-1", "1")
     assert done.returncode == 1
     assert "'all of them', expected NUMA nodes as a list" in done.stderr
-    assert "annotate" not in (tmp_path / "calls").read_text()
+    assert "annotate" not in run.asked
 
 
 # --- what is handed out ---------------------------------------------------------------------------
@@ -499,21 +469,10 @@ def test_it_is_one_file_that_helps_and_completes(
     """As kubectl finds it on PATH, with nothing beside it."""
     kubectl_plugin.main(["-o", str(tmp_path / "bin")])
     one = tmp_path / "bin" / kubectl_plugin.PROGRAM
-    run("status", "database")  # writes the program that plays kubectl, and its world
-    fake = tmp_path / "kubectl"
-    place = 'if words[:2] == ["get", "pods"]:\n'
-    fake.write_text(
-        fake.read_text().replace(place, f"{place}    world['agents'] += world['pod'].values()\n")
-    )
+    run.also('if words[:2] == ["get", "pods"]:\n', "world['agents'] += world['pod'].values()\n")
 
     def answered(*arguments: str) -> str:
-        done = subprocess.run(
-            [one, *arguments],
-            env={**os.environ, "KUBECTL_PATH": str(fake)},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = run(*arguments, program=one)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -526,5 +485,4 @@ def test_it_is_one_file_that_helps_and_completes(
     assert answered("__complete", "top").split() == ["topology", ":4"]
     assert answered("__complete", "explain", "data").split() == ["database", ":4"]
     assert answered("__complete", "drain", "").split() == [":4"]
-    failed = subprocess.run([one, "cluster"], capture_output=True, text=True, check=False)
-    assert "is not beside" not in failed.stderr
+    assert "is not beside" not in run("cluster", program=one).stderr

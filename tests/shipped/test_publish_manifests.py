@@ -71,11 +71,7 @@ def test_the_paths_are_those_of_the_configuration() -> None:
     for directory, name, containers in (
         ("publish-pods", "NRI_NUMA_PUBLISH_POD_ANNOTATION", ["publish"]),
         # The agent names pods that have no container yet (docs/adr/0047).
-        (
-            "publish-topology",
-            "NRI_NUMA_PUBLISH_NODE_RESOURCE_TOPOLOGY",
-            ["nri-numa", "publish"],
-        ),
+        ("publish-topology", "NRI_NUMA_PUBLISH_NODE_RESOURCE_TOPOLOGY", ["nri-numa", "publish"]),
         ("publish-volcano", "NRI_NUMA_PUBLISH_NUMATOPOLOGY", ["publish"]),
     ):
         more = pod(directory)["containers"]

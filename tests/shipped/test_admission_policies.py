@@ -8,12 +8,10 @@ from __future__ import annotations
 import json
 import re
 
-import jsonschema
 import pytest
-import yaml
 
 from nri_numa.engine.request.annotations import KEYS
-from tests.shipped.test_install_manifests import BASE, CHART, charted, documents
+from tests.shipped.test_install_manifests import BASE, charted, documents
 
 STATIC, MISTAKES = "admission/policies.yaml", "admission/mistakes.yaml"
 
@@ -56,14 +54,3 @@ def test_the_chart_leaves_the_policies_out_where_the_api_server_has_no_such_kind
     assert ("ValidatingAdmissionPolicy", name) in charted("--kube-version=v1.30.2-gke.5")
     for without in ("--kube-version=v1.29.9", "--set=admission.mistakes=false"):
         assert not any(kind.startswith("Validating") for kind, _ in charted(without))
-
-
-def test_the_chart_leaves_them_off_and_checks_its_values() -> None:
-    values = yaml.safe_load((CHART / "values.yaml").read_text())
-    schema = json.loads((CHART / "values.schema.json").read_text())
-    jsonschema.validate(values, schema)
-    assert not values["admission"]["lists"]
-    assert not values["admission"]["exclusive"]
-    for wrong in ({"actions": ["Block"]}, {"failurePolicy": "fail"}, {"list": True}):
-        with pytest.raises(jsonschema.ValidationError):
-            jsonschema.validate(values | {"admission": wrong}, schema)

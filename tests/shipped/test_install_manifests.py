@@ -342,15 +342,6 @@ def test_devices_in_the_charts_configuration_bring_their_mounts(
     assert not any("add" in one["securityContext"]["capabilities"] for one in others)
 
 
-def test_further_volumes_are_mounted_in_the_agent() -> None:
-    volumes = 'extraVolumes=[{"name":"x","emptyDir":{}}]'
-    mounts = 'extraVolumeMounts=[{"name":"x","mountPath":"/x"}]'
-    pod = helmed("--set-json", volumes, "--set-json", mounts)["DaemonSet"]["spec"]["template"]
-    assert {"name": "x", "emptyDir": {}} in pod["spec"]["volumes"]
-    assert {"name": "x", "mountPath": "/x"} in pod["spec"]["containers"][0]["volumeMounts"]
-    assert "mountPath" in refusal("--set-json", 'extraVolumeMounts=[{"name":"x"}]')
-
-
 @pytest.mark.parametrize("profile", ["latency", "ai-gpu", "density", "observe"])
 def test_every_profile_is_a_sound_configuration(profile: str) -> None:
     text = helmed("-f", str(CHART / f"profiles/{profile}.yaml"))["ConfigMap"]["data"]["agent.yaml"]
@@ -397,6 +388,10 @@ def test_the_charts_schema_knows_the_agents_configuration() -> None:
         ({"image": {"repository": "a/b", "digest": "sha256:12"}}, "sha256:12"),
         ({"extraEnv": [{"value": "no name"}]}, "name"),
         ({"extraArgs": [1]}, "1"),
+        ({"extraVolumeMounts": [{"name": "x"}]}, "mountPath"),
+        ({"admission": {"actions": ["Block"]}}, "Block"),
+        ({"admission": {"failurePolicy": "fail"}}, "fail"),
+        ({"admission": {"list": True}}, "list"),
         ({"nameOverride": "Not A Name"}, "Not A Name"),
         ({"monitoring": {"podMonitor": {"enabld": True}}}, "enabld"),
         ({"monitoring": {"runbookBaseURL": "docs"}}, "docs"),
@@ -673,6 +668,8 @@ def test_optional_parts_of_the_chart() -> None:
         *("--set", "hostPaths.kubelet=/var/lib/kubelet"),
         *("--set", "secretName=nri-numa-http"),
         *("--set", "seLinuxOptions.type=spc_t"),
+        *("--set-json", 'extraVolumes=[{"name":"x","emptyDir":{}}]'),
+        *("--set-json", 'extraVolumeMounts=[{"name":"x","mountPath":"/x"}]'),
         *("--set-json", 'config.rules=[{"match":{"namespaces":["a"]},"set":{"policy":"none"}}]'),
     )
     pod = documents["DaemonSet"]["spec"]["template"]["spec"]
@@ -680,6 +677,8 @@ def test_optional_parts_of_the_chart() -> None:
     mounts = {m["name"]: m for m in container["volumeMounts"]}
     assert mounts["kubelet"]["readOnly"]
     assert mounts["secret"]["readOnly"]
+    assert {"name": "x", "emptyDir": {}} in pod["volumes"]
+    assert mounts["x"] == {"name": "x", "mountPath": "/x"}
     assert container["securityContext"]["seLinuxOptions"] == {"type": "spc_t"}
     agent = yaml.safe_load(documents["ConfigMap"]["data"]["agent.yaml"])
     assert agent["rules"][0]["set"] == {"policy": "none"}

@@ -108,23 +108,6 @@ def test_one_gpu_is_one_hint_whoever_tells_of_it(bed: Bed, mentions: Mentions) -
     assert found.device_notes == ()
 
 
-def test_a_cdi_name_stands_for_the_device_files_of_its_spec(bed: Bed) -> None:
-    device = {
-        "name": "g0",
-        "containerEdits": {
-            "deviceNodes": [{"path": "/dev/nvidia0", "type": "c", "major": 195, "minor": 0}],
-            "netDevices": [{"hostInterfaceName": "ens1"}],
-        },
-    }
-    bed.tree.link(
-        "sys/class/net/ens1",
-        bed.tree.child(bed.root / "sys/devices/pci0000:af" / NIC_AT, "net", "ens1"),
-    )
-    (bed.root / "cdi/a.json").write_text(json.dumps({"kind": "x.com/gpu", "devices": [device]}))
-    found = seen(bed.watch(), POD, container(POD), Mentions(cdi=("x.com/gpu=g0",)))
-    assert has(found) == {**ON_GPU, "NIC": {NIC_AT: {0}}}
-
-
 def test_a_cdi_file_that_came_later_is_read_when_a_pod_begins_or_a_name_is_missed(
     bed: Bed,
 ) -> None:
@@ -133,12 +116,16 @@ def test_a_cdi_file_that_came_later_is_read_when_a_pod_begins_or_a_name_is_misse
     missed = seen(watch, POD, container(POD), wanted)
     assert missed.devices == ()
     assert "CDI device 'x.com/gpu=g0' stands in no file" in missed.device_notes[0]
+    card = bed.root / "sys/devices/pci0000:af" / NIC_AT
+    bed.tree.link("sys/class/net/ens1", bed.tree.child(card, "net", "ens1"))
     node = {"path": "/dev/nvidia0", "type": "c", "major": 195, "minor": 0}
-    device = {"name": "g0", "containerEdits": {"deviceNodes": [node]}}
+    edits = {"deviceNodes": [node], "netDevices": [{"hostInterfaceName": "ens1"}]}
+    device = {"name": "g0", "containerEdits": edits}
     (bed.root / "cdi/a.json").write_text(json.dumps({"kind": "x.com/gpu", "devices": [device]}))
     watch.began(POD)
     watch.settle()
-    assert has(seen(watch, POD, container(POD), wanted)) == ON_GPU
+    found = seen(watch, POD, container(POD), wanted)
+    assert has(found) == {**ON_GPU, "NIC": {NIC_AT: {0}}}
 
 
 def test_what_a_variable_makes_up_is_no_hint_and_is_said(bed: Bed) -> None:

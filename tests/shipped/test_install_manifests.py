@@ -194,8 +194,12 @@ def test_releasing_happens_before_the_pod_is_ready() -> None:
 
 
 def test_the_device_plugin_sees_the_kubelets_directories_and_nothing_of_the_agents() -> None:
-    pod = kustomized("base", "device-plugin")["DaemonSet"]["spec"]["template"]["spec"]
-    agent, plugin = pod["containers"]
+    made = kustomized("base", "publish", "device-plugin")["DaemonSet"]
+    pod = made["spec"]["template"]["spec"]
+    by_name = {one["name"]: one for one in pod["containers"]}
+    assert by_name.keys() == {"nri-numa", "publish", "device-plugin"}
+    assert {one["image"] for one in pod["containers"]} == {f"localhost/nri-numa:{__version__}"}
+    agent, plugin = by_name["nri-numa"], by_name["device-plugin"]
     assert plugin["securityContext"] == agent["securityContext"]
     assert plugin["args"] == ["device-plugin"]
     mounts = {m["mountPath"]: not m.get("readOnly") for m in plugin["volumeMounts"]}
@@ -221,13 +225,6 @@ def test_profiles_of_our_own_are_for_the_agent_alone() -> None:
     }
     assert plugin["securityContext"].pop("seccompProfile") == {"type": "RuntimeDefault"}
     assert agent["securityContext"] == plugin["securityContext"]
-
-
-def test_the_optional_containers_go_together() -> None:
-    documents = kustomized("base", "publish", "device-plugin")
-    containers = documents["DaemonSet"]["spec"]["template"]["spec"]["containers"]
-    assert {c["name"] for c in containers} == {"nri-numa", "publish", "device-plugin"}
-    assert {c["image"] for c in containers} == {f"localhost/nri-numa:{__version__}"}
 
 
 # --- Helm -------------------------------------------------------------------------------------

@@ -18,7 +18,6 @@ from tests.beds.http_view import FakeView
 from tests.shipped.test_install_manifests import BASE, charted, documents
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-CHART = REPOSITORY / "config/helm/nri-numa"
 PAGE = REPOSITORY / "docs/kubernetes-objects.md"
 
 

@@ -203,11 +203,8 @@ def test_no_word_stands_for_what_has_another_one(
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("4 own CPUs on NUMA node 1", ["own CPUs"]),
         ("it runs on CPUs 0-3 of its own", ["CPUs 0-3 of its own"]),
-        ("2 CPUs of its own", ["CPUs of its own"]),
         ("CPUs that others own, or a container owns", ["owns", "others own"]),
-        ("Memory promised to containers", ["promised"]),
         ("NUMA NODE BOUND CPU LEFT", ["BOUND", "CPU LEFT"]),
         ("which has … left", ["… left"]),
         ("an unbound container whose memory is left alone, on a terminal of its own", []),

@@ -15,7 +15,6 @@ from nri_numa.cli import cli
 from nri_numa.measure import rounds, worker
 from nri_numa.measure.plan import Comparison, NotShown, Side, Worker
 from nri_numa.measure.results import Measured
-from nri_numa.model.cpuset import CPUSet
 
 CPU = max(os.sched_getaffinity(0))
 
@@ -78,13 +77,6 @@ def test_the_largest_cache_is_found(tmp_path: Path) -> None:
         (index / "level").write_text(f"{level}\n")
         (index / "size").write_text(f"{size}\n")
     assert rounds.l3_bytes(str(tmp_path)) == 32 << 20
-
-
-def test_how_busy_cpus_are_is_a_part() -> None:
-    part = rounds.busy_before(CPUSet((CPU,)), 0.0)
-    assert part is None or 0 <= part <= 1
-    told = rounds.stolen()
-    assert told is None or 0 <= told[0] <= told[1]
 
 
 @pytest.mark.slow

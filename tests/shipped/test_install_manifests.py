@@ -134,18 +134,24 @@ def in_the_chart(ours: dict[tuple[str, str], Any], *files: str) -> None:
 # --- the DaemonSet ----------------------------------------------------------------------------
 
 
-def test_the_pod_has_no_more_rights_than_it_needs() -> None:
+AS_ROOT = {
+    "runAsUser": 0,
+    "runAsGroup": 0,
+    "privileged": False,
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+
+
+def test_the_pod_has_no_more_rights_than_it_needs_and_is_probed_where_it_answers() -> None:
     pod = yaml.safe_load((BASE / "daemonset.yaml").read_text())["spec"]["template"]["spec"]
     (container,) = pod["containers"]
-    assert container["securityContext"] == {
-        "runAsUser": 0,
-        "runAsGroup": 0,
-        "privileged": False,
-        "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": True,
-        "capabilities": {"drop": ["ALL"]},
-        "seccompProfile": {"type": "RuntimeDefault"},
-    }
+    assert container["securityContext"] == AS_ROOT
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        get = container[probe]["httpGet"]
+        assert f"{get['host']}:{get['port']}" == configuration.AgentConfig().http.address
     assert pod["automountServiceAccountToken"] is False
     assert not pod.get("hostPID")
     writable = [m["name"] for m in container["volumeMounts"] if not m.get("readOnly")]
@@ -649,12 +655,8 @@ def test_probes_follow_the_address() -> None:
         *("--set", "config.http.tlsCert=/x", "--set", "config.http.tlsKey=/y"),
     )
     (container,) = documents["DaemonSet"]["spec"]["template"]["spec"]["containers"]
-    assert container["readinessProbe"]["httpGet"] == {
-        "host": "127.0.0.1",
-        "port": 9999,
-        "scheme": "HTTPS",
-        "path": "/readyz",
-    }
+    asked = {"host": "127.0.0.1", "port": 9999, "scheme": "HTTPS", "path": "/readyz"}
+    assert container["readinessProbe"]["httpGet"] == asked
     off = helmed("--set", "config.http.address=off")
     (container,) = off["DaemonSet"]["spec"]["template"]["spec"]["containers"]
     assert not [key for key in container if key.endswith("Probe")]

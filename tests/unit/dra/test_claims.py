@@ -100,10 +100,7 @@ WRONG: list[tuple[Any, str]] = [
     (claim(result(consumedCapacity={f"{DRIVER}/cpu": "9k"})), "consumes 9000"),
     (claim(result(consumedCapacity={f"{DRIVER}/cpu": "500m"})), "cpu is '500m', expected a whole"),
     (claim(result(consumedCapacity={f"{DRIVER}/cpu": "-1"})), "cpu is '-1', expected 0 or more"),
-    (
-        claim(result(consumedCapacity={f"{DRIVER}/cpu": "four"})),
-        "cpu is 'four', expected",
-    ),
+    (claim(result(consumedCapacity={f"{DRIVER}/cpu": "four"})), "cpu is 'four', expected"),
     (claim(result(consumedCapacity=[])), "consumes 0"),
     (claim(result(request=None)), "request is 'None', expected a text"),
     (claim(configs=[config({"polcy": "x"})]), "parameter 'polcy' is unknown, expected one of"),

@@ -86,12 +86,8 @@ def bed(directory: Path) -> Iterator[Bed]:
 
 
 def test_the_kubelet_finds_it(bed: Bed) -> None:
-    info = bed.call(
-        bed.registry,
-        REGISTRATION + "GetInfo",
-        registration.InfoRequest(),
-        registration.PluginInfo,
-    )
+    asked = registration.InfoRequest()
+    info = bed.call(bed.registry, REGISTRATION + "GetInfo", asked, registration.PluginInfo)
     assert (info.type, info.name, info.endpoint) == ("DRAPlugin", DRIVER, str(bed.endpoint))
     assert list(info.supported_versions) == ["v1.DRAPlugin", *HEALTH]
 
@@ -133,11 +129,7 @@ def test_each_claim_has_an_entry(bed: Bed) -> None:
     found = bed.claims("NodePrepareResources", ("good", "u1"), ("bad", "u2"), ("shared", "u3"))
     assert sorted(found) == ["u1", "u2", "u3"]
     (device,) = found["u1"].devices
-    assert (list(device.request_names), device.pool_name, device.device_name) == (
-        ["cpus"],
-        "n1",
-        "numa1",
-    )
+    assert [*device.request_names, device.pool_name, device.device_name] == ["cpus", "n1", "numa1"]
     assert list(device.cdi_device_ids) == ["kind=u1"]
     assert not device.HasField("share_id")
     assert found["u3"].devices[0].share_id == "share"

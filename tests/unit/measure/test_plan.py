@@ -35,9 +35,7 @@ def because(one: Planned) -> str:
 
 
 def test_a_machine_with_everything_shows_everything() -> None:
-    topology = synthetic(
-        sockets=2, numa_per_socket=2, cores_per_numa=4, cores_per_l3=2, memory_gib=64
-    )
+    topology = synthetic(sockets=2, numa_per_socket=2, cores_per_numa=4, cores_per_l3=2)
     found = planned(topology)
     memory = shown(found["memory-bandwidth"])
     (good,), (bad,) = memory.good.workers, memory.bad.workers

@@ -325,6 +325,8 @@ def test_kept_files_are_never_overwritten(node: Node) -> None:
 def test_sixty_four_mebibytes_are_read_and_not_a_byte_more(node: Node) -> None:
     """10,000 containers are 10 MB, and a journal grows to four times that."""
     node.directory.mkdir()
+    with pytest.raises(CheckpointError, match="cannot read: No such file"):
+        read(str(node.file))
     with node.file.open("wb") as file:
         file.truncate((64 << 20) + 1)
     with pytest.raises(CheckpointError, match="is larger than 67108864 bytes"):
@@ -346,11 +348,6 @@ def test_reading_beside_a_running_agent_changes_nothing(node: Node) -> None:
     assert found.written_at == 1_700_000_000.0
     assert found.problems == ["the last 10 bytes are an unfinished record"]
     assert node.file.read_bytes() == before
-
-
-def test_reading_a_file_that_is_not_there_says_so(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="cannot read: No such file"):
-        read(str(tmp_path / "checkpoint"))
 
 
 # --- what is wrong with the directory ---------------------------------------------------------

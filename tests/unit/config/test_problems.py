@@ -108,19 +108,6 @@ def test_a_mistake_is_named_with_what_was_expected(text: str, words: str) -> Non
     assert any(words in problem for problem in caught.value.problems), caught.value.problems
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "http: {socket: /run/x/agent.sock}\npublish: {rate: 0.5, resync: 90, address: 'off'}",
-        "scheduler: {address: ':9894', allowAnonymous: true}",
-        "controller: {address: ':1', tokenFile: x, tlsCert: c, tlsKey: k}",
-        "controller: {address: ':1', tokenFile: x, allowPlaintextToken: true}",
-    ],
-)
-def test_what_belongs_together_is_no_mistake(text: str) -> None:
-    configuration.load(text=text)
-
-
 def test_what_costs_or_evicts_is_off_by_default() -> None:
     config = configuration.load(text="")
     controller = config.controller

@@ -9,7 +9,6 @@ import pytest
 from nri_numa.config import changes, load, problems, settings
 from nri_numa.errors import ConfigError
 from nri_numa.machine.synthetic import synthetic
-from nri_numa.model.settings import Limits
 
 TENANTS = """
 permissions:
@@ -54,12 +53,6 @@ def test_permissions_and_quotas_reach_the_engine(tmp_path: Path) -> None:
     assert limits.namespaces[0].quota.exclusive.of(64) == 16
     assert limits.pool is not None
     assert (limits.pool.of(64), limits.numa_pool.of(8)) == (6, 1)
-
-
-def test_the_defaults_are_the_engines_own() -> None:
-    found = settings(load())
-    assert found.permissions == ()
-    assert found.limits == Limits()
 
 
 def test_every_mistake_about_tenants_is_told_at_once() -> None:

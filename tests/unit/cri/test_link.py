@@ -89,15 +89,22 @@ class Bed:
         return None if allocation is None else allocation.kind
 
 
+def starts(runtime: SmallCRI, pod: str, container: str, milli: int = 0, **annotations: str) -> None:
+    """A pod with one container, which runs."""
+    runtime.pod(pod, **annotations)
+    runtime.create(container, pod, milli=milli)
+    runtime.run(container)
+
+
 @asynccontextmanager
-async def linked(bed: Bed) -> AsyncIterator[Bed]:
+async def linked(bed: Bed) -> AsyncIterator[SmallCRI]:
     async with bed.runtime:
         task = asyncio.create_task(bed.link.run())
         try:
             await until(lambda: bed.link.state is LinkState.ACTIVE, "the link is active")
             if bed.runtime.events:
                 await until(lambda: bed.runtime.listeners, "it listens")
-            yield bed
+            yield bed.runtime
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
@@ -110,11 +117,8 @@ def bed(request: pytest.FixtureRequest, directory: Path) -> Bed:
 
 
 async def test_a_container_gets_its_cpus_and_its_neighbours_leave_them(bed: Bed) -> None:
-    runtime = bed.runtime
-    async with linked(bed):
-        runtime.pod("shared")
-        runtime.create("neighbour", "shared")
-        runtime.run("neighbour")
+    async with linked(bed) as runtime:
+        starts(runtime, "shared", "neighbour")
         await until(lambda: "neighbour" in bed.starts, "the neighbour is known")
         runtime.pod("own", cpus="exclusive")
         runtime.create("owner", "own", milli=1000)
@@ -136,9 +140,7 @@ async def test_a_container_gets_its_cpus_and_its_neighbours_leave_them(bed: Bed)
 
 async def test_what_runs_already_is_adopted_by_a_listing(bed: Bed) -> None:
     runtime = bed.runtime
-    runtime.pod("old", numacpu="2")
-    runtime.create("before", "old")
-    runtime.run("before")
+    starts(runtime, "old", "before", numacpu="2")
     runtime.create("ended", "old", name="init")
     runtime.end("ended")
     async with linked(bed):
@@ -149,11 +151,8 @@ async def test_what_runs_already_is_adopted_by_a_listing(bed: Bed) -> None:
 
 
 async def test_a_refused_container_is_taken_in_and_that_is_told_once(bed: Bed) -> None:
-    runtime = bed.runtime
-    async with linked(bed):
-        runtime.pod("wrong", numacpu="77")
-        runtime.create("refused", "wrong")
-        runtime.run("refused")
+    async with linked(bed) as runtime:
+        starts(runtime, "wrong", "refused", numacpu="77")
         await until(lambda: "refused" in bed.starts, "it runs")
         assert bed.kind("refused") is Kind.UNBOUND
         ((namespace, pod, uid, container, message),) = bed.refusals
@@ -169,12 +168,8 @@ async def test_a_refused_container_is_taken_in_and_that_is_told_once(bed: Bed) -
 async def owner_and_neighbour(bed: Bed) -> None:
     """``owner`` has CPU 0 for itself, ``neighbour`` the rest."""
     runtime = bed.runtime
-    runtime.pod("shared")
-    runtime.create("neighbour", "shared")
-    runtime.run("neighbour")
-    runtime.pod("own", cpus="exclusive")
-    runtime.create("owner", "own", milli=1000)
-    runtime.run("owner")
+    starts(runtime, "shared", "neighbour")
+    starts(runtime, "own", "owner", milli=1000, cpus="exclusive")
     await until(lambda: {"owner", "neighbour"} <= set(bed.starts), "both run")
     await until(lambda: runtime.cpus("owner") == "0", "the owner's CPUs")
     await until(lambda: runtime.cpus("neighbour") == "1-3", "the neighbour's CPUs")
@@ -182,8 +177,7 @@ async def owner_and_neighbour(bed: Bed) -> None:
 
 
 async def test_a_resize_that_nobody_tells_of_is_seen_and_decided(bed: Bed) -> None:
-    runtime = bed.runtime
-    async with linked(bed):
+    async with linked(bed) as runtime:
         await owner_and_neighbour(bed)
         for milli, cpus, rest in ((2000, "0-1", "2-3"), (1000, "0", "1-3")):
             runtime.resize("owner", milli=milli)
@@ -201,14 +195,13 @@ def listed(directory: Path) -> Bed:
 
 
 async def test_a_resize_that_cannot_be_had_moves_nobody_and_is_said_once(listed: Bed) -> None:
-    bed, runtime = listed, listed.runtime
-    async with linked(bed):
-        await owner_and_neighbour(bed)
+    async with linked(listed) as runtime:
+        await owner_and_neighbour(listed)
         runtime.resize("owner", milli=9000)
-        await until(lambda: bed.world.agent.refusals, "the refusal")
+        await until(lambda: listed.world.agent.refusals, "the refusal")
         listings = runtime.listings
         await until(lambda: runtime.listings > listings + 5, "it is looked at again")
-        (refused,) = bed.world.agent.refusals
+        (refused,) = listed.world.agent.refusals
         assert "resize refused" in refused.message
         assert (runtime.cpus("owner"), runtime.cpus("neighbour")) == ("0", "1-3")
         assert runtime.containers["owner"].cpu["quota"] == 900_000, "as docs/install.md says"
@@ -219,7 +212,7 @@ async def test_a_resize_that_cannot_be_had_moves_nobody_and_is_said_once(listed:
             effective_mems=NUMASet.parse("0"),
             quota=900_000,
         )
-        agent = bed.world.agent
+        agent = listed.world.agent
         assert plan_corrections(agent.machine, agent.state, {"owner": observed}) == ()
         runtime.resize("owner", milli=1000)
         await until(lambda: runtime.containers["owner"].cpu["quota"] == -1, "lifted again")
@@ -227,17 +220,16 @@ async def test_a_resize_that_cannot_be_had_moves_nobody_and_is_said_once(listed:
 
 async def test_a_refused_resize_of_memory_leaves_the_quota_lifted(listed: Bed) -> None:
     """The kubelet sends the whole size, and that CPU limit is what the container has CPUs for."""
-    async with linked(listed) as bed:
-        await owner_and_neighbour(bed)
-        bed.runtime.resize("owner", milli=1000, memory=1 << 50)
-        await until(lambda: bed.world.agent.refusals, "the refusal")
-        assert bed.world.agent.state.allocations["owner"].quota == 100_000
+    async with linked(listed) as runtime:
+        await owner_and_neighbour(listed)
+        runtime.resize("owner", milli=1000, memory=1 << 50)
+        await until(lambda: listed.world.agent.refusals, "the refusal")
+        assert listed.world.agent.state.allocations["owner"].quota == 100_000
 
 
 async def test_a_quota_is_not_written_over_before_it_was_looked_at(bed: Bed) -> None:
     """A search for drift finds the resize's quota, and would lift it as one given back."""
-    runtime = bed.runtime
-    async with linked(bed):
+    async with linked(bed) as runtime:
         await owner_and_neighbour(bed)
         runtime.resize("owner", milli=2000)
         lift = [ContainerUpdate("owner", cpus="0", cpu_quota=-1)]
@@ -247,20 +239,15 @@ async def test_a_quota_is_not_written_over_before_it_was_looked_at(bed: Bed) -> 
 
 
 async def test_a_runtime_that_restarts_is_found_again_and_nothing_moves(bed: Bed) -> None:
-    runtime = bed.runtime
-    async with linked(bed):
-        runtime.pod("old", numacpu="2")
-        runtime.create("stays", "old")
-        runtime.run("stays")
+    async with linked(bed) as runtime:
+        starts(runtime, "old", "stays", numacpu="2")
         await until(lambda: "stays" in bed.starts, "it runs")
         await runtime.stop()
         await until(lambda: bed.link.state is LinkState.DISCONNECTED, "the loss is seen")
         lost = [ContainerUpdate("stays", cpus="3")]
         assert not (await bed.link.push(lost)).ok
         updates = list(runtime.updates)
-        runtime.pod("new", numacpu="3")
-        runtime.create("meanwhile", "new")
-        runtime.run("meanwhile")
+        starts(runtime, "new", "meanwhile", numacpu="3")
         await runtime.start()
         await until(lambda: runtime.cpus("meanwhile") == "3", "what came meanwhile")
         assert runtime.cpus("stays") == "2"
@@ -268,8 +255,7 @@ async def test_a_runtime_that_restarts_is_found_again_and_nothing_moves(bed: Bed
 
 
 async def test_pushed_updates_arrive_and_failures_are_told(bed: Bed) -> None:
-    runtime = bed.runtime
-    async with linked(bed):
+    async with linked(bed) as runtime:
         runtime.pod("p")
         for name in ("good", "bad"):
             runtime.create(name, "p", name=name)
@@ -289,29 +275,29 @@ async def test_pushed_updates_arrive_and_failures_are_told(bed: Bed) -> None:
 
 
 async def test_a_container_that_cannot_be_looked_at_is_looked_at_again(listed: Bed) -> None:
-    async with linked(listed) as bed:
-        bed.runtime.refuse_status.add("late")
-        bed.runtime.pod("p", numacpu="1")
-        bed.runtime.create("late", "p")
-        await until(lambda: bed.runtime.cpus("late") == "1", "its CPUs")
-        assert LinkState.DISCONNECTED not in bed.states
+    async with linked(listed) as runtime:
+        runtime.refuse_status.add("late")
+        runtime.pod("p", numacpu="1")
+        runtime.create("late", "p")
+        await until(lambda: runtime.cpus("late") == "1", "its CPUs")
+        assert LinkState.DISCONNECTED not in listed.states
 
 
 async def test_a_runtime_without_specs_is_read_by_what_cri_itself_says(directory: Path) -> None:
     bed = Bed(SmallCRI(directory / "c.sock", verbose=False))
-    async with linked(bed):
-        bed.runtime.pod("own", cpus="exclusive")
-        bed.runtime.create("owner", "own", milli=2000)
-        await until(lambda: bed.runtime.cpus("owner") == "0-1", "its size is known")
+    async with linked(bed) as runtime:
+        runtime.pod("own", cpus="exclusive")
+        runtime.create("owner", "own", milli=2000)
+        await until(lambda: runtime.cpus("owner") == "0-1", "its size is known")
 
 
 async def test_events_that_got_lost_are_made_good_by_listings(listed: Bed) -> None:
-    async with linked(listed) as bed:
-        bed.runtime.pod("p", numacpu="1")
-        bed.runtime.create("short", "p")
-        await until(lambda: bed.kind("short") is Kind.EXPLICIT, "seen")
-        del bed.runtime.containers["short"]  # nobody tells
-        await until(lambda: bed.kind("short") is None, "seen to be gone")
+    async with linked(listed) as runtime:
+        runtime.pod("p", numacpu="1")
+        runtime.create("short", "p")
+        await until(lambda: listed.kind("short") is Kind.EXPLICIT, "seen")
+        del runtime.containers["short"]  # nobody tells
+        await until(lambda: listed.kind("short") is None, "seen to be gone")
 
 
 async def test_a_mistake_of_ours_is_counted_and_the_link_goes_on(bed: Bed) -> None:

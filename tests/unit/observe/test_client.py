@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 CODE = """
 import sys
 from nri_numa.observe.metrics import Metrics
@@ -21,45 +23,33 @@ assert issubclass(wsgiref.simple_server.WSGIServer, http.server.HTTPServer)
 assert urllib.request.Request("http://localhost/x").selector == "/x"
 """
 
-FIRST = "import prometheus_client.exposition, http.server, urllib.request\n"
-
-
-def _runs(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    return done.stderr
-
-
-def test_metrics_work_and_the_modules_left_out_can_be_imported_later() -> None:
-    assert _runs(CODE) == ""
-
-
-def test_a_library_that_is_imported_already_stays_as_it_is() -> None:
-    same = (
-        FIRST
-        + "server = prometheus_client.exposition.ThreadingWSGIServer\n"
-        + "from nri_numa.observe import metrics as client\n"
-        + "assert issubclass(server, http.server.HTTPServer)\n"
-        + "assert client.Counter is prometheus_client.Counter\n"
-    )
-    assert _runs(same) == ""
-
-
-def test_a_library_that_wants_more_is_imported_as_it_is() -> None:
-    """A later release may do more with those modules than take classes of them."""
-    more = """
-import sys, types
+ALREADY = """
+import http.server, prometheus_client.exposition, urllib.request
+"""
+WANTS_MORE = """
+import sys
 from nri_numa.observe import logs
 class Finder:
-    def __init__(self): self.asked = 0
+    asked = 0
     def find_spec(self, name, path=None, target=None):
         if name == "prometheus_client.exposition" and not self.asked:
             self.asked += 1
             raise AttributeError("wants more")
 sys.meta_path.insert(0, Finder())
+"""
+AS_IT_IS = """
 from nri_numa.observe import metrics as client
-import http.server
-import prometheus_client.exposition
+import http.server, prometheus_client.exposition
 assert issubclass(prometheus_client.exposition.ThreadingWSGIServer, http.server.HTTPServer)
 assert client.Counter is prometheus_client.Counter
 """
-    assert _runs(more) == ""
+
+
+@pytest.mark.parametrize(
+    "code",
+    [CODE, ALREADY + AS_IT_IS, WANTS_MORE + AS_IT_IS],
+    ids=["left out", "imported already", "a later release that wants more of them"],
+)
+def test_metrics_work_and_the_modules_left_out_can_be_imported_later(code: str) -> None:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr == ""

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 
-import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from nri_numa.engine.state import Kind, NodeState
@@ -179,11 +176,3 @@ def test_a_large_node_is_told_in_short_pieces() -> None:
     pieces = list(metrics.chunks())
     assert max(piece.count(b"\n") for piece in pieces) <= 300
     assert b"".join(pieces).count(b"nri_numa_container_info{") == 1000
-
-
-@pytest.mark.skipif(not shutil.which("promtool"), reason="promtool is not installed")
-def test_promtool_finds_nothing_to_complain_about() -> None:
-    done = subprocess.run(
-        ["promtool", "check", "metrics"], input=full().text(), capture_output=True, text=True
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

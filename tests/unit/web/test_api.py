@@ -29,7 +29,14 @@ async def pieces(response: Response) -> list[bytes]:
     return [piece async for piece in response.body]
 
 
-@pytest.mark.parametrize(("query", "least", "found"), [("", 100, 1000), ("?pod=pod-999", 20, 1)])
+@pytest.mark.parametrize(
+    ("query", "least", "found"),
+    [
+        ("", 100, 1000),
+        ("?namespace=shop&pod=pod-999", 20, 1),
+        ("?namespace=infra&pod=pod-999", 20, 0),
+    ],
+)
 def test_a_long_list_comes_in_short_pieces(query: str, least: int, found: int) -> None:
     """The loop gets its turn after at most ten containers, however many there are."""
     view = FakeView([assignment(n) for n in range(1000)])

@@ -22,7 +22,6 @@ from nri_numa.web import server as server_module
 from nri_numa.web.api import AgentServer, SharedScrape
 from nri_numa.web.responses import Assignment, NodeUse, Readiness
 from tests.beds.http_view import (
-    HOSTILE,
     FakeView,
     assignment,
     connected,
@@ -58,21 +57,12 @@ async def test_a_list_made_in_pieces_is_one_document(count: int) -> None:
     async with serving(view) as (_, address):
         for _ in range(2):  # made, and from the cache
             reply = await get(address, "/v1/assignments")
+            assert reply.headers["x-content-type-options"] == "nosniff"
             assert [c["pod"] for c in reply.json["containers"]] == [
                 f"pod-{n}" for n in range(count)
             ]
             assert reply.json["serial"] == 7
             assert reply.json["numaNodes"][0]["memoryBytes"] == 1 << 34
-
-
-@in_loop
-async def test_the_list_can_be_narrowed() -> None:
-    view = FakeView([assignment(n) for n in range(120)])
-    async with serving(view) as (_, address):
-        reply = await get(address, "/v1/assignments?namespace=shop&pod=pod-111")
-        assert [c["pod"] for c in reply.json["containers"]] == ["pod-111"]
-        reply = await get(address, "/v1/assignments?namespace=nowhere")
-        assert reply.json["containers"] == []
 
 
 @in_loop
@@ -84,15 +74,6 @@ async def test_metrics_come_whole_and_count_the_scrape() -> None:
         assert reply.headers["content-type"].startswith("text/plain; version=0.0.4")
         assert 'nri_numa_http_requests_total{code="200",route="/metrics"} 2.0' in text
         assert "nri_numa_http_up 1.0" in text
-
-
-@in_loop
-async def test_hostile_names_travel_as_json_text() -> None:
-    async with serving() as (_, address):
-        reply = await get(address, "/v1/refusals")
-        assert reply.json["refusals"][0]["container"] == HOSTILE
-        assert b"\x1b" not in reply.body
-        assert reply.headers["x-content-type-options"] == "nosniff"
 
 
 def asked(target: bytes, more: bytes = b"", body: bytes = b"") -> bytes:

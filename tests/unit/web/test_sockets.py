@@ -69,18 +69,12 @@ async def test_the_service_manager_may_listen_for_us(monkeypatch: pytest.MonkeyP
                 server.listen(1)
 
 
-def test_what_an_earlier_process_left_is_taken_away(tmp_path: Path) -> None:
-    path = tmp_path / "agent.sock"
-    unix_listener(str(path)).close()
-    assert path.exists()
-    unix_listener(str(path)).close()
-
-
 def test_it_is_for_its_user_and_the_group_of_its_directory(tmp_path: Path) -> None:
     if os.geteuid() == 0:
         os.chown(tmp_path, -1, 65534)
     path = tmp_path / "agent.sock"
-    unix_listener(str(path)).close()
+    for _ in range(2):  # what an earlier process left is taken away
+        unix_listener(str(path)).close()
     status = path.stat()
     assert stat.S_IMODE(status.st_mode) == 0o660
     assert status.st_gid == tmp_path.stat().st_gid

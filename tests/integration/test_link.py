@@ -294,20 +294,6 @@ async def test_events_for_ids_nobody_knows_are_passed_on(tmp_path: Path) -> None
 # --- losing the link ------------------------------------------------------------------------------
 
 
-async def test_a_lost_link_is_dialled_again_and_the_picture_replayed(tmp_path: Path) -> None:
-    plugin = RecordingPlugin(create_container=pinned("2-3"))
-    async with embedded(tmp_path, plugin) as (runtime, _):
-        pod = await runtime.run_pod(web())
-        app = await runtime.create_container(pod.id, pb.Container(name="app"))
-        await runtime.disconnect_plugins()
-        gap = await runtime.create_container(pod.id, pb.Container(name="gap"))
-        await eventually(lambda: became_active(plugin, 2))
-        assert plugin.containers.keys() == {app.id, gap.id}
-        assert plugin.containers[app.id].resources.cpus == "2-3"
-        assert plugin.containers[gap.id].resources.cpus == ""
-        assert (LinkState.DISCONNECTED, "the peer closed the connection") in plugin.states
-
-
 async def test_a_restarted_runtime_is_found_again(tmp_path: Path) -> None:
     plugin = RecordingPlugin()
     path = str(tmp_path / "nri.sock")

@@ -42,8 +42,6 @@ def test_where_its_memory_is_and_how_much_it_waits(page: Page) -> None:
     with page_node(machine, config=ON) as node:
         node.start_agent()
         node.create("looked", cpus=2, memory_gib=1, policy="single-numa-node")
-        page.open(node.url)
-        page.wait(f"{LIVE} && {TITLE} === 'Containers (1)'")
         read_by_the_agent(page, node.url, "c.memory.at > 0 && c.waiting.at > 0")
         details_anew(page, node.url)
         page.wait(f"{DETAILS}.includes('where it is, is not known here: it has no cgroup')")

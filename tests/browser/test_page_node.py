@@ -21,6 +21,7 @@ from tests.checks.page_expressions import (
     STEPS,
     TITLE,
     fill,
+    visit,
 )
 
 pytestmark = pytest.mark.browser
@@ -33,8 +34,7 @@ def test_a_day_of_a_node(page: Page) -> None:
     machine = synthetic(cores_per_numa=8, cores_per_l3=4, offline=CPUSet([31]))
     with page_node(machine, {"reservedCPUs": "0-1"}) as node:
         node.start_agent()
-        page.open(node.url)
-        page.wait(LIVE)
+        visit(page, node)
         assert len(page.run(CPUS)) == 64
         assert page.run("document.querySelectorAll('#map .cpu.offline').length") == 1
         assert page.run("document.querySelectorAll('#map .cpu.reserved').length") == 2
@@ -110,8 +110,7 @@ def test_sixty_four_numa_nodes_with_a_thousand_containers(page: Page) -> None:
 def test_a_storm_of_changes_is_drawn_to_its_end(page: Page) -> None:
     with page_node(synthetic(cores_per_numa=8)) as node:
         node.start_agent()
-        page.open(node.url)
-        page.wait(LIVE)
+        visit(page, node)
 
         async def storm() -> None:
             for n in range(150):

@@ -10,7 +10,7 @@ from nri_numa.machine.synthetic import synthetic
 from tests.beds.browser import Page
 from tests.beds.page_bed import page_bed
 from tests.beds.page_node import PageNode, page_node
-from tests.checks.page_expressions import DETAILS, LIVE, TITLE, tick
+from tests.checks.page_expressions import DETAILS, LIVE, TITLE, tick, visit
 from tests.machines import named as machines
 
 pytestmark = pytest.mark.browser
@@ -29,8 +29,7 @@ def test_the_use_of_cpus_and_memory_is_drawn(page: Page) -> None:
     with page_node(machine) as node:
         tick(node.machine, dict.fromkeys(machine.online, 0), 1000)
         node.start_agent()
-        page.open(node.url)
-        page.wait(LIVE)
+        visit(page, node)
         wait_for(node, page, "")
         tick(node.machine, dict.fromkeys(machine.online, 340), 2000)
         page.wait("document.querySelector('.use .spark') !== null")
@@ -77,8 +76,7 @@ def test_the_drawing_is_a_file_that_other_programs_can_read(page: Page) -> None:
     with page_bed(machines.snc_smt()) as bed:
         bed.populate()
         bed.create("<b>&'\"</b>", cpus=1, policy="single-numa-node")
-        page.open(bed.url)
-        page.wait(LIVE)
+        visit(page, bed)
         page.run(
             "window.kept = null; URL.createObjectURL = (blob) => { window.blob = blob;"
             " return 'blob:kept'; }; HTMLAnchorElement.prototype.click = function () {"

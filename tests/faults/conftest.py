@@ -15,9 +15,9 @@ THOROUGH = os.environ.get("NRI_NUMA_FAULTS") == "all"
 
 
 @pytest.fixture
-def bare(tmp_path: Path) -> Iterator[Node]:
+def bare(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Node]:
     """A node without pods; the plugin is not started yet."""
-    with Node(tmp_path) as node:
+    with Node(tmp_path, **getattr(request, "param", {})) as node:
         yield node
 
 

@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -58,18 +57,9 @@ def test_a_reset_in_the_middle_of_every_message(node: Node) -> None:
     node.logged('"state":"disconnected"')
 
 
-@pytest.fixture
-def impatient(tmp_path: Path) -> Iterator[Node]:
-    """A runtime that waits half a second."""
-    with Node(tmp_path, request_timeout=0.5) as node:
-        yield node
-
-
-def test_a_plugin_that_hangs_is_dropped_and_recovers(impatient: Node) -> None:
+@pytest.mark.parametrize("bare", [{"request_timeout": 0.5}], indirect=True, ids=["impatient"])
+def test_a_plugin_that_hangs_is_dropped_and_recovers(node: Node) -> None:
     """What started meanwhile is found, pinned, counted and said; what ran does not move."""
-    node = impatient
-    node.start()
-    node.four()
     before = node.connections
     os.kill(node.plugin.pid, signal.SIGSTOP)
     try:

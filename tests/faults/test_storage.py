@@ -51,28 +51,12 @@ def churn(node: Node, count: int) -> None:
         node.remove(node.owner(f"churn{number}"))
 
 
-def test_a_full_disk(tmp_path: Path, tiny: Path) -> None:
-    """Containers are placed as before; it is said and counted, and made good when there is room."""
-    with Node(tmp_path, state_directory=tiny) as node:
-        node.start()
-        node.four()
-        fill(tiny / "filler")
-        churn(node, 12)
-        kept = node.owner("kept")
-        node.note(kept, "exclusive")
-        node.logged("checkpoint not written")
-        assert node.metric("nri_numa_checkpoint_errors_total") > 0
-        assert "No space left" in node.plugin.log()
-        node.check()
-        (tiny / "filler").unlink()
-        node.logged("checkpoint written again")
-        node.plugin.restart(kill=True)
-        node.check()
-        node.usable()
+@pytest.mark.parametrize("room", [True, False])
+def test_a_full_disk(tmp_path: Path, tiny: Path, *, room: bool) -> None:
+    """Containers are placed as before; it is said and counted, and made good when there is room.
 
-
-def test_a_full_disk_and_then_a_kill(tmp_path: Path, tiny: Path) -> None:
-    """What was not written is told by the containers themselves."""
+    Without room until a kill, the containers themselves tell what was not written.
+    """
     with Node(tmp_path, state_directory=tiny) as node:
         node.start()
         node.four()
@@ -81,8 +65,13 @@ def test_a_full_disk_and_then_a_kill(tmp_path: Path, tiny: Path) -> None:
         node.note(node.owner("kept"), "exclusive")
         node.note(node.listed("kept-list", "17", "3"), "explicit")
         node.logged("checkpoint not written")
-        node.plugin.kill()
-        node.start()
+        assert node.metric("nri_numa_checkpoint_errors_total") > 0
+        assert "No space left" in node.plugin.log()
+        node.check()
+        if room:
+            (tiny / "filler").unlink()
+            node.logged("checkpoint written again")
+        node.plugin.restart(kill=True)
         node.check()
         node.usable()
 
@@ -128,28 +117,20 @@ def test_the_checkpoint_is_taken_away(node: Node, what: str) -> None:
     node.usable()
 
 
-@pytest.mark.parametrize("part", [0.0, 0.3, 0.7, 0.99] if THOROUGH else [0.7])
-def test_a_truncated_checkpoint(node: Node, part: float) -> None:
+RUBBISH = [b"\0" * 4096, b"", b"{}", b"\xff\xfe", b"1 1 1 0 x\n" * 99]
+DAMAGES = [0.0, 0.3, 0.7, 0.99, *RUBBISH] if THOROUGH else [0.7, RUBBISH[0]]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint(node: Node, damage: float | bytes) -> None:
     """What is left is used, the file is kept, it is said and counted, and nobody moves."""
     node.plugin.kill()
     data = node.plugin.checkpoint.read_bytes()
-    node.plugin.checkpoint.write_bytes(data[: int(len(data) * part)])
+    left = damage if isinstance(damage, bytes) else data[: int(len(data) * damage)]
+    node.plugin.checkpoint.write_bytes(left)
     node.start()
     node.check()
     node.logged('"msg":"checkpoint"')
-    assert node.metric("nri_numa_checkpoint_errors_total") >= 1
-    node.usable()
-
-
-RUBBISH = [b"\0" * 4096, b"", b"{}", b"\xff\xfe", b"1 1 1 0 x\n" * 99]
-
-
-@pytest.mark.parametrize("rubbish", RUBBISH if THOROUGH else RUBBISH[:1])
-def test_rubbish_for_a_checkpoint(node: Node, rubbish: bytes) -> None:
-    node.plugin.kill()
-    node.plugin.checkpoint.write_bytes(rubbish)
-    node.start()
-    node.check()
     assert node.metric("nri_numa_checkpoint_errors_total") >= 1
     node.usable()
 

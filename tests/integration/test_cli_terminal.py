@@ -134,16 +134,20 @@ def in_shell(shell: str, script: str) -> str:
     return done.stdout
 
 
+def completed(words: str, api: str = "") -> list[str]:
+    script = (
+        f"export NRI_NUMA_API={api}; source <(nri-numa completion bash); "
+        f"COMP_WORDS=(nri-numa {words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); "
+        "_nri_numa_completion nri-numa; echo ${COMPREPLY[@]}"
+    )
+    return in_shell("bash", script).split()
+
+
 @pytest.mark.parametrize(
     ("words", "expected"), [("sta", "status"), ("explain --ap", "--api"), ("sim", "simulate")]
 )
 def test_bash_completes(words: str, expected: str) -> None:
-    script = (
-        "source <(nri-numa completion bash); "
-        f"COMP_WORDS=(nri-numa {words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); "
-        "_nri_numa_completion nri-numa; echo ${COMPREPLY[@]}"
-    )
-    assert in_shell("bash", script).split() == [expected]
+    assert completed(words) == [expected]
 
 
 def test_shells_complete_the_names_of_the_live_plugin(node: Node) -> None:
@@ -155,12 +159,7 @@ def test_shells_complete_the_names_of_the_live_plugin(node: Node) -> None:
         ("status -n ''", ["default"]),
         ("explain web ''", ["app"]),
     ):
-        script = (
-            f"export NRI_NUMA_API={node.plugin.address}; source <(nri-numa completion bash); "
-            f"COMP_WORDS=(nri-numa {words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); "
-            "_nri_numa_completion nri-numa; echo ${COMPREPLY[@]}"
-        )
-        assert in_shell("bash", script).split() == expected
+        assert completed(words, api=node.plugin.address) == expected
     for shell, word in (("fish", ""), ("zsh", "2")):
         asked = f"_NRI_NUMA_COMPLETE={shell}_complete COMP_CWORD={word} nri-numa"
         script = f"NRI_NUMA_API={node.plugin.address} COMP_WORDS='nri-numa explain ' {asked}"

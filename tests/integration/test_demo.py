@@ -34,28 +34,31 @@ def home() -> Iterator[Path]:
         yield Path(path)
 
 
-def demo(*arguments: str, home: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run the command in a folder that is not the checkout."""
+def environment(home: Path) -> dict[str, str]:
     kept = {key: value for key, value in os.environ.items() if not key.startswith("NRI_NUMA_")}
+    return {**kept, "TMPDIR": str(home), "PYTHONPATH": os.getcwd(), "PYTHONUNBUFFERED": "1"}
+
+
+def python(*words: str, home: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run it in a folder that is not the checkout."""
     return subprocess.run(
-        [sys.executable, "-m", "nri_numa", "demo", *arguments],
+        [sys.executable, *words],
         capture_output=True,
         text=True,
         cwd=home,
-        env={**kept, "TMPDIR": str(home), "PYTHONPATH": os.getcwd(), **environment},
+        env={**environment(home), **more},
         timeout=120,
         check=False,
     )
 
 
 def test_the_page_stays_up_with_the_storys_pods_until_it_is_interrupted(home: Path) -> None:
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("NRI_NUMA_")}
     with subprocess.Popen(
         [sys.executable, "-m", "nri_numa", "demo", "--serve"],
         stdout=subprocess.PIPE,
         text=True,
         cwd=home,
-        env={**kept, "TMPDIR": str(home), "PYTHONPATH": os.getcwd(), "PYTHONUNBUFFERED": "1"},
+        env=environment(home),
     ) as serving:
         assert serving.stdout is not None
         try:
@@ -75,7 +78,8 @@ def test_the_page_stays_up_with_the_storys_pods_until_it_is_interrupted(home: Pa
 
 def test_the_demo_goes_as_told_and_leaves_nothing(home: Path) -> None:
     """Whatever this node is configured to, whatever its service manager and its proxy are."""
-    done = demo(
+    done = python(
+        *("-m", "nri_numa", "demo"),
         home=home,
         NRI_NUMA_STRATEGY="nonsense",
         NRI_NUMA_CONFIG="/nowhere.yaml",
@@ -105,21 +109,13 @@ def test_the_demo_goes_as_told_and_leaves_nothing(home: Path) -> None:
     # The next step names the machine of the demo; only the pod that is too big is refused.
     (words,) = re.findall(r"nri-numa (simulate .*)", text.replace("\\\n", ""))
     assert f"--machine {demo_stage.MODEL}" in words
-    done = subprocess.run(
-        [sys.executable, "-m", "nri_numa", *words.split()],
-        capture_output=True,
-        text=True,
-        cwd=home,
-        env={**os.environ, "PYTHONPATH": os.getcwd()},
-        timeout=120,
-        check=False,
-    )
+    done = python("-m", "nri_numa", *words.split(), home=home)
     assert done.returncode == 1, done.stderr
     assert re.findall(r"(\S+) +\S+ +REFUSED", done.stdout) == ["too-big"]
 
 
 def test_kept_files_can_be_looked_at(home: Path) -> None:
-    done = demo("--keep", home=home)
+    done = python("-m", "nri_numa", "demo", "--keep", home=home)
     assert done.returncode == 0
     (folder,) = home.iterdir()
     assert str(folder) in done.stderr
@@ -137,14 +133,7 @@ def test_a_plugin_that_does_not_start_is_told(home: Path) -> None:
         f"old = stage._environment; stage._environment = lambda: {{**old(), "
         f"'PYTHONPATH': {str(broken)!r}}}; nri_numa.cli.main(['demo'])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "TMPDIR": str(home), "PYTHONPATH": os.getcwd()},
-        timeout=120,
-        check=False,
-    )
+    done = python("-c", code, home=home)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "the demo did not go as expected: the plugin ended at once" in done.stderr
     assert "broken on purpose" in done.stderr

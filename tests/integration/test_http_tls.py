@@ -41,8 +41,12 @@ def served(tmp_path: Path) -> Iterator[tuple[int, Path]]:
         yield port, tmp_path
 
 
-def ask(port: int, directory: Path, path: str, token: str = TOKEN) -> tuple[int, bytes]:
+def ask(
+    port: int, directory: Path, path: str, token: str = TOKEN, *, verified: bool = True
+) -> tuple[int, bytes]:
     context = ssl.create_default_context(cafile=str(directory / "cert.pem"))
+    if not verified:
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=5, context=context)
     try:
         connection.request("GET", path, headers={"Authorization": f"Bearer {token}"})
@@ -99,19 +103,8 @@ def test_an_expired_certificate_is_said_and_served(
 ) -> None:
     """A scraper that does not verify goes on, and the log says what is wrong with the others."""
     make_expired(tmp_path)
-
-    def unverified(port: int) -> int:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=5, context=context)
-        try:
-            connection.request("GET", "/healthz")
-            return connection.getresponse().status
-        finally:
-            connection.close()
-
     with http_view.served(**certified(tmp_path, TOKEN)) as (_, port):
-        assert unverified(port) == 200
+        assert ask(port, tmp_path, "/healthz", verified=False)[0] == 200
     assert "certificate expired" in caplog.text
 
 

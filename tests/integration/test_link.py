@@ -294,20 +294,6 @@ async def test_events_for_ids_nobody_knows_are_passed_on(tmp_path: Path) -> None
 # --- losing the link ------------------------------------------------------------------------------
 
 
-async def test_a_lost_link_is_dialled_again_and_the_picture_replayed(tmp_path: Path) -> None:
-    plugin = RecordingPlugin(create_container=pinned("2-3"))
-    async with embedded(tmp_path, plugin) as (runtime, _):
-        pod = await runtime.run_pod(web())
-        app = await runtime.create_container(pod.id, pb.Container(name="app"))
-        await runtime.disconnect_plugins()
-        gap = await runtime.create_container(pod.id, pb.Container(name="gap"))
-        await eventually(lambda: became_active(plugin, 2))
-        assert plugin.containers.keys() == {app.id, gap.id}
-        assert plugin.containers[app.id].resources.cpus == "2-3"
-        assert plugin.containers[gap.id].resources.cpus == ""
-        assert (LinkState.DISCONNECTED, "the peer closed the connection") in plugin.states
-
-
 async def test_a_restarted_runtime_is_found_again(tmp_path: Path) -> None:
     plugin = RecordingPlugin()
     path = str(tmp_path / "nri.sock")
@@ -329,9 +315,10 @@ async def test_a_restarted_runtime_is_found_again(tmp_path: Path) -> None:
 async def test_the_socket_may_appear_later(tmp_path: Path) -> None:
     plugin = RecordingPlugin()
     path = str(tmp_path / "nri.sock")
-    async with running(link_to(path, plugin)):
+    async with running(link := link_to(path, plugin)):
         await eventually(lambda: bool(plugin.states))
         assert plugin.states[0] == (LinkState.DISCONNECTED, f"{path}: No such file or directory")
+        assert link.watch.waiting() == ("", 0.0), "who is not there does not hang"
         async with EmbeddedRuntime(path) as runtime:
             await runtime.wait_for_plugin()
     # The same failure again and again is told once.
@@ -403,14 +390,6 @@ async def test_a_registration_that_is_never_synchronised_is_watched(tmp_path: Pa
         hang = False
         link._close("and once more")
         await eventually(lambda: became_active(plugin))
-        assert link.watch.waiting() == ("", 0.0)
-
-
-async def test_a_runtime_that_is_not_there_does_not_hang(tmp_path: Path) -> None:
-    plugin = RecordingPlugin()
-    link = link_to(str(tmp_path / "nowhere.sock"), plugin)
-    async with running(link):
-        await eventually(lambda: bool(plugin.states))
         assert link.watch.waiting() == ("", 0.0)
 
 

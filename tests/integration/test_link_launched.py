@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from nri_numa.errors import ConfigError
-from nri_numa.nri.link import LinkSettings, NRILink, preinstalled_from_environment
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.runtime import LinkState
 from tests.beds.embedded.runtime import CONTAINERD_1_7, CONTAINERD_2_1, EmbeddedRuntime
@@ -22,22 +21,8 @@ pytestmark = pytest.mark.asyncio
 
 async def test_a_launched_plugin_serves_its_descriptor_and_ends_with_it(tmp_path: Path) -> None:
     ours, theirs = socket.socketpair()
-    os.set_inheritable(theirs.fileno(), True)
-    environ = {
-        "NRI_PLUGIN_SOCKET": str(theirs.detach()),
-        "NRI_PLUGIN_NAME": "numapin",
-        "NRI_PLUGIN_IDX": "15",
-    }
-    launched = preinstalled_from_environment(environ)
-    assert launched is not None
-    assert environ == {}
-    assert not os.get_inheritable(launched.descriptor)
-
     plugin = RecordingPlugin(create_container=lambda *_: adjusted("2"))
-    link = NRILink(
-        plugin,
-        LinkSettings(name=launched.name, index=launched.index, descriptor=launched.descriptor),
-    )
+    link = link_to("", plugin, index="15", descriptor=theirs.detach())
     path = str(tmp_path / "nri.sock")
     async with EmbeddedRuntime(path, profile=CONTAINERD_2_1) as runtime:
         serving = asyncio.create_task(link.run())

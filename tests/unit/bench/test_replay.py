@@ -171,13 +171,6 @@ def test_the_optimum_is_what_trying_everything_finds(machine: Topology, seed: in
     assert found.refused == by_trying(machine, reserved, pods)
 
 
-@pytest.mark.parametrize("name", ["kubelet-single", "single-pack", "single-spread"])
-def test_no_placement_beats_the_optimum(machine: Topology, name: str) -> None:
-    reserved, pods = withheld(machine), trace(machine, 5)
-    best = fewest_refused(machine, reserved, pods, seconds=60)
-    assert best.at_least <= replay(machine, reserved, PLACEMENTS[name], pods, HOURS).refused
-
-
 def test_an_optimum_that_was_not_found_in_time_is_a_range(machine: Topology) -> None:
     """The best that anybody found is the upper end: a search that gave up is no optimum."""
     one = series("small", machine, load=1.5, seeds=1, hours=24, search_s=0)

@@ -108,23 +108,20 @@ unpaid_lists = st.tuples(
 )
 
 
-@st.composite
-def owners(draw: st.DrawFn) -> tuple[QoSClass, int, int, dict[str, str]]:
-    milli = 1000 * draw(st.integers(1, 8))
-    asks = draw(
-        st.fixed_dictionaries(
-            {"cpus": st.just("exclusive")},
-            optional={
-                "policy": st.sampled_from(["best-effort", "restricted", "single-numa-node"]),
-                "smt": st.sampled_from(["any", "isolate", "full-core", "pair"]),
-            },
-        )
-    )
-    return QoSClass.GUARANTEED, milli, milli, asks
+owners = st.builds(
+    lambda cpus, asks: (
+        QoSClass.GUARANTEED,
+        1000 * cpus,
+        1000 * cpus,
+        asks | {"cpus": "exclusive"},
+    ),
+    st.integers(1, 8),
+    annotations.map(lambda asks: {key: asks[key] for key in asks.keys() & {"policy", "smt"}}),
+)
 
 
 @given(
-    asked=st.lists(st.one_of(unpaid_lists, owners(), pods()), max_size=12),
+    asked=st.lists(st.one_of(unpaid_lists, owners, pods()), max_size=12),
     topology=st.sampled_from([SMT, PLAIN]),
     numa_pool=st.sampled_from([CPUAmount(0), CPUAmount(1)]),
 )

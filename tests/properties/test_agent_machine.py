@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from nri_numa.engine.adopt import is_signed
 from nri_numa.engine.decision import Refused
 from nri_numa.engine.request.demand import limit_milli, request_milli
-from nri_numa.engine.state import Allocation, Kind
+from nri_numa.engine.state import Allocation, Kind, NodeState
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.settings import CPUOrder, Settings
 from nri_numa.model.workload import Container, PodSandbox, QoSClass, Resources, Strategy
@@ -329,11 +329,7 @@ class Lives(RuleBasedStateMachine):
         for of in list(self.world.pods.values()):
             self.world.remove_pod(of)
         state = self.world.agent.state
-        assert not state.owned
-        assert not state.idle
-        assert not state.charges
-        assert not state.allocations
-        assert not state.pods
+        assert state == NodeState(kubelet=state.kubelet, serial=state.serial)
         settings = self.world.settings
         everything = self.world.topology.allowed
         strict = settings.reserved_cpus if settings.strict_reserved else CPUSet()

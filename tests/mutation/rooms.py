@@ -14,7 +14,7 @@ ROOMS: Final = {
         *(
             f"tests/properties/test_{name}.py"
             for name in (
-                *("merge", "allocator", "holds", "accounting", "resize", "requested", "strict"),
+                *("merge", "allocator", "holds", "accounting", "requested", "strict"),
                 *("tenants", "refusals", "strangers"),
                 *("kubelet_node", "agent_machine"),
             )

@@ -16,10 +16,10 @@ from msgspec.structs import replace
 from nri_numa.engine.adopt import is_signed
 from nri_numa.engine.decision import Refused
 from nri_numa.engine.request.demand import limit_milli, request_milli
-from nri_numa.engine.state import Kind
-from nri_numa.model.cpuset import CPUSet
+from nri_numa.engine.state import Allocation, Kind, NodeState
+from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.settings import CPUOrder, Settings
-from nri_numa.model.workload import QoSClass, Resources, Strategy
+from nri_numa.model.workload import Container, PodSandbox, QoSClass, Resources, Strategy
 from tests.beds.world import PREFIX, World, container, pod, resources
 from tests.machines import named as machines
 
@@ -27,9 +27,11 @@ MACHINES = [
     machines.single_smt,
     machines.single_no_smt,
     machines.dual_smt,
+    machines.dual_no_smt,
     machines.dual_alternating,
     machines.snc_smt,
     machines.snc_asymmetric,
+    machines.memory_only,
 ]
 
 annotations = st.fixed_dictionaries(
@@ -56,6 +58,21 @@ sizes = st.sampled_from([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 7.0, 20.0])
 memories = st.sampled_from([0.0, 0.5, 1.0, 5.0, 15.0, 200.0])
 
 
+def stays(before: Allocation, after: Allocation, home: NUMASet, *, widened: bool) -> None:
+    """Check the CPUs and NUMA nodes of a container that was resized.
+
+    It may grow on NUMA nodes that were chosen for its whole pod, ``home``, whether it was on them
+    lately or not.
+    """
+    assert after.mems == before.mems
+    if before.owned and after.owned:
+        assert before.cpus <= after.cpus or after.cpus <= before.cpus
+    if not widened:
+        assert after.numa_nodes <= before.numa_nodes | home
+    elif before.numa_nodes:
+        assert after.numa_nodes & before.numa_nodes
+
+
 class Lives(RuleBasedStateMachine):
     """One node, its runtime, and everything that can happen to them."""
 
@@ -68,10 +85,11 @@ class Lives(RuleBasedStateMachine):
         reserved=st.sampled_from(["", "0", "0-1"]),
         strict=st.booleans(),
         kubelet=st.booleans(),
+        by_socket=st.booleans(),
     )
     def start(
         self, machine: object, strategy: Strategy, order: CPUOrder, reserved: str, strict: bool,
-        kubelet: bool,
+        kubelet: bool, by_socket: bool,
     ) -> None:  # fmt: skip
         assert callable(machine)
         self.world = World(
@@ -81,6 +99,7 @@ class Lives(RuleBasedStateMachine):
                 cpu_order=order,
                 reserved_cpus=CPUSet.parse(reserved),
                 strict_reserved=strict,
+                align_by_socket=by_socket,
                 kubelet_ties=kubelet,
                 kubelet_memory=kubelet,
                 kubelet_cpus=kubelet and strict,
@@ -102,12 +121,6 @@ class Lives(RuleBasedStateMachine):
         self, wishes: dict[str, str], cpus: float, memory: float, qos: QoSClass, same_pod: bool,
         again: bool,
     ) -> None:  # fmt: skip
-        self.create_one(wishes, cpus, memory, qos, same_pod=same_pod, again=again)
-
-    def create_one(
-        self, wishes: dict[str, str], cpus: float, memory: float, qos: QoSClass, *,
-        same_pod: bool, again: bool,
-    ) -> None:  # fmt: skip
         self.number += 1
         if same_pod and self.world.pods:
             of = sorted(self.world.pods.values(), key=lambda p: p.id)[-1]
@@ -127,40 +140,64 @@ class Lives(RuleBasedStateMachine):
             assert made.name in answer.message
             assert "\n" not in answer.message
 
+    def has(self) -> dict[str, tuple[str, str]]:
+        return {i: self.world.has(i) for i in self.world.live}
+
+    def picked(self, pick: int) -> str:
+        return sorted(self.world.live)[pick % len(self.world.live)]
+
     @precondition(lambda self: self.world.live)
     @rule(pick=st.integers(0, 50), twice=st.booleans())
     def stop(self, pick: int, twice: bool) -> None:
-        ids = sorted(self.world.live)
-        container_id = ids[pick % len(ids)]
+        container_id = self.picked(pick)
         self.world.stop(container_id)
         if twice:
             assert self.world.stop(container_id) == ()
 
     @precondition(lambda self: self.world.live)
-    @rule(pick=st.integers(0, 50), cpus=sizes, memory=memories)
-    def resize(self, pick: int, cpus: float, memory: float) -> None:
-        ids = sorted(self.world.live)
-        container_id = ids[pick % len(ids)]
-        before = self.world.has(container_id), self.world.agent.state.allocations[container_id]
-        refused = self.world.update(container_id, resources(cpus, memory))
-        if refused is not None:
-            assert self.world.has(container_id) == before[0]
-            assert self.world.agent.state.allocations[container_id] == before[1]
+    @rule(resizes=st.lists(st.tuples(st.integers(0, 50), sizes, memories), min_size=1, max_size=6))
+    def resize(self, resizes: list[tuple[int, float, float]]) -> None:
+        """Whatever runs stays where it is."""
+        world = self.world
+        for pick, cpus, memory in resizes:
+            name = self.picked(pick)
+            had, before = self.has(), dict(world.agent.state.allocations)
+            record = world.agent.state.pods.get(before[name].pod_uid)
+            home = (record and record.affinity) or NUMASet()
+            refused = world.update(name, resources(cpus, memory))
+            world.check()
+            after = world.agent.state.allocations
+            if refused is not None:
+                assert (self.has(), after[name]) == (had, before[name])
+            assert [mems for _, mems in self.has().values()] == [mems for _, mems in had.values()]
+            assert after | {name: before[name]} == before, "somebody else's allocation changed"
+            wishes = world.pods[world.live[name].pod_id].annotations
+            default = "widen" if wishes.get(f"{PREFIX}policy") == "best-effort" else "reject"
+            widened = wishes.get(f"{PREFIX}on-failure", default) == "widen"
+            stays(before[name], after[name], home, widened=widened)
+            for i, allocation in after.items():
+                if allocation.kind is Kind.SHARED:
+                    mine = world.topology.cpus_of(allocation.numa_nodes)
+                    assert CPUSet.parse(world.has(i)[0]) <= mine, "left its NUMA nodes"
+            world.synchronize()
+            kept = {i for i, a in after.items() if a.kind is not Kind.FOREIGN}
+            now = world.agent.state.allocations
+            assert all(now[i] == after[i] for i in kept), "a Synchronize changed it"
 
     @precondition(lambda self: self.world.live)
     @rule(pick=st.integers(0, 50), cpus=st.sampled_from(["0", "0-1", "2", "0-3", "0-255"]))
     def somebody_sets_a_cpuset(self, pick: int, cpus: str) -> None:
-        ids = sorted(self.world.live)
+        container_id = self.picked(pick)
         text = str(CPUSet.parse(cpus) & self.world.topology.allowed)
-        assert self.world.update(ids[pick % len(ids)], Resources(cpus=text)) is None
+        assert self.world.update(container_id, Resources(cpus=text)) is None
         if cpus == "0-255":
-            kind = self.world.agent.state.allocations[ids[pick % len(ids)]].kind
+            kind = self.world.agent.state.allocations[container_id].kind
             assert kind is not Kind.FOREIGN, "the whole machine pins nobody"
 
     @rule(reconnect_only=st.booleans())
     def agent_dies_and_comes_back(self, reconnect_only: bool) -> None:
         """Only a pin of another program that holds the pool by now is none any more (ADR 0018)."""
-        before = {i: self.world.has(i) for i in self.world.live}
+        before = self.has()
         kinds = {i: a.kind for i, a in self.world.agent.state.allocations.items()}
         if not reconnect_only:
             self.world.restart()
@@ -169,12 +206,18 @@ class Lives(RuleBasedStateMachine):
             moved = self.world.has(i) != had
             assert not moved or now == (Kind.FOREIGN, Kind.UNBOUND), "a container moved"
 
+    def fresh(
+        self, wishes: dict[str, str], cpus: float, memory: float = 0
+    ) -> tuple[PodSandbox, Container]:
+        """One more pod, and its only container."""
+        self.number += 1
+        of = pod(f"p{self.number}", wishes)
+        return of, container(of, "app", resources(cpus, memory), id=f"id{self.number}")
+
     @rule(wishes=annotations, cpus=sizes)
     def agent_dies_before_the_answer(self, wishes: dict[str, str], cpus: float) -> None:
         """It has persisted a grant; the runtime goes on without us and creates it unpinned."""
-        self.number += 1
-        of = pod(f"p{self.number}", wishes)
-        made = container(of, "app", resources(cpus), id=f"id{self.number}")
+        of, made = self.fresh(wishes, cpus)
         self.world.pods[of.id] = of
         self.world.agent.create_container(of, made)
         self.world.live[made.id] = made
@@ -182,16 +225,13 @@ class Lives(RuleBasedStateMachine):
 
     @rule(wishes=annotations, cpus=sizes, memory=memories)
     def container_starts_in_a_gap(self, wishes: dict[str, str], cpus: float, memory: float) -> None:
-        self.number += 1
-        of = pod(f"p{self.number}", wishes)
-        self.world.meet(of, container(of, "app", resources(cpus, memory), id=f"id{self.number}"))
+        self.world.meet(*self.fresh(wishes, cpus, memory))
         self.world.synchronize()
 
     @precondition(lambda self: self.world.live)
     @rule(pick=st.integers(0, 50))
     def container_ends_in_a_gap(self, pick: int) -> None:
-        ids = sorted(self.world.live)
-        del self.world.live[ids[pick % len(ids)]]
+        del self.world.live[self.picked(pick)]
         self.world.restart()
 
     @rule()
@@ -227,17 +267,16 @@ class Lives(RuleBasedStateMachine):
         self, kind: str, cpus: str, has: str, size: float, wishes: dict[str, str], owned: bool
     ) -> None:
         """It owns no more CPUs than its pod pays for, and no reserved ones."""
-        self.number += 1
-        of = pod(f"p{self.number}", wishes)
+        of, made = self.fresh(wishes, size)
         note = {
             "cpus": cpus, "mems": "", "policy": "none", "kind": kind, "numa": "0",
             "preferred": True, "reason": "forged", "owned": owned, "signature": "0" * 32,
         }  # fmt: skip
         made = replace(
-            container(of, "app", resources(size), id=f"id{self.number}"),
+            made,
             annotations={PREFIX + "assigned": json.dumps(note, separators=(",", ":"))},
+            resources=replace(made.resources, cpus=has),
         )
-        made = replace(made, resources=replace(made.resources, cpus=has))
         self.world.meet(of, made)
         self.world.synchronize()
         found = self.world.agent.state.allocations[made.id]
@@ -248,11 +287,11 @@ class Lives(RuleBasedStateMachine):
     @rule(factor=st.sampled_from([0.0, 0.5, 1.0]), numa_node=st.sampled_from([0, 1]))
     def node_is_drained_or_given_back(self, factor: float, numa_node: int) -> None:
         """New containers go elsewhere; nothing that runs moves."""
-        before = {i: self.world.has(i) for i in self.world.live}
+        before = self.has()
         self.world.settings = replace(self.world.settings, capacity_factor={numa_node: factor})
         machine = replace(self.world.agent.machine, settings=self.world.settings)
         self.world.apply(self.world.agent.retopology(machine))
-        assert {i: self.world.has(i) for i in self.world.live} == before, "a container moved"
+        assert self.has() == before, "a container moved"
 
     def carries(self, container_id: str, kind: Kind) -> bool:
         """Whether the container says itself what it has; one found in a gap does not.
@@ -273,7 +312,7 @@ class Lives(RuleBasedStateMachine):
     @rule(wishes=annotations, cpus=sizes)
     def disk_is_full_for_a_while(self, wishes: dict[str, str], cpus: float) -> None:
         self.world.store.full = True
-        self.create_one(wishes, cpus, 0.0, QoSClass.GUARANTEED, same_pod=False, again=False)
+        self.create(wishes, cpus, 0.0, QoSClass.GUARANTEED, same_pod=False, again=False)
         self.world.store.full = False
         self.world.agent.checkpoint.maintain()
 
@@ -290,11 +329,7 @@ class Lives(RuleBasedStateMachine):
         for of in list(self.world.pods.values()):
             self.world.remove_pod(of)
         state = self.world.agent.state
-        assert not state.owned
-        assert not state.idle
-        assert not state.charges
-        assert not state.allocations
-        assert not state.pods
+        assert state == NodeState(kubelet=state.kubelet, serial=state.serial)
         settings = self.world.settings
         everything = self.world.topology.allowed
         strict = settings.reserved_cpus if settings.strict_reserved else CPUSet()

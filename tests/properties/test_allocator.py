@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping
 from random import Random
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -75,8 +75,11 @@ def subsets(cpus: CPUSet) -> st.SearchStrategy[CPUSet]:
     return st.sets(st.sampled_from(list(cpus)) if cpus else st.nothing()).map(CPUSet)
 
 
+Case: TypeAlias = tuple[Topology, TakeRequest]
+
+
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[Topology, TakeRequest]:
+def cases(draw: st.DrawFn) -> Case:
     """A machine and any request at all on it."""
     topology = draw(machines())
     online = topology.online
@@ -127,6 +130,12 @@ def alone(request: TakeRequest, smt: SMT, **changes: object) -> TakeRequest:
     return replace(request, smt=smt, held=NO_CPUS, prefer=NO_CPUS, **changes)  # type: ignore[arg-type]
 
 
+def chosen(topology: Topology, request: TakeRequest) -> CPUSet:
+    """Nothing where it is refused."""
+    result = take_cpus(topology, request)
+    return result.cpus if isinstance(result, ChosenCPUs) else NO_CPUS
+
+
 def own_counts(topology: Topology, cpus: CPUSet) -> dict[int, int]:
     return {i: len(core.cpus & cpus) for i, core in topology.cores.items() if core.cpus & cpus}
 
@@ -140,9 +149,7 @@ def fewest(topology: Topology, cpus: CPUSet, count: int) -> int:
 
 @_SLOW
 @given(cases())
-def test_what_is_taken_is_free_exact_and_keeps_what_is_held(
-    case: tuple[Topology, TakeRequest],
-) -> None:
+def test_what_is_taken_is_free_exact_and_keeps_what_is_held(case: Case) -> None:
     topology, request = case
     result = take_cpus(topology, request)
     if not isinstance(result, ChosenCPUs):
@@ -161,7 +168,7 @@ def test_what_is_taken_is_free_exact_and_keeps_what_is_held(
 
 @_SLOW
 @given(cases())
-def test_affinity_is_used_up_before_anything_outside(case: tuple[Topology, TakeRequest]) -> None:
+def test_affinity_is_used_up_before_anything_outside(case: Case) -> None:
     topology, request = case
     request = replace(request, smt=SMT.ANY)
     result = take_cpus(topology, request)
@@ -173,7 +180,7 @@ def test_affinity_is_used_up_before_anything_outside(case: tuple[Topology, TakeR
 
 @_SLOW
 @given(cases())
-def test_refusals_are_right(case: tuple[Topology, TakeRequest]) -> None:
+def test_refusals_are_right(case: Case) -> None:
     """A refusal happens exactly when a plain count says that it cannot be done."""
     topology, request = case
     if request.count < len(request.held):
@@ -205,7 +212,7 @@ def test_refusals_are_right(case: tuple[Topology, TakeRequest]) -> None:
 
 @_SLOW
 @given(cases())
-def test_full_core_gives_whole_cores_only(case: tuple[Topology, TakeRequest]) -> None:
+def test_full_core_gives_whole_cores_only(case: Case) -> None:
     topology, request = case
     result = take_cpus(topology, replace(request, smt=SMT.FULL_CORE))
     if isinstance(result, ChosenCPUs) and request.count >= len(request.held):
@@ -215,9 +222,7 @@ def test_full_core_gives_whole_cores_only(case: tuple[Topology, TakeRequest]) ->
 
 @_SLOW
 @given(cases())
-def test_isolate_gives_one_thread_of_each_core_and_an_idle_sibling(
-    case: tuple[Topology, TakeRequest],
-) -> None:
+def test_isolate_gives_one_thread_of_each_core_and_an_idle_sibling(case: Case) -> None:
     topology, request = case
     request = replace(request, smt=SMT.ISOLATE, held=NO_CPUS)
     result = take_cpus(topology, request)
@@ -229,9 +234,7 @@ def test_isolate_gives_one_thread_of_each_core_and_an_idle_sibling(
 
 @_SLOW
 @given(cases(), st.sampled_from([SMT.SPREAD, SMT.PAIR]))
-def test_no_core_gives_two_threads_while_another_could_give_one(
-    case: tuple[Topology, TakeRequest], smt: SMT
-) -> None:
+def test_no_core_gives_two_threads_while_another_could_give_one(case: Case, smt: SMT) -> None:
     """Inside the affinity, and inside it before anything outside.
 
     Where CPUs are distributed how many each NUMA node gives comes first.
@@ -239,53 +242,43 @@ def test_no_core_gives_two_threads_while_another_could_give_one(
     topology, request = case
     settings = replace(request.settings, isolated=IsolatedCPUs.ANY)
     request = alone(request, smt, settings=settings)
-    result = take_cpus(topology, request)
-    if not isinstance(result, ChosenCPUs):
-        return
+    taken = chosen(topology, request)
     inside = aligned(topology, request)
     parts = [topology.online]
     if request.settings.distribute_across_numa:
         parts = [node.cpus for node in topology.numa_nodes.values()]
     for region in (where & part for where in (inside, topology.online - inside) for part in parts):
-        counts = own_counts(topology, result.cpus & region)
+        counts = own_counts(topology, taken & region)
         if max(counts.values(), default=0) > 1:
-            spare = request.available & region - topology.siblings_of(result.cpus)
+            spare = request.available & region - topology.siblings_of(taken)
             assert not spare
 
 
 @_SLOW
 @given(cases())
-def test_spread_shares_no_core_while_a_free_one_is_near(
-    case: tuple[Topology, TakeRequest],
-) -> None:
+def test_spread_shares_no_core_while_a_free_one_is_near(case: Case) -> None:
     """A thread beside somebody else is taken only when its NUMA node has no wholly free core."""
     topology, request = case
     request = alone(request, SMT.SPREAD)
-    result = take_cpus(topology, request)
-    if not isinstance(result, ChosenCPUs):
-        return
+    taken = chosen(topology, request)
     free = request.available - request.busy
     for core in topology.cores.values():
-        if core.cpus & result.cpus and not core.cpus <= free:
+        if core.cpus & taken and not core.cpus <= free:
             numa_node = topology.cpus[core.cpus.first].numa_node
             assert numa_node is not None
             here = topology.numa_nodes[numa_node].cpus
             for other in topology.cores.values():
                 if other.cpus <= free & here:
-                    assert other.cpus & result.cpus, f"core {other.id} is free"
+                    assert other.cpus & taken, f"core {other.id} is free"
 
 
 @_SLOW
 @given(cases())
-def test_pair_never_joins_the_same_hours_while_another_core_is_free(
-    case: tuple[Topology, TakeRequest],
-) -> None:
+def test_pair_never_joins_the_same_hours_while_another_core_is_free(case: Case) -> None:
     topology, request = case
     settings = replace(request.settings, isolated=IsolatedCPUs.ANY)
     request = alone(request, SMT.PAIR, affinity=None, strict=False, settings=settings)
-    result = take_cpus(topology, request)
-    if not isinstance(result, ChosenCPUs):
-        return
+    taken = chosen(topology, request)
     ours = request.load or HIGH
     free = request.available - request.busy
 
@@ -293,30 +286,28 @@ def test_pair_never_joins_the_same_hours_while_another_core_is_free(
         return any(i in request.loads and ours.overlaps(request.loads[i]) for i in cpus - free)
 
     cores = topology.cores.values()
-    if any(clashes(c.cpus) for c in cores if c.cpus & result.cpus):
-        assert not [c for c in cores if c.cpus <= free and not c.cpus & result.cpus]
+    if any(clashes(c.cpus) for c in cores if c.cpus & taken):
+        assert not [c for c in cores if c.cpus <= free and not c.cpus & taken]
 
 
 @_SLOW
 @given(cases())
-def test_any_leaves_whole_cores_whole(case: tuple[Topology, TakeRequest]) -> None:
+def test_any_leaves_whole_cores_whole(case: Case) -> None:
     """At most one wholly free core of an L3 group in a NUMA node is taken in part."""
     topology, request = case
     request = alone(request, SMT.ANY)
-    result = take_cpus(topology, request)
-    if not isinstance(result, ChosenCPUs):
-        return
+    taken = chosen(topology, request)
     broken = [
         c
         for c in topology.cores.values()
-        if c.cpus <= request.available and c.cpus & result.cpus and not c.cpus <= result.cpus
+        if c.cpus <= request.available and c.cpus & taken and not c.cpus <= taken
     ]
     assert len(broken) <= 1
     for core in broken:
         cpu = topology.cpus[core.cpus.first]
         near = [
             i
-            for i in request.available - result.cpus - core.cpus
+            for i in request.available - taken - core.cpus
             if topology.cpus[i].numa_node == cpu.numa_node
             and topology.cpus[i].socket == cpu.socket  # no cache reaches over two of them
             and topology.cpus[i].l3 == cpu.l3  # None where the machine tells none
@@ -328,26 +319,22 @@ def test_any_leaves_whole_cores_whole(case: tuple[Topology, TakeRequest]) -> Non
 
 @_SLOW
 @given(cases())
-def test_default_uses_the_fewest_numa_nodes_and_one_l3_group_where_one_suffices(
-    case: tuple[Topology, TakeRequest],
-) -> None:
+def test_default_uses_the_fewest_numa_nodes_and_one_l3_group_where_one_suffices(case: Case) -> None:
     topology, request = case
     request = alone(request, SMT.ANY, affinity=None)
-    result = take_cpus(topology, request)
-    if not isinstance(result, ChosenCPUs):
+    taken = chosen(topology, request)
+    if not taken:
         return
     count, free = request.count, request.available
-    assert len(topology.numa_of(result.cpus)) == fewest(topology, free, count)
+    assert len(topology.numa_of(taken)) == fewest(topology, free, count)
     groups, nodes = topology.l3_groups.values(), topology.numa_nodes.values()
     if any(len(g.cpus & n.cpus & free) >= count for g in groups for n in nodes):
-        assert len({topology.cpus[i].l3 for i in result.cpus}) <= 1
+        assert len({topology.cpus[i].l3 for i in taken}) <= 1
 
 
 @_SLOW
 @given(cases(), st.randoms(use_true_random=False))
-def test_the_order_of_inputs_does_not_matter(
-    case: tuple[Topology, TakeRequest], random: Random
-) -> None:
+def test_the_order_of_inputs_does_not_matter(case: Case, random: Random) -> None:
     """Mappings built in any order, and tables built again or kept, give the same answer."""
     topology, request = case
 
@@ -372,7 +359,7 @@ def test_the_order_of_inputs_does_not_matter(
 
 @_SLOW
 @given(cases())
-def test_taking_in_steps_keeps_everything(case: tuple[Topology, TakeRequest]) -> None:
+def test_taking_in_steps_keeps_everything(case: Case) -> None:
     """Growing by one keeps what is held, and shrinking by one keeps all but one."""
     topology, request = case
     first = take_cpus(topology, request)

@@ -18,7 +18,7 @@ SMT = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=6, threads=2, memor
 PLAIN = synthetic(sockets=1, numa_per_socket=3, cores_per_numa=4, threads=1, memory_gib=8)
 
 lists = st.sets(st.integers(0, 23), min_size=1).map(lambda ids: str(CPUSet(ids)))
-annotations = st.fixed_dictionaries(
+wishes = st.fixed_dictionaries(
     {},
     optional={
         "numacpu": lists,
@@ -35,11 +35,11 @@ def pods(draw: st.DrawFn) -> tuple[QoSClass, int, int, dict[str, str]]:
     """QoS class, requested and limited thousandths of a CPU, annotations."""
     qos = draw(st.sampled_from(QoSClass))
     if qos is QoSClass.BEST_EFFORT:
-        return qos, 0, 0, draw(annotations)
+        return qos, 0, 0, draw(wishes)
     whole = st.integers(1, 24).map(lambda cpus: cpus * 1000)
     limit = draw(st.one_of(whole, st.integers(1, 4000)))
     request = limit if qos is QoSClass.GUARANTEED else draw(st.integers(0, limit))
-    return qos, request, limit, draw(annotations)
+    return qos, request, limit, draw(wishes)
 
 
 def made(
@@ -108,23 +108,20 @@ unpaid_lists = st.tuples(
 )
 
 
-@st.composite
-def owners(draw: st.DrawFn) -> tuple[QoSClass, int, int, dict[str, str]]:
-    milli = 1000 * draw(st.integers(1, 8))
-    asks = draw(
-        st.fixed_dictionaries(
-            {"cpus": st.just("exclusive")},
-            optional={
-                "policy": st.sampled_from(["best-effort", "restricted", "single-numa-node"]),
-                "smt": st.sampled_from(["any", "isolate", "full-core", "pair"]),
-            },
-        )
-    )
-    return QoSClass.GUARANTEED, milli, milli, asks
+owners = st.builds(
+    lambda cpus, asks: (
+        QoSClass.GUARANTEED,
+        1000 * cpus,
+        1000 * cpus,
+        asks | {"cpus": "exclusive"},
+    ),
+    st.integers(1, 8),
+    wishes.map(lambda asks: {key: asks[key] for key in asks.keys() & {"policy", "smt"}}),
+)
 
 
 @given(
-    asked=st.lists(st.one_of(unpaid_lists, owners(), pods()), max_size=12),
+    asked=st.lists(st.one_of(unpaid_lists, owners, pods()), max_size=12),
     topology=st.sampled_from([SMT, PLAIN]),
     numa_pool=st.sampled_from([CPUAmount(0), CPUAmount(1)]),
 )

@@ -20,17 +20,23 @@ from nri_numa.machine.cgroups import (
     relative_path,
 )
 from nri_numa.model.cpuset import CPUSet, NUMASet
-from tests.beds.cgroup_bed import blocked, real
+from tests.beds.cgroup_bed import blocked, real, tree
 from tests.beds.cgroup_tree import CgroupTree
 
 CPUS, MEMS = CPUSet.parse("0-7"), NUMASet.parse("0-1")
 POD = "/kubepods/burstable/pod1234/abcdef"
 
 
-@pytest.fixture(params=[1, 2])
-def tree(request: pytest.FixtureRequest, tmp_path: Path) -> CgroupTree:
-    """Of both versions."""
-    return CgroupTree(tmp_path / "cgroup", request.param, CPUS, MEMS)
+__all__ = ["real", "tree"]  # fixtures
+
+
+def seen(reader: CgroupReader, place: CgroupPlace) -> tuple[str, str, str, str]:
+    """What is observed of a container: its CPUs, those in effect, memory nodes, those in effect."""
+    found = reader.observe(place)
+    assert found is not None
+    return (
+        str(found.cpus), str(found.effective_cpus), str(found.mems), str(found.effective_mems),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -51,6 +57,7 @@ def tree(request: pytest.FixtureRequest, tmp_path: Path) -> CgroupTree:
 )
 def test_both_forms_of_the_path_are_understood(told: str, path: str) -> None:
     assert relative_path(told) == path
+    assert CgroupPlace(told).by_systemd is path.endswith((".scope", ".slice"))
 
 
 @pytest.mark.parametrize(
@@ -73,7 +80,9 @@ def test_what_is_no_path_below_the_root_is_not_guessed(told: str) -> None:
     assert relative_path(told) == ""
 
 
-def test_a_container_without_a_cgroup_is_left_out(tree: CgroupTree) -> None:
+def test_a_container_without_a_cgroup_or_a_cpuset_that_makes_sense_is_left_out(
+    tree: CgroupTree,
+) -> None:
     tree.write(POD, "1")
     reader = CgroupReader(str(tree.root))
     places = [
@@ -82,6 +91,9 @@ def test_a_container_without_a_cgroup_is_left_out(tree: CgroupTree) -> None:
         ("unknown", CgroupPlace()),
     ]
     assert list(observe_all(reader, places)) == ["here"]
+    (tree.directory(POD) / "cpuset.cpus").write_text("rubbish\n")
+    assert observe_all(reader, places) == {}
+    tree.write(POD, "1")
     (tree.directory(POD) / "cpuset.mems").unlink()  # it goes away while it is being read
     assert observe_all(reader, places) == {}
 
@@ -104,9 +116,7 @@ def test_a_path_nobody_told_is_asked_of_the_kernel(
     reader = CgroupReader(str(tree.root), proc=str(tmp_path / "proc"))
     # As with a runtime whose cgroup namespace is another than ours.
     for place in (CgroupPlace("", 42), CgroupPlace("/kubepods/elsewhere", 42)):
-        found = reader.observe(place)
-        assert found is not None
-        assert str(found.cpus) == "3"
+        assert seen(reader, place)[0] == "3"
     assert reader.observe(CgroupPlace("", 43)) is None
     (process / "cgroup").write_text(lines.replace("/found", "/../../found"))
     assert reader.observe(CgroupPlace("", 42)) is None, "outside of our cgroup namespace"
@@ -122,12 +132,6 @@ def test_no_cgroup_file_system_is_told_apart_from_no_containers(tmp_path: Path) 
     assert reader.unified
     tree.write(POD, "5")
     assert reader.observe(CgroupPlace(POD)) is not None
-
-
-def test_files_that_are_no_cpusets_are_not_believed(tree: CgroupTree) -> None:
-    tree.write(POD, "1")
-    (tree.directory(POD) / "cpuset.cpus").write_text("rubbish\n")
-    assert CgroupReader(str(tree.root)).observe(CgroupPlace(POD)) is None
 
 
 def test_another_error_is_not_taken_for_a_container_that_is_gone(tmp_path: Path) -> None:
@@ -197,11 +201,6 @@ def test_a_file_that_cannot_be_written_is_named(
     assert written.problem == f"{path}: No space left on device"
 
 
-def test_a_scope_of_systemd_is_told_by_its_path() -> None:
-    assert CgroupPlace("kubepods.slice:cri-containerd:abc").by_systemd
-    assert not CgroupPlace(POD).by_systemd
-
-
 def test_a_quota_is_read_where_there_is_one(tree: CgroupTree) -> None:
     reader = CgroupReader(str(tree.root))
     assert reader.quota(CgroupPlace(POD)) is None
@@ -227,8 +226,6 @@ def test_scheduling_domains_are_not_built_anew_where_the_root_has_one(
     assert writer.put(Wanted(CgroupPlace(POD), "1-2")).changed
     assert flag.read_text() == left
 
-
-__all__ = ["real"]  # a fixture
 
 SLICE = "kubepods-burstable-pod12.slice"
 SCOPE = f"kubepods.slice/kubepods-burstable.slice/{SLICE}/crio-abc.scope"
@@ -288,9 +285,7 @@ def test_version_1_with_an_effective_set_of_its_own(tmp_path: Path) -> None:
     for text, effective in ((line, "0-1"), (line.replace(",cpuset_v2_mode", ""), "0-3")):
         mounts.write_text(f"short\nproc /proc proc rw 0 0\n{text}")
         reader = CgroupReader(str(tmp_path), proc=str(tmp_path / "proc"))
-        found = reader.observe(CGROUPFS)
-        assert found is not None
-        assert (str(found.cpus), str(found.effective_cpus)) == ("0-3", effective)
+        assert seen(reader, CGROUPFS)[:2] == ("0-3", effective)
 
 
 # --- OCI runtimes ---------------------------------------------------------------------------------
@@ -308,16 +303,10 @@ def test_of_crun_the_cgroup_with_the_programs_counts(unified: Path) -> None:
     reader = CgroupReader(str(unified))
     assert reader.observe(SYSTEMD) is not None
     child = v2(scope / "container", "", "2-3")
-    found = reader.observe(SYSTEMD)
-    assert found is not None
-    assert (str(found.cpus), str(found.mems)) == ("2-3", "1"), "it has the scope's"
+    assert seen(reader, SYSTEMD)[::2] == ("2-3", "1"), "it has the scope's"
     v2(child, "3", "3", mems="0", mems_effective="0")  # somebody rewrote it
-    found = reader.observe(SYSTEMD)
-    assert found is not None
-    assert (str(found.cpus), str(found.effective_cpus), str(found.mems)) == ("3", "3", "0")
-    assert CgroupWriter(reader).write({"a": Wanted(SYSTEMD, "2-3", "1")})["a"] == Written(
-        changed=True
-    )
+    assert seen(reader, SYSTEMD)[:3] == ("3", "3", "0")
+    assert put(CgroupWriter(reader), SYSTEMD, "2-3", "1") == Written(changed=True)
     assert (child / "cpuset.cpus").read_text() == "2-3"
     assert (child / "cpuset.mems").read_text() == "1"
     assert (scope / "cpuset.cpus").read_text().strip() == "2-3"
@@ -327,9 +316,7 @@ def test_of_runc_the_scope_counts_whatever_its_programs_make_below(unified: Path
     scope = v2(unified / SCOPE, "2-3", "2-3")
     v2(scope / "init.scope", "3", "3")
     (scope / "container").mkdir()  # without the controller: no cgroup of crun's
-    found = CgroupReader(str(unified)).observe(SYSTEMD)
-    assert found is not None
-    assert str(found.cpus) == "2-3"
+    assert seen(CgroupReader(str(unified)), SYSTEMD)[0] == "2-3"
 
 
 # --- all of them together -------------------------------------------------------------------------
@@ -385,13 +372,11 @@ def test_what_somebody_wrote_is_read_and_repaired_where_the_programs_are(
         effective.write_text("3\n")
     before = {file: file.read_text() for file in tmp_path.rglob("*") if file.is_file()}
     reader = CgroupReader(str(tmp_path))
-    found = reader.observe(place)
-    assert found is not None
-    assert (str(found.cpus), str(found.effective_cpus)) == ("3", "3")
-    assert str(found.effective_mems) == "0-1"
+    cpus, effective_cpus, _, effective_mems = seen(reader, place)
+    assert (cpus, effective_cpus, effective_mems) == ("3", "3", "0-1")
     writer = CgroupWriter(reader)
-    assert writer.write({"a": Wanted(place, "0-1", "0")})["a"] == Written(changed=True)
-    assert writer.write({"a": Wanted(place, "0-1", "0")})["a"] == Written(changed=False)
+    assert put(writer, place, "0-1", "0") == Written(changed=True)
+    assert put(writer, place, "0-1", "0") == Written(changed=False)
     written = {file for file, text in before.items() if file.read_text() != text}
     assert written == {one / f"cpuset.{name}" for one in must_have for name in ("cpus", "mems")}
     for one in must_have:
@@ -465,39 +450,37 @@ def test_what_keeps_a_list_out_on_version_1_is_named(tmp_path: Path) -> None:
 # --- the kernel itself ----------------------------------------------------------------------------
 
 
-def test_the_kernel_s_own_cpusets_are_read_and_repaired(real: Path) -> None:
-    cpus = CPUSet.parse((real / "cpuset.cpus").read_text().strip())
+def several(cgroup: Path) -> CPUSet:
+    cpus = CPUSet.parse((cgroup / "cpuset.cpus").read_text().strip())
     if len(cpus) < 2:
         pytest.skip("one CPU cannot be narrowed")
+    return cpus
+
+
+def test_the_kernel_s_own_cpusets_are_read_and_repaired(real: Path) -> None:
+    cpus = several(real)
     place = CgroupPlace(f"/{real.relative_to('/sys/fs/cgroup/cpuset')}")
     reader = CgroupReader()
     last = str(max(cpus))
     (real / "cpuset.cpus").write_text(last)
-    found = reader.observe(place)
-    assert found is not None
-    assert (str(found.cpus), str(found.effective_cpus)) == (last, last)
-    assert CgroupWriter(reader).write({"a": Wanted(place, str(cpus))})["a"] == Written(changed=True)
+    assert seen(reader, place)[:2] == (last, last)
+    assert put(CgroupWriter(reader), place, str(cpus)) == Written(changed=True)
     assert (real / "cpuset.cpus").read_text().strip() == str(cpus)
 
 
 def test_the_kernel_s_refusals_are_told_with_their_reason(real: Path) -> None:
-    cpus = CPUSet.parse((real / "cpuset.cpus").read_text().strip())
-    if len(cpus) < 2:
-        pytest.skip("one CPU cannot be narrowed")
+    cpus = several(real)
     first, last = str(min(cpus)), str(max(cpus))
-    reader = CgroupReader()
-    writer = CgroupWriter(reader)
+    writer = CgroupWriter(CgroupReader())
     outer = CgroupPlace(f"/{real.parent.relative_to('/sys/fs/cgroup/cpuset')}")
     inner = CgroupPlace(f"{outer.cgroups_path}/container")
-    refused = writer.write({"a": Wanted(outer, first)})["a"]
-    assert refused.problem == (
+    assert put(writer, outer, first).problem == (
         f"{real.parent}/cpuset.cpus: Device or resource busy (the cgroup below, "
         f"{real.parent.name}/container, has cpuset.cpus {cpus})"
     )
-    assert not writer.write({"a": Wanted(inner, first)})["a"].problem
-    assert not writer.write({"a": Wanted(outer, first)})["a"].problem
-    refused = writer.write({"a": Wanted(inner, last)})["a"]
-    assert refused.problem == (
+    assert not put(writer, inner, first).problem
+    assert not put(writer, outer, first).problem
+    assert put(writer, inner, last).problem == (
         f"{real}/cpuset.cpus: Permission denied (the cgroup above, "
         f"{real.parent.name}, has cpuset.cpus {first})"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ from nri_numa.machine.usage import (
 from tests.beds.cgroup_tree import ContainerTree
 from tests.machines.named import write_sysfs, write_tree
 
+PLACE = CgroupPlace("/pods/a")
 STAT = """cpu  300 0 100 1600 0 0 0 0 0 0
 cpu0 100 0 50 800 50 0 0 0 20 0
 cpu1 200 0 50 700 50 0 0 0 0 0
@@ -76,42 +78,29 @@ def test_memory_is_counted_once() -> None:
     assert memory_by_numa_node("total N0=x\n\n=", unified=False, page_size=4096) == {}
 
 
-def test_a_container_of_each_version(tmp_path: Path) -> None:
-    place = CgroupPlace("/pods/a")
-    two = tmp_path / "two"
-    (two / "pods/a").mkdir(parents=True)
-    (two / "cgroup.controllers").touch()
-    (two / "pods/a/cpu.stat").write_text("usage_usec 1500000\nuser_usec 1\n")
-    (two / "pods/a/memory.numa_stat").write_text(V2)
-    reader = CgroupReader(str(two))
-    assert read_container(reader, place, str(two), 4096) == ContainerUsage(1.5, {0: 4096, 1: 8292})
-
-    one = tmp_path / "one"
-    for controller in ("cpuset", "memory", "cpu,cpuacct"):
-        (one / controller / "pods/a").mkdir(parents=True)
-    (one / "cpu,cpuacct/pods/a/cpuacct.usage").write_text("2500000000\n")
-    (one / "memory/pods/a/memory.numa_stat").write_text(V1)
-    reader = CgroupReader(str(one))
-    assert read_container(reader, place, str(one), 4096) == ContainerUsage(2.5, {0: 4096, 1: 8192})
-
-
-def test_a_container_without_those_files_and_one_without_a_cgroup(tmp_path: Path) -> None:
-    (tmp_path / "cgroup.controllers").touch()
-    (tmp_path / "pods/a").mkdir(parents=True)
-    reader = CgroupReader(str(tmp_path))
-    there = read_container(reader, CgroupPlace("/pods/a"), str(tmp_path), 4096)
-    assert there == ContainerUsage(None, {})
-    assert read_container(reader, CgroupPlace("/pods/b"), str(tmp_path), 4096) is None
-    (tmp_path / "cgroup.controllers").unlink()
-    (tmp_path / "cpuset/pods/a").mkdir(parents=True)
-    reader = CgroupReader(str(tmp_path))
-    there = read_container(reader, CgroupPlace("/pods/a"), str(tmp_path), 4096)
-    assert there == ContainerUsage(None, {})
+@pytest.mark.parametrize(
+    ("version", "usage", "stat", "text", "found"),
+    [
+        (2, "pods/a/cpu.stat:usage_usec 1500000\nuser_usec 1\n", "pods/a", V2,
+         ContainerUsage(1.5, {0: 4096, 1: 8292})),
+        (1, "cpu,cpuacct/pods/a/cpuacct.usage:2500000000\n", "memory/pods/a", V1,
+         ContainerUsage(2.5, {0: 4096, 1: 8192})),
+    ],
+)  # fmt: skip
+def test_a_container_of_each_version(
+    tmp_path: Path, version: int, usage: str, stat: str, text: str, found: ContainerUsage
+) -> None:
+    root = ContainerTree(tmp_path, version).root
+    reader = CgroupReader(str(root))
+    assert read_container(reader, PLACE, str(root), 4096) == ContainerUsage(None, {})
+    assert read_container(reader, CgroupPlace("/pods/b"), str(root), 4096) is None
+    name, _, number = usage.partition(":")
+    write_tree(root, {name: number, f"{stat}/{NUMA_STAT}": text})
+    assert read_container(CgroupReader(str(root)), PLACE, str(root), 4096) == found
 
 
 # --- where a container's memory is: a number, or why there is none --------------------------------
 
-PLACE = CgroupPlace("/pods/a")
 MAPS = b"""5576dd821000 default file=/usr/bin/head mapped=2 N0=2 kernelpagesize_kB=4
 7f0000000000 bind:1 anon=6 dirty=6 active=0 N0=1 N1=5 kernelpagesize_kB=4
 7f0010000000 default file=/a\\040N1\\0759 mapped=1 N1=1 kernelpagesize_kB=4
@@ -130,18 +119,13 @@ class Tree(ContainerTree):
         if data is not None:
             (self.proc / str(pid) / NUMA_MAPS).write_bytes(data)
 
-    def look(self, **more: float) -> MemoryPlaces:
+    def look(self, limit: float = 10**6, clock: Callable[[], float] | None = None) -> MemoryPlaces:
         reader = CgroupReader(str(self.root), proc=str(self.proc))
         ticks = iter(range(10**9))
         return memory_places(
-            reader,
-            PLACE,
-            str(self.root),
-            proc=str(self.proc),
-            page_size=4096,
-            limit=more.get("limit", 10**6),
-            clock=lambda: float(next(ticks)),
-        )
+            reader, PLACE, str(self.root), proc=str(self.proc), page_size=4096, limit=limit,
+            clock=clock or (lambda: float(next(ticks))),
+        )  # fmt: skip
 
 
 def test_the_cgroup_of_version_2_tells_bytes(tmp_path: Path) -> None:
@@ -227,11 +211,7 @@ def test_a_number_that_became_somebody_elses_is_left_out(tmp_path: Path) -> None
             tree.processes(10)
         return 0.0
 
-    reader = CgroupReader(str(tree.root), proc=str(tree.proc))
-    found = memory_places(
-        reader, PLACE, str(tree.root), proc=str(tree.proc), page_size=4096, clock=leaving
-    )
-    assert found == MemoryPlaces({0: 4096}, NUMA_MAPS)
+    assert tree.look(clock=leaving) == MemoryPlaces({0: 4096}, NUMA_MAPS)
 
 
 def test_each_reason_is_told_and_no_zero(tmp_path: Path) -> None:

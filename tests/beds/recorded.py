@@ -10,7 +10,6 @@ from pathlib import Path
 def write_down(
     directory: Path, names: Iterable[str], lines_of: Callable[[str], Iterable[str]]
 ) -> None:
-    """Write a file of lines for each name."""
     directory.mkdir(exist_ok=True)
     for name in names:
         text = "\n".join(lines_of(name)) + "\n"

@@ -88,7 +88,6 @@ class Page:
         self.call("Page.navigate", url=url)
 
     def run(self, expression: str) -> Any:
-        """The value of an expression in the page."""
         result = self.call(
             "Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True
         )

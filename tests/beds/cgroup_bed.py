@@ -76,27 +76,11 @@ class Writer(CgroupWriter):
         return done
 
 
-class BedClock(Clock):
-    """Goes on when a bed sleeps."""
-
-    def __init__(self, bed: CgroupBed) -> None:
-        self._bed = bed
-
-    def time(self) -> float:
-        """Unix time."""
-        return self._bed.wall
-
-    def monotonic(self) -> float:
-        """Seconds that only grow."""
-        return self._bed.clock
-
-    async def sleep(self, seconds: float) -> None:
-        await self._bed.sleep(seconds)
-
-
 @dataclass
-class CgroupBed:
+class CgroupBed(Clock):
     """Base of the beds of those who read cgroups back; one container's cgroup is ``/pods/ID``.
+
+    Its time goes on when somebody sleeps.
 
     Attributes:
         clock: monotonic time in seconds.
@@ -122,9 +106,15 @@ class CgroupBed:
         self.world = World(topology, observe=self.observe)
         self.world.starts = False
         self.world.synchronize()
-        self.timing = BedClock(self)
+        self.timing: Clock = self
         self.output = io.StringIO()
         logs.setup("debug", stream=self.output)
+
+    def time(self) -> float:
+        return self.wall
+
+    def monotonic(self) -> float:
+        return self.clock
 
     async def sleep(self, seconds: float) -> None:
         self.clock += seconds

@@ -70,11 +70,9 @@ class CgroupTree:
         shutil.rmtree(self.directory(path))
 
     def cpus_of(self, path: str) -> str:
-        """``cpuset.cpus`` as written."""
         return (self.directory(path) / "cpuset.cpus").read_text().strip()
 
     def mems_of(self, path: str) -> str:
-        """``cpuset.mems`` as written."""
         return (self.directory(path) / "cpuset.mems").read_text().strip()
 
 
@@ -91,5 +89,4 @@ class ContainerTree:
             (self.root / "cgroup.controllers").touch()
 
     def processes(self, *pids: int) -> None:
-        """Say which processes are in it."""
         (self.home / "cgroup.procs").write_text("".join(f"{pid}\n" for pid in pids))

@@ -12,7 +12,6 @@ CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 
 def unified() -> bool:
-    """Whether this is a pure cgroup v2 machine."""
     return (CGROUP_ROOT / "cgroup.controllers").exists()
 
 
@@ -22,12 +21,6 @@ def hierarchies() -> list[Path]:
         return [CGROUP_ROOT]
     # Links such as cpu,cpuacct -> cpu would only be walked twice.
     return sorted(p for p in CGROUP_ROOT.iterdir() if p.is_dir() and not p.is_symlink())
-
-
-def write_cpus(path: str, cpus: str) -> None:
-    """Write ``cpuset.cpus`` of a cgroup path behind everybody's back."""
-    base = CGROUP_ROOT if unified() else CGROUP_ROOT / "cpuset"
-    (base / path.lstrip("/") / "cpuset.cpus").write_text(cpus, encoding="ascii")
 
 
 def remove_tree(path: str) -> list[Path]:

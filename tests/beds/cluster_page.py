@@ -55,11 +55,7 @@ class ClusterPage(LoopThread):
 
     def serve(self) -> None:
         """Listen; on the same port as before after a stop."""
-
-        async def listen() -> None:
-            self._server.listen(self._server.port)
-
-        self.call(listen())
+        self.do(lambda: self._server.listen(self._server.port))
 
     def hang_up(self) -> None:
         self.call(self._server.stop())
@@ -67,7 +63,7 @@ class ClusterPage(LoopThread):
     def tell(self, *documents: Mapping[str, Any], drained: Mapping[str, str] | None = None) -> None:
         """Nodes with what they publish; the first time says that these are all."""
 
-        async def told() -> None:
+        def told() -> None:
             for one in documents:
                 name = one["metadata"]["name"]
                 text = (drained or {}).get(name, "")
@@ -78,15 +74,11 @@ class ClusterPage(LoopThread):
                     self._overview.topology(name, one, 0.0)
             self._watch.synced.set()
 
-        self.call(told())
+        self.do(told)
 
     def forget(self, name: str) -> None:
-
-        async def told() -> None:
-            self._overview.node_removed(name)
-            self._overview.topology_removed(name)
-
-        self.call(told())
+        self.do(lambda: self._overview.node_removed(name))
+        self.do(lambda: self._overview.topology_removed(name))
 
     def close(self) -> None:
         self.hang_up()

@@ -353,15 +353,9 @@ disabled_plugins = [
         return self.ctr("tasks", "exec", "--exec-id", "look", container_id, *line).split()[1]
 
     def stop(self) -> None:
-        """SIGTERM; containers go on."""
         self.end()
 
-    def kill(self) -> None:
-        """SIGKILL; containers go on."""
-        self.end(signal.SIGKILL)
-
     def restart(self, *, kill: bool = False) -> None:
-        """Stop (or kill) and start the daemon."""
         if kill:
             self.kill()
         else:
@@ -387,7 +381,6 @@ disabled_plugins = [
     # -- cleaning up -----------------------------------------------------------------------
 
     def shims(self) -> list[int]:
-        """Process ids of this daemon's shims."""
         marker = f"-address\0{self.socket}\0".encode()
         return [pid for pid, command in processes.commands() if marker in command]
 

@@ -165,7 +165,6 @@ def poll(
 
 
 def allowed(pid: int | str) -> Seen:
-    """What the kernel says a process may use."""
     text = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
     found = dict(re.findall(r"^(Cpus|Mems)_allowed_list:\s*(\S*)$", text, re.MULTILINE))
     return Seen(cpus=found["Cpus"], mems=found["Mems"])
@@ -201,39 +200,34 @@ class CRI:
     def close(self) -> None:
         self._channel.close()
 
-    def call(self, method: str, request: Any, response: type[_T], service: str = "Runtime") -> _T:
+    def call(self, method: str, service: str = "Runtime", **fields: Any) -> Any:
+        request = getattr(cri_pb2, f"{method}Request")(**fields)
         multi_callable = self._channel.unary_unary(
             f"/runtime.v1.{service}Service/{method}",
             request_serializer=type(request).SerializeToString,
-            response_deserializer=response.FromString,  # type: ignore[attr-defined]  # protobuf
+            response_deserializer=getattr(cri_pb2, f"{method}Response").FromString,
         )
         try:
             # wait_for_ready: a runtime that restarts is not there for a moment.
-            answer: _T = multi_callable(request, timeout=self._timeout_s, wait_for_ready=True)
+            return multi_callable(request, timeout=self._timeout_s, wait_for_ready=True)
         except grpc.RpcError as error:
             raise CRIError(method, error.code(), error.details() or "") from None
-        return answer
 
     # -- the runtime -----------------------------------------------------------------------
 
     def version(self) -> str:
         """``containerd 2.1.9``."""
-        answer = self.call("Version", cri_pb2.VersionRequest(), cri_pb2.VersionResponse)
+        answer = self.call("Version")
         return f"{answer.runtime_name} {answer.runtime_version}"
 
     def ready(self) -> bool:
         """Whether the runtime says that it can run containers (the network does not matter)."""
-        answer = self.call("Status", cri_pb2.StatusRequest(), cri_pb2.StatusResponse)
-        return any(
-            condition.type == "RuntimeReady" and condition.status
-            for condition in answer.status.conditions
-        )
+        conditions = self.call("Status").status.conditions
+        return any(each.type == "RuntimeReady" and each.status for each in conditions)
 
     def images(self) -> list[str]:
-        answer = self.call(
-            "ListImages", cri_pb2.ListImagesRequest(), cri_pb2.ListImagesResponse, "Image"
-        )
-        return sorted(tag for image in answer.images for tag in image.repo_tags)
+        images = self.call("ListImages", "Image").images
+        return sorted(tag for image in images for tag in image.repo_tags)
 
     # -- pods ------------------------------------------------------------------------------
 
@@ -281,13 +275,8 @@ class CRI:
         )
         if self._on_cgroup is not None:
             self._on_cgroup(parent)
-        answer = self.call(
-            "RunPodSandbox",
-            cri_pb2.RunPodSandboxRequest(config=config),
-            cri_pb2.RunPodSandboxResponse,
-        )
         return Pod(
-            id=answer.pod_sandbox_id,
+            id=self.call("RunPodSandbox", config=config).pod_sandbox_id,
             name=name,
             namespace=namespace,
             uid=uid,
@@ -298,21 +287,16 @@ class CRI:
 
     def stop_pod(self, pod: Pod | str) -> None:
         """StopPodSandbox: stops its containers too."""
-        request = cri_pb2.StopPodSandboxRequest(pod_sandbox_id=_id(pod))
-        self.call("StopPodSandbox", request, cri_pb2.StopPodSandboxResponse)
+        self.call("StopPodSandbox", pod_sandbox_id=_id(pod))
 
     def remove_pod(self, pod: Pod | str, *, stop: bool = True) -> None:
         """Remove a pod with its containers; stopped before, or by force."""
         if stop:
             self.stop_pod(pod)
-        request = cri_pb2.RemovePodSandboxRequest(pod_sandbox_id=_id(pod))
-        self.call("RemovePodSandbox", request, cri_pb2.RemovePodSandboxResponse)
+        self.call("RemovePodSandbox", pod_sandbox_id=_id(pod))
 
     def pods(self) -> list[cri_pb2.PodSandbox]:
-        answer = self.call(
-            "ListPodSandbox", cri_pb2.ListPodSandboxRequest(), cri_pb2.ListPodSandboxResponse
-        )
-        return list(answer.items)
+        return list(self.call("ListPodSandbox").items)
 
     def remove_all(self) -> None:
         """Stop and remove every container at once (timeout 0), then every pod."""
@@ -371,22 +355,16 @@ class CRI:
             ),
         )
         answer = self.call(
-            "CreateContainer",
-            cri_pb2.CreateContainerRequest(
-                pod_sandbox_id=pod.id, config=config, sandbox_config=pod.config
-            ),
-            cri_pb2.CreateContainerResponse,
+            "CreateContainer", pod_sandbox_id=pod.id, config=config, sandbox_config=pod.config
         )
         return Container(
             id=answer.container_id, name=name, pod=pod, log_file=pod.log_directory / log_path
         )
 
     def start(self, container: Container | str) -> None:
-        request = cri_pb2.StartContainerRequest(container_id=_id(container))
-        self.call("StartContainer", request, cri_pb2.StartContainerResponse)
+        self.call("StartContainer", container_id=_id(container))
 
     def run(self, pod: Pod, name: str = "main", **more: Any) -> Container:
-        """`create` and `start`."""
         container = self.create(pod, name, **more)
         self.start(container)
         return container
@@ -402,41 +380,35 @@ class CRI:
         return self.run(pod, resources=guaranteed(limit) if limit else BEST_EFFORT)
 
     def owner(self, name: str = "owner", cpus: int = 1) -> Container:
-        """Run a pod with CPUs of its own."""
         return self.pod(name, limit=cpus, cpus="exclusive")
 
     def stop(self, container: Container | str, *, timeout_s: int = 0) -> None:
         """StopContainer; with the timeout 0 it is killed at once."""
-        request = cri_pb2.StopContainerRequest(container_id=_id(container), timeout=timeout_s)
-        self.call("StopContainer", request, cri_pb2.StopContainerResponse)
+        self.call("StopContainer", container_id=_id(container), timeout=timeout_s)
 
     def remove(self, container: Container | str, *, stop: bool = True) -> None:
         """Remove a container; stopped before, or by force."""
         if stop:
             self.stop(container)
-        request = cri_pb2.RemoveContainerRequest(container_id=_id(container))
-        self.call("RemoveContainer", request, cri_pb2.RemoveContainerResponse)
+        self.call("RemoveContainer", container_id=_id(container))
 
     def update(self, container: Container | str, resources: Resources) -> None:
         """UpdateContainerResources; fields that are not set keep what they were."""
-        request = cri_pb2.UpdateContainerResourcesRequest(
-            container_id=_id(container), linux=resources.message()
-        )
-        self.call("UpdateContainerResources", request, cri_pb2.UpdateContainerResourcesResponse)
+        linux = resources.message()
+        self.call("UpdateContainerResources", container_id=_id(container), linux=linux)
 
     def containers(self, *, running: bool = False) -> list[cri_pb2.Container]:
-        request = cri_pb2.ListContainersRequest()
-        if running:
-            state = cri_pb2.ContainerStateValue(state=cri_pb2.CONTAINER_RUNNING)
-            request.filter.CopyFrom(cri_pb2.ContainerFilter(state=state))
-        answer = self.call("ListContainers", request, cri_pb2.ListContainersResponse)
-        return list(answer.containers)
+        state = cri_pb2.ContainerStateValue(state=cri_pb2.CONTAINER_RUNNING)
+        wanted = cri_pb2.ContainerFilter(state=state) if running else None
+        return list(self.call("ListContainers", filter=wanted).containers)
 
     # -- what became of a container --------------------------------------------------------
 
     def status(self, container: Container | str) -> cri_pb2.ContainerStatusResponse:
-        request = cri_pb2.ContainerStatusRequest(container_id=_id(container), verbose=True)
-        return self.call("ContainerStatus", request, cri_pb2.ContainerStatusResponse)
+        answer: cri_pb2.ContainerStatusResponse = self.call(
+            "ContainerStatus", container_id=_id(container), verbose=True
+        )
+        return answer
 
     def info(self, container: Container | str) -> dict[str, Any]:
         """The runtime's own notes on a container, with ``pid`` and ``runtimeSpec``."""
@@ -448,7 +420,6 @@ class CRI:
         return int(self.info(container)["pid"])
 
     def running(self, container: Container | str) -> bool:
-        """Whether it runs."""
         return self.status(container).status.state == cri_pb2.CONTAINER_RUNNING
 
     def allowed(self, container: Container | str) -> Seen:
@@ -456,7 +427,6 @@ class CRI:
         return allowed(self.pid(container))
 
     def cpus(self, container: Container | str) -> CPUSet:
-        """`allowed`, only the CPUs."""
         return CPUSet.parse(self.allowed(container).cpus)
 
     def settles(self, container: Container, cpus: CPUSet) -> None:

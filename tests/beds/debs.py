@@ -37,12 +37,10 @@ class Wanted:
 
     Attributes:
         label: our name for it, ``containerd-1.7``.
-        version_prefix: preferred upstream version, ``1.7.``; empty: any.
     """
 
     label: str
     package: str
-    version_prefix: str = ""
     suites: tuple[str, ...] = SUITES
 
 
@@ -61,12 +59,7 @@ class Package(msgspec.Struct, frozen=True, kw_only=True):
         return re.split(r"[~+-]", self.version.split(":", 1)[-1], maxsplit=1)[0]
 
 
-CONTAINERD_1_7 = Wanted(
-    label="containerd-1.7",
-    package="containerd",
-    version_prefix="1.7.",
-    suites=("trixie", "sid"),
-)
+CONTAINERD_1_7 = Wanted(label="containerd-1.7", package="containerd", suites=("trixie",))
 # Newer builds of runc want a newer C library than Debian 12 has.
 RUNC = Wanted(label="runc", package="runc", suites=("bookworm", "trixie"))
 BUSYBOX = Wanted(label="busybox", package="busybox-static", suites=("bookworm", "trixie"))
@@ -115,24 +108,17 @@ def machine_mirror() -> Mirror:
     )
 
 
-def pick_version(madison: str, wanted: Wanted, order: Sequence[str]) -> tuple[str, str] | None:
+def pick_version(madison: str, order: Sequence[str]) -> tuple[str, str] | None:
     """Choose (version, suite) from the output of ``apt-cache madison``.
 
-    The preferred version prefix beats the order of suites; within one suite apt lists the newest
-    version first. A prefix that no suite has is given up: an other version, named as such, is
-    more use than none.
+    Within one suite apt lists the newest version first.
     """
-    rows: list[tuple[str, str]] = []
+    newest: dict[str, str] = {}
     for line in madison.splitlines():
         fields = [field.strip() for field in line.split("|")]
         if len(fields) == 3 and (match := re.search(r"\s(\S+)/main\s", fields[2] + " ")):
-            rows.append((fields[1], match.group(1)))
-    for prefix in (wanted.version_prefix, ""):
-        for suite in order:
-            for version, row_suite in rows:
-                if row_suite == suite and version.split(":", 1)[-1].startswith(prefix):
-                    return version, suite
-    return None
+            newest.setdefault(match.group(1), fields[1])
+    return next(((newest[suite], suite) for suite in order if suite in newest), None)
 
 
 class DebCache:
@@ -236,7 +222,7 @@ class DebCache:
         self._update_lists()
         madison = self._apt("apt-cache", "madison", wanted.package)
         suites = self.archive_suites
-        choice = pick_version(madison, wanted, (*wanted.suites, *suites))
+        choice = pick_version(madison, (*wanted.suites, *suites))
         if choice is None:
             raise TestbedUnavailable(
                 f"Debian package {wanted.package} is in none of {', '.join(suites)}",

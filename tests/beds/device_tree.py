@@ -16,7 +16,6 @@ class DeviceTree:
         (root / "sys/devices").mkdir(parents=True, exist_ok=True)
 
     def pci(self, address: str, numa_node: int, kind: str = NIC_CLASS) -> Path:
-        """A PCI device."""
         directory = self.root / "sys/devices" / f"pci{address[:7]}" / address
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "numa_node").write_text(f"{numa_node}\n")

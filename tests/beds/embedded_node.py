@@ -17,7 +17,6 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from click.testing import CliRunner
@@ -199,12 +198,7 @@ class Node(LoopThread):
         self._mirror_task = self.submit(self._mirror_for_ever())
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
             print(self.plugin.log()[-6000:])
         for plugin in (self.plugin, *self.others):
@@ -214,7 +208,6 @@ class Node(LoopThread):
         self.end()
 
     def write_machine(self, topology: Topology) -> None:
-        """Write the files that the plugin reads the machine from."""
         write_sysfs(self.sysfs_root, topology)
 
     def start(self, fault: str = "", *, wait: bool = True) -> None:
@@ -290,11 +283,7 @@ class Node(LoopThread):
     def tamper(self, container: EmbeddedContainer, cpus: str, mems: str = "") -> None:
         """Write into a container's cgroup behind everybody's back."""
         until(lambda: container.id in self._mirrored, "the container has a cgroup")
-
-        async def write() -> None:
-            self.cgroups.write(self.cgroup(container.id), cpus, mems)
-
-        self.call(write())
+        self.do(lambda: self.cgroups.write(self.cgroup(container.id), cpus, mems))
 
     # --- pods -------------------------------------------------------------------------------------
 
@@ -305,7 +294,6 @@ class Node(LoopThread):
         qos: str = "",
         given: pb.LinuxResources | None = None,
     ) -> EmbeddedPod:
-        """Run a pod, as in `pod_message`."""
         message = pod_message(name, annotations, qos)
         if given is not None:
             message.linux.pod_resources.CopyFrom(given)
@@ -314,7 +302,6 @@ class Node(LoopThread):
     def create(
         self, pod: EmbeddedPod, *, cpus: float = 0, memory: int = 1 << 28, name: str = "app"
     ) -> EmbeddedContainer:
-        """Create a container of a pod, with limits."""
         message = pb.Container(name=name)
         message.linux.resources.CopyFrom(limits(cpus, memory))
         message.id = f"{pod.message.name}-{name}-{len(self.runtime.calls)}"
@@ -331,19 +318,16 @@ class Node(LoopThread):
         return container
 
     def owner(self, name: str = "owner", cpus: int = 2) -> EmbeddedContainer:
-        """A container with CPUs of its own."""
         return self.run(name, {"policy": "single-numa-node"}, cpus=cpus)
 
     def listed(self, name: str = "listed", cpus: str = "1", mems: str = "0") -> EmbeddedContainer:
         return self.run(name, {"numacpu": cpus, "numamem": mems})
 
     def shared(self, name: str = "shared") -> EmbeddedContainer:
-        """A container that shares the CPUs of a NUMA node."""
         asks = {"policy": "best-effort", "cpus": "shared"}
         return self.run(name, asks, cpus=0.5, qos="burstable/")
 
     def free(self, name: str = "free") -> EmbeddedContainer:
-        """A container that asks for nothing."""
         return self.run(name, {}, qos="besteffort/")
 
     def four(self) -> list[EmbeddedContainer]:
@@ -353,7 +337,6 @@ class Node(LoopThread):
         return made
 
     def remove(self, container: EmbeddedContainer) -> None:
-        """Stop and remove a container and its pod."""
         self.call(self.runtime.remove_pod(container.pod_id))
         self.pinned.pop(container.id, None)
 
@@ -385,7 +368,6 @@ class Node(LoopThread):
             self.pinned[container.id] = Pinned(kind, CPUSet.parse(cpu.cpus), cpu.mems)
 
     def keep(self) -> None:
-        """Remember who has what now, by the runtime's books."""
         kinds = self.assignments()
         for container in self.live:
             cpu = container.message.linux.resources.cpu
@@ -456,9 +438,8 @@ class Node(LoopThread):
         self.remove(late)
         self.check()
 
-    def logged(self, text: str, timeout_s: float = 180.0) -> None:
-        """Wait until a line of the plugin's log holds a text."""
-        until(lambda: text in self.plugin.log(), f"a log line with {text!r}", timeout_s=timeout_s)
+    def logged(self, text: str) -> None:
+        until(lambda: text in self.plugin.log(), f"a log line with {text!r}")
 
 
 __all__ = ["CRIError", "FaultyPlugin", "Node", "Pinned", "until"]

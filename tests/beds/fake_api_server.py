@@ -124,12 +124,10 @@ class FakeAPIServer(Bed):
         self.port = int(self._server.server_address[1])
 
     def start(self) -> None:
-        """Serve."""
         # It looks so often whether it is to end, which is waited for; half a second otherwise.
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
 
     def close(self) -> None:
-        """Close its socket."""
         self._server.shutdown()
         self._server.server_close()
 

@@ -20,6 +20,7 @@ import grpc.aio
 
 from nri_numa.device_plugin.pb import deviceplugin_pb2 as pb
 from nri_numa.kubelet.pb import podresources_pb2
+from tests.beds.small_cri import unary
 
 _OPTIONS = (("grpc.default_authority", "localhost"), ("grpc.enable_http_proxy", 0))
 
@@ -49,12 +50,8 @@ class FakeKubelet:
             if stat.S_ISSOCK(entry.lstat().st_mode):
                 entry.unlink()
         server = grpc.aio.server()
-        register = grpc.unary_unary_rpc_method_handler(
-            self._register, pb.RegisterRequest.FromString, pb.Empty.SerializeToString
-        )
-        handlers = grpc.method_handlers_generic_handler(
-            "v1beta1.Registration", {"Register": register}
-        )
+        register = {"Register": unary(self._register, pb.RegisterRequest)}
+        handlers = grpc.method_handlers_generic_handler("v1beta1.Registration", register)
         server.add_generic_rpc_handlers((handlers,))
         server.add_insecure_port(f"unix:{self._directory / 'kubelet.sock'}")
         await server.start()
@@ -119,7 +116,6 @@ class FakeKubelet:
     async def listed(
         self, wanted: Callable[[dict[str, tuple[str, int | None]]], bool], timeout_s: float = 180.0
     ) -> dict[str, tuple[str, int | None]]:
-        """Wait for a list that is as wanted."""
         async with asyncio.timeout(timeout_s), self._news:
             await self._news.wait_for(lambda: bool(self.lists) and wanted(self.lists[-1]))
             return self.lists[-1]
@@ -157,19 +153,13 @@ def pod_resources(
     directory.mkdir(parents=True, exist_ok=True)
     server = grpc.server(ThreadPoolExecutor(4))
 
-    def handler(method: Any, request: Any) -> Any:
-        return grpc.unary_unary_rpc_method_handler(
-            method, request.FromString, lambda message: message.SerializeToString()
-        )
-
     handlers = {
-        "Get": handler(get, podresources_pb2.GetPodResourcesRequest),
-        "List": handler(every, podresources_pb2.ListPodResourcesRequest),
+        "Get": unary(get, podresources_pb2.GetPodResourcesRequest),
+        "List": unary(every, podresources_pb2.ListPodResourcesRequest),
     }
     if allocatable is not None:
-        handlers["GetAllocatableResources"] = handler(
-            allocatable, podresources_pb2.AllocatableResourcesRequest
-        )
+        asked = podresources_pb2.AllocatableResourcesRequest
+        handlers["GetAllocatableResources"] = unary(allocatable, asked)
     service = grpc.method_handlers_generic_handler("v1.PodResourcesLister", handlers)
     server.add_generic_rpc_handlers((service,))
     server.add_insecure_port(f"unix:{directory / 'kubelet.sock'}")

@@ -373,7 +373,6 @@ async def connected(
 
 
 async def exchange(address: tuple[str, int], raw: bytes) -> Reply:
-    """Send bytes, read one answer, leave."""
     async with connected(address) as (reader, writer):
         writer.write(raw)
         return await read_reply(reader)

@@ -33,7 +33,6 @@ def link_to(socket_path: str, plugin: RecordingPlugin, **settings: Any) -> NRILi
 
 @asynccontextmanager
 async def running(link: NRILink) -> AsyncIterator[asyncio.Task[None]]:
-    """Run a link for the length of the block."""
     task = asyncio.create_task(link.run())
     try:
         yield task
@@ -46,7 +45,6 @@ async def running(link: NRILink) -> AsyncIterator[asyncio.Task[None]]:
 async def embedded(
     directory: Path, plugin: RecordingPlugin, link: Mapping[str, Any] = {}, **runtime: Any
 ) -> AsyncIterator[tuple[EmbeddedRuntime, NRILink]]:
-    """An embedded runtime and the link of a plugin that is registered with it."""
     path = str(directory / "nri.sock")
     made = link_to(path, plugin, **link)
     async with EmbeddedRuntime(path, **runtime) as there, running(made):
@@ -62,7 +60,6 @@ async def eventually(condition: Callable[[], bool]) -> None:
 
 
 def became_active(plugin: RecordingPlugin, times: int = 1) -> bool:
-    """Tell whether the link has become active that many times."""
     return [state for state, _ in plugin.states].count(LinkState.ACTIVE) >= times
 
 
@@ -80,7 +77,6 @@ class RawRuntime:
         await self.writer.drain()
 
     async def next_event(self) -> ev.RuntimeEvent:
-        """Return the next thing the plugin says."""
         while (event := self.session.next_event()) is None:
             data = await self.reader.read(1 << 16)
             if not data:
@@ -89,14 +85,12 @@ class RawRuntime:
         return event
 
     async def register(self) -> None:
-        """Answer the plugin's registration."""
         event = await self.next_event()
         assert isinstance(event, ev.RegisterRequested)
         self.session.reply(event.stream)
         await self.send()
 
     async def configure(self, request: pb.ConfigureRequest | None = None) -> int:
-        """Configure the plugin; returns its event mask."""
         self.session.request("Configure", request or pb.ConfigureRequest())
         await self.send()
         answer = await self.next_event()

@@ -46,33 +46,27 @@ from tests.beds.recorded import write_down
 from tests.beds.world import GIB, World, container, pod, resources
 from tests.machines import named
 
+_ODD: Final = 100
+"""The first number of an odd life."""
 RECORDED: Final = Path(__file__).parents[1] / "golden" / "lives"
-LIVES: Final = tuple(
-    f"{number:02}-{machine}"
-    for number, machine in enumerate(
-        (
-            *("snc_smt", "dual_smt_16", "hybrid", "memory_only", "chiplets", "isolated_cpus"),
-            *("nohz_full_cpus", "huge_pages", "joined_sockets", "snc_asymmetric", "offline_cpus"),
-            *("dual_adjacent", "cpu_only", "sixteen_nodes", "single_smt", "dual_alternating"),
-            *("snc_smt", "dual_smt_16", "hybrid", "memory_only", "chiplets", "huge_pages"),
-            *("joined_sockets", "ten_nodes", "inside_cpuset", "sparse_ids", "no_caches"),
-            *("snc_smt", "dual_smt_16", "snc_asymmetric", "dual_smt", "huge_pages"),
-        )
-    )
+_MACHINES: Final = (
+    *("snc_smt", "dual_smt_16", "hybrid", "memory_only", "chiplets", "isolated_cpus"),
+    *("nohz_full_cpus", "huge_pages", "joined_sockets", "snc_asymmetric", "offline_cpus"),
+    *("dual_adjacent", "cpu_only", "sixteen_nodes", "single_smt", "dual_alternating"),
+    *("snc_smt", "dual_smt_16", "hybrid", "memory_only", "chiplets", "huge_pages"),
+    *("joined_sockets", "ten_nodes", "inside_cpuset", "sparse_ids", "no_caches"),
+    *("snc_smt", "dual_smt_16", "snc_asymmetric", "dual_smt", "huge_pages"),
 )
-"""Names: a number and the machine."""
-ODD_LIVES: Final = tuple(
-    f"{number}-{machine}"
-    for number, machine in enumerate(
-        (
-            *("snc_smt", "huge_pages", "dual_smt_16", "memory_only", "chiplets", "sparse_ids"),
-            *("joined_sockets", "snc_asymmetric", "hybrid", "isolated_cpus", "ten_nodes"),
-            *("huge_pages", "dual_smt", "no_caches", "cpu_only", "memory_only", "snc_smt"),
-            *("dual_smt_16", "huge_pages", "sparse_ids", "offline_cpus", "inside_cpuset"),
-            *("nohz_full_cpus", "single_smt"),
-        ),
-        start=100,
-    )
+_ODD_MACHINES: Final = (
+    *("snc_smt", "huge_pages", "dual_smt_16", "memory_only", "chiplets", "sparse_ids"),
+    *("joined_sockets", "snc_asymmetric", "hybrid", "isolated_cpus", "ten_nodes"),
+    *("huge_pages", "dual_smt", "no_caches", "cpu_only", "memory_only", "snc_smt"),
+    *("dual_smt_16", "huge_pages", "sparse_ids", "offline_cpus", "inside_cpuset"),
+    *("nohz_full_cpus", "single_smt"),
+)
+LIVES: Final = (
+    *(f"{number:02}-{machine}" for number, machine in enumerate(_MACHINES)),
+    *(f"{number}-{machine}" for number, machine in enumerate(_ODD_MACHINES, _ODD)),
 )
 """Names: a number and the machine."""
 _NAMESPACES: Final = ("default", "team-a", "team-b")
@@ -101,7 +95,44 @@ class Life:
         self._number = 0
 
     def _settings(self, topology: Topology) -> Settings:
-        return _settings(self._random, topology)
+        random = self._random
+        kubelet = random.random() < 0.2
+        first = sorted(topology.allowed)
+        without_cpus = NUMASet(node.id for node in topology.numa_nodes.values() if not node.cpus)
+        memory_only = without_cpus if random.random() < 0.7 else NUMASet()
+        return Settings(
+            strategy=random.choice(list(Strategy)),
+            oversale=random.choice((1.0, 1.0, 1.5)),
+            reserved_cpus=CPUSet(first[: random.choice((0, 0, 1, 2))] if len(first) > 4 else ()),
+            strict_reserved=random.random() < 0.3,
+            reserved_memory={0: GIB} if random.random() < 0.3 else {},
+            static_cpus=random.random() < 0.3,
+            prefer_closest=random.random() < 0.8,
+            kubelet_ties=kubelet,
+            kubelet_memory=kubelet,
+            kubelet_cpus=kubelet and random.random() < 0.5,
+            cpu_order=random.choice((CPUOrder.DEFAULT, CPUOrder.DEFAULT, CPUOrder.KUBELET)),
+            distribute_across_numa=random.random() < 0.3,
+            distribute_across_cores=random.random() < 0.2,
+            align_l3=random.random() < 0.8,
+            align_by_socket=random.random() < 0.2,
+            isolated=random.choice((IsolatedCPUs.ANY, IsolatedCPUs.PREFER, IsolatedCPUs.AVOID)),
+            nohz_full=random.choice(list(NohzFullCPUs)),
+            cores=random.choice(list(PreferredCores)),
+            memory_only_nodes=memory_only,
+            lift_quota=random.random() < 0.8,
+            set_environment=random.random() < 0.8,
+            permissions=(Permission(name="permissions[0]", unpaid_cpus=True),)
+            if random.random() < 0.3
+            else (),
+            limits=Limits(
+                quota=Quota(exclusive=CPUAmount(percent=75)),
+                idle=CPUAmount(percent=random.choice((25, 50))),
+                numa_pool=CPUAmount(random.choice((0, 0, 1))),
+            )
+            if random.random() < 0.5
+            else Limits(),
+        )
 
     def lived(self) -> list[str]:
         events = (
@@ -202,8 +233,7 @@ class Life:
         random = self._random
         self._number += 1
         if self.world.pods and random.random() < 0.25:
-            of = self.world.pods[sorted(self.world.pods)[-1]]
-            wishes = "same pod"
+            of, wishes = self.world.pods[sorted(self.world.pods)[-1]], "same pod"
         else:
             asked = self._wishes()
             qos = random.choices(list(QoSClass), (6, 2, 1))[0]
@@ -213,11 +243,9 @@ class Life:
             wishes = f"{qos} {' '.join(f'{key}={value}' for key, value in asked.items())}"
         cpus, memory = self._size()
         pages = {}
-        sizes = {
-            size for node in self.world.topology.numa_nodes.values() for size in node.hugepages
-        }
+        sizes = _page_sizes(self.world.topology)
         if sizes and random.random() < 0.4:
-            pages = {random.choice(sorted(sizes)): random.choice((1, 2, 3)) * GIB}
+            pages = {random.choice(sizes): random.choice((1, 2, 3)) * GIB}
         made = container(of, f"c{self._number:02}", resources(cpus, memory, hugepages=pages))
         if random.random() < 0.15:
             made = replace(made, devices=(self._devices(),))
@@ -254,7 +282,7 @@ class Life:
 
     def _in_a_gap(self) -> None:
         of, made, asked = self._new()
-        self.world.pods[of.id], self.world.live[made.id] = of, made
+        self.world.meet(of, made)
         self.world.synchronize()
         self.lines.append(f"created while nobody looked, {made.id}: {asked}")
 
@@ -278,14 +306,11 @@ class Life:
         self.lines.append(f"resize {one} to {cpus:g} CPUs {memory:g} GiB {said}".rstrip())
 
     def _restart(self) -> None:
-        self.world.boot()
-        self.world.synchronize()
+        self.world.restart()
         self.lines.append("restart")
 
     def _loses_the_checkpoint(self) -> None:
-        self.world.store.documents.clear()
-        self.world.boot()
-        self.world.synchronize()
+        self.world.restart(lost=True)
         self.lines.append("restart without the checkpoint")
 
     def _sets_a_cpuset(self) -> None:
@@ -323,12 +348,12 @@ class OddLife(Life):
     more explanations, what is stored, and what was counted.
 
     Args:
-        name: of `ODD_LIVES`.
+        name: of `LIVES`.
     """
 
     def _settings(self, topology: Topology) -> Settings:
         random, nodes = self._random, sorted(topology.numa_nodes)
-        sizes = {size for node in topology.numa_nodes.values() for size in node.hugepages}
+        sizes = _page_sizes(topology)
         amounts = (CPUAmount(1), CPUAmount(3), CPUAmount(percent=33), CPUAmount(percent=100))
         return replace(
             super()._settings(topology),
@@ -393,12 +418,9 @@ class OddLife(Life):
 
     def _pages(self) -> dict[int, int]:
         random = self._random
-        sizes = sorted(
-            {size for node in self.world.topology.numa_nodes.values() for size in node.hugepages}
-        )
         return {
             size: max(0, random.choice((1, 2, 3)) * GIB + random.choice((0, 0, size, -size, 1)))
-            for size in sizes
+            for size in _page_sizes(self.world.topology)
             if random.random() < 0.4
         }
 
@@ -464,44 +486,8 @@ class OddLife(Life):
                     self.lines.append(f"    {name} {which} {value:g}")
 
 
-def _settings(random: Random, topology: Topology) -> Settings:
-    kubelet = random.random() < 0.2
-    first = sorted(topology.allowed)
-    without_cpus = NUMASet(node.id for node in topology.numa_nodes.values() if not node.cpus)
-    memory_only = without_cpus if random.random() < 0.7 else NUMASet()
-    return Settings(
-        strategy=random.choice(list(Strategy)),
-        oversale=random.choice((1.0, 1.0, 1.5)),
-        reserved_cpus=CPUSet(first[: random.choice((0, 0, 1, 2))] if len(first) > 4 else ()),
-        strict_reserved=random.random() < 0.3,
-        reserved_memory={0: GIB} if random.random() < 0.3 else {},
-        static_cpus=random.random() < 0.3,
-        prefer_closest=random.random() < 0.8,
-        kubelet_ties=kubelet,
-        kubelet_memory=kubelet,
-        kubelet_cpus=kubelet and random.random() < 0.5,
-        cpu_order=random.choice((CPUOrder.DEFAULT, CPUOrder.DEFAULT, CPUOrder.KUBELET)),
-        distribute_across_numa=random.random() < 0.3,
-        distribute_across_cores=random.random() < 0.2,
-        align_l3=random.random() < 0.8,
-        align_by_socket=random.random() < 0.2,
-        isolated=random.choice((IsolatedCPUs.ANY, IsolatedCPUs.PREFER, IsolatedCPUs.AVOID)),
-        nohz_full=random.choice(list(NohzFullCPUs)),
-        cores=random.choice(list(PreferredCores)),
-        memory_only_nodes=memory_only,
-        lift_quota=random.random() < 0.8,
-        set_environment=random.random() < 0.8,
-        permissions=(Permission(name="permissions[0]", unpaid_cpus=True),)
-        if random.random() < 0.3
-        else (),
-        limits=Limits(
-            quota=Quota(exclusive=CPUAmount(percent=75)),
-            idle=CPUAmount(percent=random.choice((25, 50))),
-            numa_pool=CPUAmount(random.choice((0, 0, 1))),
-        )
-        if random.random() < 0.5
-        else Limits(),
-    )
+def _page_sizes(topology: Topology) -> list[int]:
+    return sorted({size for node in topology.numa_nodes.values() for size in node.hugepages})
 
 
 def _resources(one: Resources) -> str:
@@ -545,11 +531,10 @@ def _allocation(one: Allocation) -> str:
     return " ".join(map(str, words))
 
 
-def main() -> None:
-    """Write all of it down."""
-    write_down(RECORDED, LIVES, lambda name: Life(name).lived())
-    write_down(RECORDED, ODD_LIVES, lambda name: OddLife(name).lived())
+def told(name: str) -> list[str]:
+    """What became of one of `LIVES`."""
+    return (Life if int(name.partition("-")[0]) < _ODD else OddLife)(name).lived()
 
 
 if __name__ == "__main__":
-    main()
+    write_down(RECORDED, LIVES, told)

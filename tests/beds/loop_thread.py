@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -20,12 +20,18 @@ class LoopThread:
         self._thread.start()
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Let something run there."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def call(self, work: Coroutine[Any, Any, T], timeout_s: float = 180.0) -> T:
-        """Run something there, and wait for it."""
         return self.submit(work).result(timeout_s)
+
+    def do(self, action: Callable[[], T]) -> T:
+        """Run something there that does not wait, as events do."""
+
+        async def run() -> T:
+            return action()
+
+        return self.call(run())
 
     def end(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)

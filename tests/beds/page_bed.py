@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from contextlib import closing
 
 from msgspec.structs import replace
@@ -53,14 +52,6 @@ class PageBed(LoopThread):
     @property
     def url(self) -> str:
         return f"http://{self.address[0]}:{self.address[1]}/"
-
-    def do(self, action: Callable[[], object]) -> object:
-        """Run in the loop's thread, as the runtime's events do."""
-
-        async def run() -> object:
-            return action()
-
-        return self.call(run())
 
     def serve(self) -> None:
         """Listen; on the same port as before after a stop."""

@@ -39,7 +39,6 @@ class PageNode:
         return self.plugin.json(f"/{path}")
 
     def create(self, pod: str, **wishes: Any) -> str:
-        """As `start`, from any thread."""
         return self.do(self.start(pod, **wishes))
 
     async def start(
@@ -73,7 +72,6 @@ class PageNode:
         return created.id
 
     def make_cgroup(self, container_id: str, files: Mapping[str, str]) -> None:
-        """Give a container a cgroup with these files."""
         directory = self._node.cgroups.directory(self._node.cgroup(container_id))
         directory.mkdir(parents=True)
         for name, text in files.items():

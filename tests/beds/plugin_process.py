@@ -73,7 +73,6 @@ class PluginProcess(Daemon):
     # -- life ------------------------------------------------------------------------------
 
     def words(self) -> list[str]:
-        """The command line of the next start."""
         return [
             *(self.python, "-m", "nri_numa", "run"),
             f"--config={self.config_file}",
@@ -131,12 +130,7 @@ class PluginProcess(Daemon):
             time.sleep(0.02)
 
     def terminate(self, timeout_s: float = 180.0) -> int:
-        """SIGTERM; returns the exit status."""
         return self.end(timeout_s=timeout_s)
-
-    def kill(self) -> int:
-        """SIGKILL: nothing it holds in memory survives."""
-        return self.end(signal.SIGKILL)
 
     def wait(self, timeout_s: float = 180.0) -> int:
         """Wait for it to end by itself; returns the exit status."""
@@ -156,7 +150,6 @@ class PluginProcess(Daemon):
         self.start()
 
     def reload(self, config: Mapping[str, Any]) -> None:
-        """Write another configuration and send SIGHUP."""
         self.write_config(config)
         os.kill(self.pid, signal.SIGHUP)
 
@@ -205,7 +198,6 @@ class PluginProcess(Daemon):
                 return error.code, error.read().decode()
 
     def responsive(self) -> bool:
-        """Whether the HTTP server answers at all."""
         try:
             return self._ask("/healthz", 5)[0] == 200
         except OSError:

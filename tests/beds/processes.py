@@ -71,7 +71,6 @@ class Daemon(Bed):
 
     @property
     def running(self) -> bool:
-        """Whether the process lives."""
         return self._process is not None and self._process.poll() is None
 
     @property
@@ -114,6 +113,10 @@ class Daemon(Bed):
         except subprocess.TimeoutExpired:
             process.kill()
             return process.wait()
+
+    def kill(self) -> int:
+        """SIGKILL: nothing it holds in memory survives."""
+        return self.end(signal.SIGKILL)
 
     def close(self) -> None:
         self.end()

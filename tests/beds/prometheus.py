@@ -66,7 +66,6 @@ class Prometheus(Daemon):
         return document["data"]
 
     def query(self, expression: str) -> list[dict[str, Any]]:
-        """The samples of an expression, now."""
         found: list[dict[str, Any]] = self.ask("query", query=expression)["result"]
         return found
 

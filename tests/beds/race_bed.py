@@ -36,6 +36,7 @@ from tests.beds.cri import (
     guaranteed,
     poll,
 )
+from tests.beds.images import FIRST_LINE_SCRIPT
 
 MODES: Final = ("aligned", "free")
 NEIGHBOURS: Final = 3
@@ -56,11 +57,8 @@ OWNER_ANNOTATIONS: Final = {
 COMMAND: Final = (
     "/bin/sh",
     "-c",
-    "began=$EPOCHREALTIME; while read -r key value; do case $key in "
-    "Cpus_allowed_list:) cpus=$value;; Mems_allowed_list:) mems=$value;; "
-    "esac; done </proc/self/status; "
-    'echo "cpus=$cpus mems=$mems began=$began read=$EPOCHREALTIME"; '
-    "exec sleep 1000000",
+    "began=$EPOCHREALTIME; "
+    + FIRST_LINE_SCRIPT.replace(" numa_cpus=", " began=$began read=$EPOCHREALTIME numa_cpus="),
 )
 _FIRST_LINE = re.compile(r"cpus=(\S*) mems=\S* began=([\d.]+) read=([\d.]+)")
 
@@ -119,7 +117,6 @@ class Sampler:
                 os.close(watched.descriptor)
 
     def watch(self, container: Container) -> Watched:
-        """Look at this container from now on."""
         base = cgroups.CGROUP_ROOT if cgroups.unified() else cgroups.CGROUP_ROOT / "cpuset"
         parent, name = container.pod.cgroup_parent.lstrip("/"), container.id
         if parent.endswith(".slice"):
@@ -306,7 +303,6 @@ class RaceBed:
         return result
 
     def _settle(self, parts: Sequence[Part], owned: CPUSet) -> None:
-        """Wait until all sets stay right, or for the limit."""
         last = max(part.started for part in parts)
         right_since = 0.0
         while True:

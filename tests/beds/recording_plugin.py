@@ -22,7 +22,6 @@ Created = tuple[ContainerAdjustment, Sequence[ContainerUpdate]]
 
 
 def pin(cpus: str = "", mems: str = "") -> pb.LinuxResources:
-    """Return resources with a cpuset and nothing else."""
     return pb.LinuxResources(cpu=pb.LinuxCPU(cpus=cpus, mems=mems))
 
 

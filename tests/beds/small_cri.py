@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import grpc
 import grpc.aio
@@ -19,6 +19,7 @@ import grpc.aio
 from nri_numa.cri.pb import cri_pb2
 
 Json = dict[str, Any]
+_T = TypeVar("_T")
 
 
 @dataclass
@@ -61,7 +62,7 @@ class SmallCRI:
     async def start(self) -> None:
         self._server = grpc.aio.server()
         handlers = {
-            name: _unary(getattr(self, f"_{name}"), getattr(cri_pb2, f"{name}Request"))
+            name: unary(getattr(self, f"_{name}"), getattr(cri_pb2, f"{name}Request"))
             for name in (
                 "Version", "ListPodSandbox", "PodSandboxStatus", "ListContainers",
                 "ContainerStatus", "UpdateContainerResources",
@@ -125,7 +126,6 @@ class SmallCRI:
         self._tell(container_id, one.pod, cri_pb2.CONTAINER_DELETED_EVENT)
 
     def cpus(self, container_id: str) -> str:
-        """CPUs that a container's spec says."""
         return str(self.containers[container_id].cpu.get("cpus", ""))
 
     def _tell(self, container_id: str, pod_id: str, kind: int) -> None:
@@ -146,10 +146,7 @@ class SmallCRI:
         return cri_pb2.ListPodSandboxResponse(items=self.pods.values())
 
     async def _PodSandboxStatus(self, request: Any, context: Any) -> Any:
-        pod = self.pods.get(request.pod_sandbox_id)
-        if pod is None:
-            await context.abort(grpc.StatusCode.NOT_FOUND, "no such pod")
-            raise AssertionError
+        pod = await _found(self.pods, request.pod_sandbox_id, context, "pod")
         status = cri_pb2.PodSandboxStatus(
             id=pod.id, metadata=pod.metadata, annotations=pod.annotations
         )
@@ -171,10 +168,7 @@ class SmallCRI:
         )
 
     async def _ContainerStatus(self, request: Any, context: Any) -> Any:
-        one = self.containers.get(request.container_id)
-        if one is None:
-            await context.abort(grpc.StatusCode.NOT_FOUND, "no such container")
-            raise AssertionError
+        one = await _found(self.containers, request.container_id, context)
         if one.id in self.refuse_status:
             self.refuse_status.discard(one.id)
             await context.abort(grpc.StatusCode.UNKNOWN, "it is being made")
@@ -202,10 +196,7 @@ class SmallCRI:
         return cri_pb2.ContainerStatusResponse(status=status, info={"info": json.dumps(info)})
 
     async def _UpdateContainerResources(self, request: Any, context: Any) -> Any:
-        one = self.containers.get(request.container_id)
-        if one is None:
-            await context.abort(grpc.StatusCode.NOT_FOUND, "no such container")
-            raise AssertionError
+        one = await _found(self.containers, request.container_id, context)
         if one.id in self.refuse_updates:
             await context.abort(grpc.StatusCode.UNKNOWN, "permission denied")
         self.updates.append((one.id, request.linux.cpuset_cpus))
@@ -227,7 +218,13 @@ class SmallCRI:
             self.listeners.remove(queue)
 
 
-def _unary(handler: Callable[[Any, Any], Awaitable[Any]], request: Any) -> Any:
+async def _found(among: dict[str, _T], wanted: str, context: Any, kind: str = "container") -> _T:
+    if wanted not in among:
+        await context.abort(grpc.StatusCode.NOT_FOUND, f"no such {kind}")
+    return among[wanted]
+
+
+def unary(handler: Callable[[Any, Any], Any], request: Any) -> Any:
     return grpc.unary_unary_rpc_method_handler(
         handler, request.FromString, lambda message: message.SerializeToString()
     )

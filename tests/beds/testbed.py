@@ -71,7 +71,6 @@ def run(*command: str | Path, remedy: str, timeout_s: float | None = None, **mor
 
 
 def require_root(what_for: str) -> None:
-    """Raise `TestbedUnavailable` unless we are root."""
     if os.geteuid() != 0:
         raise TestbedUnavailable(
             f"{what_for} needs root, this is uid {os.geteuid()}", "run the tests as root"

@@ -342,7 +342,6 @@ class Run:
                 pass
 
     def _serve(self, control: Path) -> None:
-        """Pass the guest's questions on to QEMU."""
         for ask in sorted(self.directory.glob("ask-*.json")):
             if ask.name in self._asked:
                 continue

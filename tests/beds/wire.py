@@ -22,7 +22,6 @@ def golden(name: str) -> bytes:
 
 
 def drain(session: Any) -> list[Any]:
-    """Return every event a session has now."""
     events = []
     while (event := session.next_event()) is not None:
         events.append(event)

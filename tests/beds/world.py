@@ -78,16 +78,6 @@ class MemoryStore(CheckpointStore):
         return True
 
 
-class Forgetful(CheckpointStore):
-    """Keeps nothing."""
-
-    def __init__(self) -> None:
-        super().__init__("/nowhere", identity={}, clock=lambda: 0.0)
-
-    def record(self, changes: Mapping[str, dict[str, object] | None]) -> None:
-        """Nothing is written."""
-
-
 class StillClock(Clock):
     """Stands still; what is deferred is done at once, and waiting takes no time."""
 
@@ -100,11 +90,9 @@ class StillClock(Clock):
         self.wall, self.seconds, self.later = wall, seconds, later
 
     def time(self) -> float:
-        """Unix time."""
         return self.wall()
 
     def monotonic(self) -> float:
-        """Seconds that only grow."""
         return self.seconds()
 
     def call_soon(self, function: Callable[[], object]) -> None:
@@ -135,7 +123,7 @@ def agent_of(
     return Agent(
         machine,
         metrics=metrics or Metrics("test"),
-        store=Forgetful() if store is None else store,
+        store=MemoryStore() if store is None else store,
         clock=clock or StillClock(),
         readings=Unread(),
         cgroups=CgroupWriter(CgroupReader("/nowhere")),
@@ -288,7 +276,6 @@ class World:
         return self.synchronize()
 
     def becomes(self, topology: Topology) -> None:
-        """CPUs come or go."""
         self.topology = topology
         self.apply(self.agent.retopology(replace(self.agent.machine, topology=topology)))
 
@@ -398,7 +385,6 @@ class World:
         return self.refuse(pod(name, asks, qos=qos), wants=resources(cpus, memory, hugepages=pages))
 
     def add(self, of: PodSandbox, name: str, cpus: float, memory: float = 0) -> tuple[str, str]:
-        """Place one more container of a pod."""
         return self.place(of, container(of, name, resources(cpus, memory)))
 
     def meet(
@@ -421,7 +407,6 @@ class World:
         return refused
 
     def update(self, container_id: str, asked: Resources) -> Refused | None:
-        """Run UpdateContainer through the agent and apply the outcome."""
         before = self.live[container_id]
         outcome = self.agent.update_container(self.pods[before.pod_id], before, asked)
         if isinstance(outcome, Refused):
@@ -453,7 +438,6 @@ class World:
         return updates
 
     def remove_pod(self, of: PodSandbox) -> None:
-        """Remove a pod whose containers are gone."""
         self.pods.pop(of.id, None)
         self.agent.remove_pod(of.uid, of.id)
 

@@ -98,10 +98,12 @@ class Kubelet:
                 ),
             ),
         )
-        request = cri_pb2.CreateContainerRequest(
-            pod_sandbox_id=self.pod.id, config=config, sandbox_config=self.pod.config
+        answer = self._cri.call(
+            "CreateContainer",
+            pod_sandbox_id=self.pod.id,
+            config=config,
+            sandbox_config=self.pod.config,
         )
-        answer = self._cri.call("CreateContainer", request, cri_pb2.CreateContainerResponse)
         container: str = answer.container_id
         self._cri.start(container)
         self.log_file = self.pod.log_directory / log_path

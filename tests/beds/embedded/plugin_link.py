@@ -138,7 +138,6 @@ class PluginPeer:
         return not (self.connection.is_closing() or self.connection.ended.done())
 
     def subscribes(self, event: Event) -> bool:
-        """Tell whether the plugin wants this event."""
         return bool(self.mask & event.bit)
 
     def _on_event(self, event: ev.RuntimeEvent) -> None:
@@ -158,7 +157,6 @@ class PluginPeer:
         self.connection.flush()
 
     def refuse(self, stream: int, message: str) -> None:
-        """Answer a call of the plugin with an error."""
         self.session.refuse(stream, message)
         self.connection.flush()
 

@@ -28,7 +28,7 @@ import os
 import socket
 from collections import deque
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Any, Final
 
 from nri_numa.model.cpuset import CPUSet, NUMASet
@@ -148,12 +148,7 @@ class EmbeddedRuntime:
         await self.start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
     async def adopt(self, sock: socket.socket, *, name: str, index: str, config: str = "") -> None:
@@ -179,13 +174,12 @@ class EmbeddedRuntime:
     def containers(self) -> Mapping[str, EmbeddedContainer]:
         return MappingProxyType(self._world.containers)
 
-    async def wait_for_plugin(self, count: int = 1, *, limit: float = 60.0) -> None:
-        """Wait until at least `count` plugins are active; TimeoutError after `limit` seconds."""
+    async def wait_for_plugin(self, *, limit: float = 60.0) -> None:
+        """Wait until a plugin is active; TimeoutError after `limit` seconds."""
         async with asyncio.timeout(limit), self._changed:
-            await self._changed.wait_for(lambda: len(self._active()) >= count)
+            await self._changed.wait_for(self._active)
 
     async def disconnect_plugins(self) -> None:
-        """Hang up on every plugin, and keep listening."""
         await self._hang_up("disconnected on purpose")
 
     # ------------------------------------------------------------------ pods
@@ -327,7 +321,6 @@ class EmbeddedRuntime:
             await self._ended(self._container(container_id))
 
     async def remove_container(self, container_id: str) -> None:
-        """Remove a container, stopping it first if needed."""
         async with self._lock:
             await self._remove_container(self._container(container_id))
 
@@ -338,11 +331,9 @@ class EmbeddedRuntime:
         return [peer for peer in self._plugins if peer.is_open()]
 
     def _subscribed(self, event: Event) -> list[PluginPeer]:
-        """Return the active plugins that want an event."""
         return [peer for peer in self._active() if peer.subscribes(event)]
 
     def _accept(self) -> asyncio.BaseProtocol:
-        """Take a new connection of an external plugin."""
         peer = self._new_peer()
         self._spawn(self._serve(peer, ""))
         return peer.connection
@@ -353,7 +344,11 @@ class EmbeddedRuntime:
 
     def _new_peer(self) -> PluginPeer:
         peer = PluginPeer(
-            self._profile, self.faults, self._limit, self._on_updates, self.calls.append
+            self._profile,
+            self.faults,
+            self._limit,
+            lambda peer, event: self._spawn(self._unsolicited(peer, event)),
+            self.calls.append,
         )
         self._peers.add(peer)
         peer.connection.ended.add_done_callback(lambda _: self._gone(peer))
@@ -459,9 +454,6 @@ class EmbeddedRuntime:
             request.more = True
         yield from requests
 
-    def _on_updates(self, peer: PluginPeer, event: ev.UpdateContainersRequested) -> None:
-        self._spawn(self._unsolicited(peer, event))
-
     async def _unsolicited(self, peer: PluginPeer, event: ev.UpdateContainersRequested) -> None:
         async with self._lock:
             failed = [each for each in self._apply(event.request.update) if not each.ignore_failure]
@@ -550,21 +542,12 @@ class EmbeddedRuntime:
         if container.stop_told:
             return
         container.stop_told = True
-        pod = self._world.pods.get(container.pod_id)
-        # A sandbox that is gone already is shown by its id alone.
-        shown = pod.message if pod is not None else pb.PodSandbox(id=container.pod_id)
-        if container.state is ContainerState.RUNNING:
-            container.state = ContainerState.EXITED
-            container.message.pid = 0
-        elif container.state is ContainerState.CREATED:
-            container.state = ContainerState.EXITED
-        await self._stop_event(shown, container.snapshot())
+        container.state, container.message.pid = ContainerState.EXITED, 0
+        await self._stop_event(self._sandbox_of(container), container.snapshot())
 
     async def _remove_container(self, container: EmbeddedContainer) -> None:
         await self._ended(container)
-        pod = self._world.pods.get(container.pod_id)
-        shown = pod.message if pod is not None else pb.PodSandbox(id=container.pod_id)
-        await self._tell(Event.REMOVE_CONTAINER, shown, container)
+        await self._tell(Event.REMOVE_CONTAINER, self._sandbox_of(container), container)
         del self._world.containers[container.id]
 
     async def _stop_pod(self, pod: EmbeddedPod) -> None:
@@ -599,6 +582,11 @@ class EmbeddedRuntime:
         if pod is None:
             raise CRIError(f"sandbox {pod_id}: not found")
         return pod
+
+    def _sandbox_of(self, container: EmbeddedContainer) -> pb.PodSandbox:
+        """One that is gone already is shown by its id alone."""
+        pod = self._world.pods.get(container.pod_id)
+        return pb.PodSandbox(id=container.pod_id) if pod is None else pod.message
 
     def _container(self, container_id: str) -> EmbeddedContainer:
         container = self._world.containers.get(container_id)

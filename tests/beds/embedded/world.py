@@ -106,7 +106,6 @@ class EmbeddedContainer:
         return self.message.linux.resources.cpu.mems or str(self.machine.mems)
 
     def snapshot(self) -> pb.Container:
-        """Return what a plugin is shown now."""
         message = pb.Container()
         message.CopyFrom(self.message)
         message.state = self.state.value
@@ -127,7 +126,6 @@ class World:
     containers: dict[str, EmbeddedContainer] = field(default_factory=dict)
 
     def containers_of(self, pod_id: str) -> list[EmbeddedContainer]:
-        """Return the containers of one pod."""
         return [item for item in self.containers.values() if item.pod_id == pod_id]
 
     def apply(self, update: pb.ContainerUpdate) -> str | None:

@@ -36,18 +36,15 @@ class KubeBed(Bed):
 
     @property
     def client(self) -> Client:
-        """Calls the API server as the administrator."""
         return self.control.client
 
     def logs(self) -> list[Path]:
-        """The log files of all its programs."""
         own = sorted(self.control.log_directory.glob("*.log"))
         names = ("publish", "controller", "scheduler", "numa-scheduler")
         beside = [file for name in names for file in sorted(self.directory.glob(f"*/{name}.log"))]
         return [*own, self.node.containerd.log_file, self.node.plugin.log_file, *beside]
 
     def start(self) -> None:
-        """All of it; returns when the node is Ready."""
         with contextlib.ExitStack() as stack:
             require_root("a Kubernetes")  # before anything is built in vain
             # Not pytest's own directory: socket paths must stay short.
@@ -61,5 +58,4 @@ class KubeBed(Bed):
             self._stack = stack.pop_all()
 
     def close(self) -> None:
-        """End it, and take its folder away."""
         self._stack.close()

@@ -347,18 +347,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tests.beds.kube.build", description=main.__doc__
     )
-    parser.add_argument("--offline", action="store_true", help="do not build, only look")
     parser.add_argument("part", nargs="?", choices=tuple(PARTS), help="default: all")
     options = parser.parse_args(arguments)
     wanted = [each for part in PARTS if options.part in (None, part) for each in PARTS[part]]
     # What is half built is removed then, too.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
-        if options.offline:
-            found = [_find(each, build=False) for each in wanted]
-        else:
-            found = _built(cache_dir() / "kube", *wanted)
-        print(*found, sep="\n")
+        print(*_built(cache_dir() / "kube", *wanted), sep="\n")
     except TestbedUnavailable as error:
         print(f"error: {error.what}\nremedy: {error.remedy}", file=sys.stderr)
         return 3

@@ -64,7 +64,6 @@ class Client:
         return done
 
     def apply(self, *documents: JsonObject) -> None:
-        """``kubectl apply`` of these documents."""
         self.kubectl("apply", "--filename=-", documents=documents)
 
     def request(
@@ -115,7 +114,6 @@ class Client:
         return self.kubectl("create", "token", account, f"--namespace={namespace}", *tied).strip()
 
     def events(self, reason: str) -> list[JsonObject]:
-        """Events of the namespace ``default`` with this reason."""
         found = self.ask("GET", "/apis/events.k8s.io/v1/namespaces/default/events")["items"]
         return [one for one in found if one["reason"] == reason]
 
@@ -147,7 +145,6 @@ class Client:
             self.ask("PATCH", f"/api/v1/nodes/{name}", {"spec": {"taints": None}})
 
     def get(self, path: str) -> JsonObject | None:
-        """The object, or None where there is none."""
         status, document = self.request("GET", path)
         if status == http.client.NOT_FOUND:
             return None
@@ -171,7 +168,6 @@ class Client:
         return sorted(items, key=lambda pod: str(pod["metadata"]["name"]))
 
     def run(self, document: JsonObject) -> JsonObject:
-        """Apply a pod and wait until it is Ready."""
         self.apply(document)
         return self.wait_ready(document["metadata"]["name"])
 
@@ -190,7 +186,6 @@ class Client:
         *,
         timeout_s: float = PATIENCE_S,
     ) -> JsonObject:
-        """Wait until `probe` is true of a pod."""
         last: JsonObject = {}
 
         def ask() -> JsonObject | None:
@@ -219,13 +214,11 @@ class Client:
 
 
 def is_ready(pod: JsonObject) -> bool:
-    """Whether a pod says that it is Ready."""
     conditions = pod["status"].get("conditions", [])
     return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
 
 
 def takes_pods(node: JsonObject) -> bool:
-    """Whether a Node is Ready and has no taints."""
     return is_ready(node) and not node["spec"].get("taints")
 
 

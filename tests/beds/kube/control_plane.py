@@ -16,6 +16,7 @@ import secrets
 import shlex
 import signal
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 
 from tests.beds.kube.client import Client, KubeError, client_environment
@@ -58,23 +59,14 @@ class ControlPlane(Bed):
                 *(f"system:node:{node}" for node in nodes),
             )
         }
-        self._daemons: dict[str, Daemon] = {}
-        environment = client_environment(self.directory, self.kubeconfig("admin"))
-        self.environment = environment
+        self.daemons: dict[str, Daemon] = {}  # by the names of their programs
+        self.environment = client_environment(self.directory, self.kubeconfig("admin"))
         self._proxy_socket = self.directory / "proxy.sock"
-        self._client: Client | None = None
 
-    @property
+    @cached_property
     def client(self) -> Client:
-        if self._client is None:
-            kubectl = [*self.namespaces.enter(mounts=False), str(self.programs / "kubectl")]
-            self._client = Client(kubectl, self.environment, self._proxy_socket)
-        return self._client
-
-    @property
-    def daemons(self) -> Mapping[str, Daemon]:
-        """The processes by the names of their programs."""
-        return self._daemons
+        kubectl = [*self.namespaces.enter(mounts=False), str(self.programs / "kubectl")]
+        return Client(kubectl, self.environment, self._proxy_socket)
 
     def write_kubectl(self, directory: Path) -> Path:
         """A ``kubectl`` in a folder, for who is not inside."""
@@ -99,14 +91,12 @@ class ControlPlane(Bed):
         data = f"--data-dir={self.namespaces.tmpfs / 'etcd'}"
         self._start("etcd", data, "--unsafe-no-fsync", "--logger=zap", "--log-level=warn")
         server = self._start("kube-apiserver", *self._api_server(key))
-        both = list(self._daemons.values())
+        both = list(self.daemons.values())
         wait_for(both, self.certificate.exists, "certificate")
         self._start("proxy", f"--unix-socket={self._proxy_socket}", program=("kubectl", "proxy"))
-        wait_for([*both, self._daemons["proxy"]], self._ready, "API server")
+        wait_for([*both, self.daemons["proxy"]], self._ready, "API server")
         assert server.running
-        controllers = ",".join(
-            ["*", *(() if self._heartbeats else ("-node-lifecycle-controller",))]
-        )
+        controllers = "*" if self._heartbeats else "*,-node-lifecycle-controller"
         self._start(
             "kube-controller-manager",
             f"--kubeconfig={self.kubeconfig('system:kube-controller-manager')}",
@@ -120,7 +110,7 @@ class ControlPlane(Bed):
         config = self.write_scheduler(self.directory, **self._scheduler)
         self._start("kube-scheduler", f"--config={config}")
         wait_for(
-            list(self._daemons.values()),
+            list(self.daemons.values()),
             # Without it the API server refuses every pod.
             lambda: self._there("/api/v1/namespaces/default/serviceaccounts/default"),
             "first service account",
@@ -128,9 +118,9 @@ class ControlPlane(Bed):
 
     def close(self) -> None:
         """End all of it. Nothing of theirs is worth a good end: the data was in a tmpfs."""
-        for daemon in reversed(list(self._daemons.values())):
+        for daemon in reversed(list(self.daemons.values())):
             daemon.end(signal.SIGKILL)
-        self._daemons.clear()
+        self.daemons.clear()
 
     def _start(self, name: str, *arguments: str, program: Sequence[str] = ()) -> Daemon:
         first, *words = program or (name,)
@@ -140,7 +130,7 @@ class ControlPlane(Bed):
             self.log_directory,
             self.environment,
         )
-        self._daemons[name] = daemon
+        self.daemons[name] = daemon
         daemon.start()
         return daemon
 

@@ -16,7 +16,6 @@ TOKEN = "0123456789abcdef0123456789abcdef"
 
 
 def install(client: Client) -> None:
-    """The shipped service account, roles and policies."""
     files = (
         "controller/serviceaccount.yaml",
         "controller/role.yaml",

@@ -93,7 +93,6 @@ def driver(bed: KubeBed) -> Iterator[Publisher]:
 
 
 def slices(client: Client) -> list[JsonObject]:
-    """The ResourceSlices of the driver."""
     items: list[JsonObject] = client.ask("GET", SLICES)["items"]
     return [one for one in items if one["spec"]["driver"] == DRIVER]
 

@@ -60,7 +60,6 @@ def template(
 
 
 def pod(name: str, *containers: JsonObject, **keys: Any) -> JsonObject:
-    """A pod; keywords as in `template`."""
     document = template(*containers, **keys)
     document["metadata"]["name"] = name
     return {"apiVersion": "v1", "kind": "Pod", **document}

@@ -156,7 +156,6 @@ class Node(Bed):
     def restart_kubelet(
         self, configuration: Mapping[str, Any] | None = None, *, wait: bool = True
     ) -> None:
-        """End and start it; containers go on."""
         self.kubelet.end()
         if configuration is not None:
             self.configuration.update(configuration)
@@ -181,7 +180,6 @@ class Node(Bed):
         return next((str(c["lastHeartbeatTime"]) for c in conditions if c["type"] == "Ready"), "")
 
     def close(self) -> None:
-        """End everything of the node, containers too."""
         self.kubelet.end(signal.SIGKILL)
         self.plugin.close()
         self.containerd.close()
@@ -197,11 +195,9 @@ class Node(Bed):
         raise LookupError(f"no container {container or 'at all'} in {pod['status']}")
 
     def allowed(self, pod: JsonObject, container: str = "") -> Seen:
-        """What the kernel says that a container's first process may use, now."""
         return allowed(self.pid(pod, container))
 
     def cpus(self, pod: JsonObject, container: str = "") -> CPUSet:
-        """`allowed`, only the CPUs."""
         return CPUSet.parse(self.allowed(pod, container).cpus)
 
     def cgroup_file(self, pod: JsonObject, controller: str, v1: str, v2: str) -> str:

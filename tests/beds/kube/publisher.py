@@ -27,7 +27,6 @@ def install(client: Client) -> None:
 
 
 def token(client: Client, node: str = "") -> str:
-    """A token of the publisher's service account; one that names a node, or none."""
     return client.token(ACCOUNT, node=node)
 
 

@@ -58,7 +58,6 @@ class Release(Bed):
         return done.stdout
 
     def start(self) -> None:
-        """Make the namespace, with its quota of pods, and install."""
         metadata = {"name": self.name}
         self._bed.client.apply(
             {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata},
@@ -77,7 +76,6 @@ class Release(Bed):
         self._bed.client.request("DELETE", f"/api/v1/namespaces/{self.name}")
 
     def data(self, name: str, key: str) -> dict[str, Any]:
-        """A document in a ConfigMap of the release."""
         path = f"/api/v1/namespaces/{self.name}/configmaps/{name}"
         document: dict[str, Any] = yaml.safe_load(self._bed.client.ask("GET", path)["data"][key])
         return document

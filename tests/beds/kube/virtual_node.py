@@ -85,7 +85,6 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def container_id(pod: JsonObject) -> str:
-    """The runtime's id of a pod's first container."""
     (status, *_) = pod["status"]["containerStatuses"]
     return str(status["containerID"]).removeprefix("containerd://")
 
@@ -115,7 +114,6 @@ class VirtualNode(Bed):
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Make its disk and its network, and switch it on."""
         shutil.rmtree(self.directory, ignore_errors=True)
         self.directory.mkdir(parents=True)
         self._make_disk()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import zip_longest
 from pathlib import Path
 
 import pytest
 
+from tests.beds.recorded import as_written_down
 from tests.checks import choices, requested, searches
 
 TOLD = {
@@ -18,12 +18,5 @@ TOLD = {
 
 @pytest.mark.parametrize("path", TOLD, ids=lambda path: path.stem)
 def test_everything_is_what_it_was(path: Path) -> None:
-    """If something else is meant: ``make recorded``, and read the difference."""
     told, name = TOLD[path]
-    # Of a value with odd line ends each is kept as it was quoted.
-    recorded = path.read_text(encoding="utf-8").split("\n")[:-1]
-    asked = ""
-    for now, then in zip_longest(told(name), recorded):
-        if now is not None and not now.startswith(" "):
-            asked = now
-        assert now == then, asked
+    as_written_down(path, told(name))

@@ -202,7 +202,17 @@ def test_a_container_whose_pod_is_unknown_is_no_containers_of_ours() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", "{}", '{"kind":"other"}', '{"kind":"exclusive","mems":"x"}', "null", '{"kind":3}'],
+    [
+        "",
+        "[]",
+        "{}",
+        '{"kind":"other"}',
+        '{"kind":"exclusive","mems":"x"}',
+        "null",
+        '{"kind":3}',
+        '{"kind":[]}',
+        "[" * 100_000,
+    ],
 )
 def test_a_damaged_annotation_is_decided_anew(text: str) -> None:
     world = World(machines.dual_smt())

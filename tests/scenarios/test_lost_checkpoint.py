@@ -348,6 +348,7 @@ FORGED = {
     "memory nodes it does not list": (
         claim(kind="unbound", cpus="", mems="1"), {"numamem": "0"}, 1.0, ""
     ),
+    "to be somebody else's": (claim(kind="foreign"), OWN, 1.0, "1"),
     "to be let alone": (claim(kind="unbound", cpus=""), OWN, 1.0, ""),
     "to be bound": (claim(kind="shared", cpus="", numa="1"), {}, 1.0, ""),
     "what nobody can read": (claim(), {"policy": "x"}, 1.0, "1"),
@@ -480,9 +481,7 @@ def test_an_owner_whose_shares_say_little_keeps_its_cpus_at_every_later_start() 
 def test_what_we_signed_comes_before_what_anybody_may_have_written(world: World) -> None:
     """A claim without a signature takes the last CPU of the pool, and the true owner's is next."""
     world.put("db", OWN, 3, 1)
-    note = {"cpus": "", "mems": "", "policy": "none", "kind": "exclusive", "numa": "0",
-            "preferred": True, "reason": "forged"}  # fmt: skip
-    made = met_in_a_gap(world, "a", note, "3", OWN, resources(1, 1), QoSClass.GUARANTEED)
+    made = met_in_a_gap(world, "a", claim(cpus=""), "3", OWN, resources(1, 1), QoSClass.GUARANTEED)
     had = world.has("db-app")
     world.restart(lost=True)
     assert world.has("db-app") == had
@@ -494,10 +493,7 @@ def test_what_we_signed_comes_before_what_anybody_may_have_written(world: World)
 def test_half_a_pair_of_surrogates_is_not_believed(reason: str, believed: bool) -> None:
     """JSON can spell it, UTF-8 cannot: neither checkpoint nor API could be written with it."""
     world = World(machines.single_no_smt())
-    note = {
-        "cpus": "3", "mems": "0", "policy": "none", "kind": "exclusive", "numa": "0",
-        "preferred": True, "reason": reason,
-    }  # fmt: skip
+    note = claim(cpus="3", mems="0", reason=reason)
     made = met_in_a_gap(world, "a", note, "3", OWN, resources(1, 1), QoSClass.GUARANTEED)
     world.synchronize()
     found = world.allocation(made.id).reason

@@ -707,7 +707,7 @@ def test_an_annotation_too_long_to_be_of_our_writing_is_not_read_back(world: Wor
     padded = made.annotations[key].replace('"reason":"', '"reason":"' + "y" * 4096)
     world.live["a-app"] = replace(made, annotations={key: padded})
     world.restart(lost=True)
-    assert "xx" not in world.allocation("a-app").reason, "decided anew"
+    assert "yy" not in world.allocation("a-app").reason, "decided anew"
 
 
 def test_a_list_that_a_resize_does_not_pay_for_any_more_is_not_resized(world: World) -> None:

@@ -53,37 +53,29 @@ TIGHT = cpu(4, (2, 4), (3, 4))
 """Two NUMA nodes of four CPUs; no one has four free."""
 
 
-class TestReasons:
-    """Of CPUs, with what each NUMA node had; others are in tests/golden/searches."""
-
-    @pytest.mark.parametrize(
-        ("policy", "demands", "expected"),
-        [
-            (NONE, [TIGHT], "policy none looks at no NUMA nodes"),
-            (
-                RESTRICTED,
-                [TIGHT],
-                "cpu: 4 exclusive CPUs needed, at most 3 CPUs free for exclusive use on one NUMA "
-                "node: on an empty machine 1 NUMA node would do, now it takes 2 (NUMA node 0: 2 of "
-                "4 CPUs free for exclusive use; NUMA node 1: 3 of 4 CPUs free for exclusive use)",
-            ),
-            (
-                SINGLE,
-                [TIGHT],
-                "cpu: 4 exclusive CPUs needed, at most 3 CPUs free for exclusive use on one NUMA "
-                "node (NUMA node 0: 2 of 4 CPUs free for exclusive use; NUMA node 1: 3 of 4 CPUs "
-                "free for exclusive use)",
-            ),
-            (
-                SINGLE,
-                [cpu(1500, (1000, 1000), (1000, 1000), unit="millicpu")],
-                "cpu: 1.5 CPUs needed, more than the 1 CPU of any one NUMA node (NUMA node 0: 1 "
-                "of 1 CPU free; NUMA node 1: 1 of 1 CPU free)",
-            ),
-        ],
-    )
-    def test_the_sentence(self, policy: Policy, demands: list[HintDemand], expected: str) -> None:
-        assert place(2, *demands, policy=policy).reason == expected
+@pytest.mark.parametrize(
+    ("policy", "demand", "expected"),
+    [
+        (
+            RESTRICTED,
+            TIGHT,
+            "cpu: 4 exclusive CPUs needed, at most 3 CPUs free for exclusive use on one NUMA "
+            "node: on an empty machine 1 NUMA node would do, now it takes 2 (NUMA node 0: 2 of "
+            "4 CPUs free for exclusive use; NUMA node 1: 3 of 4 CPUs free for exclusive use)",
+        ),
+        (
+            SINGLE,
+            cpu(1500, (1000, 1000), (1000, 1000), unit="millicpu"),
+            "cpu: 1.5 CPUs needed, more than the 1 CPU of any one NUMA node (NUMA node 0: 1 "
+            "of 1 CPU free; NUMA node 1: 1 of 1 CPU free)",
+        ),
+    ],
+)
+def test_the_reason_has_what_each_numa_node_had(
+    policy: Policy, demand: HintDemand, expected: str
+) -> None:
+    """Others are in tests/golden/searches."""
+    assert place(2, demand, policy=policy).reason == expected
 
 
 def test_memory_types_that_need_several_numa_nodes_and_never_meet() -> None:

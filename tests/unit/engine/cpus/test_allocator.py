@@ -145,9 +145,6 @@ def test_a_numa_node_that_is_nearly_full_is_the_middle_of_no_set() -> None:
     assert sorted(per_node(topology, taken.cpus)) == [0] * 12 + [len(first)] * 4
 
 
-# -- thread siblings ---------------------------------------------------------------------------
-
-
 # -- the kubelet's order, on the examples of its documentation and where it errs ---------------
 
 PACKED = Settings(cpu_order=CPUOrder.KUBELET, align_l3=False)

@@ -157,23 +157,6 @@ def packed(topology: Topology, count: int, settings: Settings = PACKED, **more: 
     return str(take(topology, count, settings=settings, **more).cpus)
 
 
-@pytest.mark.parametrize(
-    ("count", "without", "expected"),
-    [
-        (8, "", "0-3,8-11"),  # a whole socket
-        (9, "", "0-4,8-11"),  # and one thread of the other
-        (1, "", "0"),
-        (1, "1", "9"),  # the half-used core has the fewest free CPUs
-        (2, "1", "0,8"),  # a whole core before the half-used one
-        (4, "0-3,9", "4-5,12-13"),  # whole cores of any socket before single threads
-        (0, "", ""),
-    ],
-)
-def test_packed_on_two_sockets_of_four_cores(count: int, without: str, expected: str) -> None:
-    topology = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=4)
-    assert packed(topology, count, without=without) == expected
-
-
 def test_distribution_in_whole_cores_with_a_remainder() -> None:
     topology = synthetic(sockets=4, numa_per_socket=1, cores_per_numa=2)
     # Five cores of three NUMA nodes: one each, and two of the three give a second one.

@@ -357,17 +357,6 @@ def test_contradicting_keys_of_one_level_are_refused(
     assert len(check_level(keys)) == 1
 
 
-@pytest.mark.parametrize(("keys", "first", "second"), CONTRADICTIONS)
-def test_between_levels_the_stronger_one_wins_and_the_weaker_key_is_not_heard(
-    keys: dict[str, str], first: str, second: str
-) -> None:
-    for strong, weak in ((first, second), (second, first)):
-        requested = good({f"{PREFIX}/{strong}.main": keys[strong], f"{PREFIX}/{weak}": keys[weak]})
-        assert requested.given == {strong}
-        requested = good(ours(**{strong: keys[strong]}), Settings(defaults={weak: keys[weak]}))
-        assert set(requested.sources) == {strong}
-
-
 def test_the_problems_of_a_level_are_all_listed() -> None:
     problems = check_level({"policy": "x", "smt": "spread", "bind": "y", "nope": "z"})
     assert [problem.split(":")[0] for problem in problems] == ["policy", "bind", "nope"]

@@ -102,14 +102,6 @@ def test_a_removed_sandbox_takes_nothing_from_the_one_that_replaced_it(world: Wo
 # --- resize -----------------------------------------------------------------------------------
 
 
-def test_a_resize_that_does_not_fit_keeps_the_pin_under_widen() -> None:
-    world = World(machines.dual_smt())
-    world.put("a", {**SINGLE, "on-failure": "unpinned"}, 2, 1)
-    before = world.has("a-app")
-    assert world.update("a-app", resources(65, 1)) is None
-    assert world.has("a-app") == before
-
-
 def test_best_effort_grows_where_it_is_and_says_what_that_node_lacks() -> None:
     world = World(machines.snc_smt())
     before = world.put("a", {"policy": "best-effort"}, 1.5, 10)

@@ -159,20 +159,6 @@ def test_random_damage_leaves_nobody_on_cpus_of_another(tmp_path: Path, seed: in
         world.check()
 
 
-def test_an_owner_that_was_resized_keeps_what_it_has_now() -> None:
-    """What it carries is from its creation; the runtime has other CPUs, as many as it may use."""
-    world = World(synthetic(sockets=1, numa_per_socket=1, cores_per_numa=8, threads=1))
-    world.put("own", OWN, 2, 1)
-    assert world.update("own-app", resources(3, 1)) is None
-    assert world.has("own-app")[0] == "0-2"
-    world.restart(lost=True)
-    assert world.has("own-app")[0] == "0-2"
-    assert world.allocation("own-app").kind is Kind.EXCLUSIVE
-    assert world.count("claims_disbelieved_total") == 0
-    world.put("later", OWN, 2, 1)
-    assert not world.cpus("own-app") & world.cpus("later-app")
-
-
 def test_an_owner_whose_cpus_are_not_as_many_as_it_may_use_is_out_of_date(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -325,6 +325,7 @@ CONTRADICTIONS: list[tuple[dict[str, str], str, str]] = [
     ({"numacpu": "0-3", "on-failure": "widen"}, "numacpu", "on-failure"),
     ({"numamem": "0", "on-failure": "widen"}, "numamem", "on-failure"),
     ({"smt": "full-core", "cpus": "shared"}, "smt", "cpus"),
+    ({"smt": "isolate", "cpus": "shared"}, "smt", "cpus"),
 ]
 
 
@@ -345,6 +346,17 @@ def test_contradicting_keys_of_one_level_are_refused(
         ):
             assert part in bad.message
     assert len(check_level(keys)) == 1
+
+
+@pytest.mark.parametrize(("keys", "first", "second"), CONTRADICTIONS)
+def test_between_levels_the_stronger_one_wins_and_the_weaker_key_is_not_heard(
+    keys: dict[str, str], first: str, second: str
+) -> None:
+    for strong, weak in ((first, second), (second, first)):
+        requested = good({f"{PREFIX}/{strong}.main": keys[strong], f"{PREFIX}/{weak}": keys[weak]})
+        assert requested.given == {strong}
+        requested = good(ours(**{strong: keys[strong]}), Settings(defaults={weak: keys[weak]}))
+        assert set(requested.sources) == {strong}
 
 
 def test_the_problems_of_a_level_are_all_listed() -> None:

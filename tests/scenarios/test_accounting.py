@@ -192,9 +192,7 @@ LEFT, RIGHT = CPUSet.parse("0-15,32-47"), CPUSet.parse("16-31,48-63")
     [
         (SINGLE, 4, QoSClass.GUARANTEED),
         (SINGLE, 1.5, QoSClass.GUARANTEED),
-        (SINGLE, 0.5, QoSClass.BURSTABLE),
         ({"policy": "restricted"}, 2, QoSClass.GUARANTEED),
-        ({"policy": "best-effort"}, 2, QoSClass.GUARANTEED),
         ({"cpus": "exclusive"}, 2, QoSClass.GUARANTEED),
     ],
 )

@@ -17,8 +17,8 @@ from nri_numa.engine.state import Kind
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.model.cpuset import NO_NUMA_NODES, CPUSet, NUMASet
 from nri_numa.model.machine import Topology
-from nri_numa.model.settings import CPUAmount, IsolatedCPUs, Limits, Rule, Settings
-from nri_numa.model.workload import Device, DeviceRequest, QoSClass, Strategy
+from nri_numa.model.settings import CPUAmount, IsolatedCPUs, Limits, Settings
+from nri_numa.model.workload import Device, DeviceRequest, QoSClass
 from tests.beds.world import (
     GIB,
     PREFIX,
@@ -37,55 +37,6 @@ SINGLE = {"policy": "single-numa-node"}
 
 
 usual = partial(World, machines.dual_smt())
-
-
-def test_bind_none_wins_over_a_rule() -> None:
-    world = World(machines.snc_smt(), Settings(rules=(Rule(values=SINGLE),)))
-    assert world.put("a", {"bind": "none"}, 2, 1) == ("", "")
-    assert world.put("b", {}, 2, 1)[1] == "0"
-
-
-@pytest.mark.parametrize(
-    ("asks", "memory", "qos", "mems"),
-    [
-        (SINGLE, 1, GUARANTEED, "0"),
-        ({**SINGLE, "bind": "cpu"}, 100, GUARANTEED, ""),
-        ({"bind": "cpu+mem"}, 1, BURSTABLE, "0"),
-    ],
-)
-def test_a_fraction_shares_the_pool_of_a_numa_node(
-    world: World, asks: dict[str, str], memory: float, qos: QoSClass, mems: str
-) -> None:
-    assert world.put("a", asks, 1.5, memory, qos) == ("0-15,32-47", mems)
-
-
-def test_most_left_takes_most_memory_among_those_whose_cpu_suffices() -> None:
-    """What spread did before it looked at the scarcest share."""
-    # 64 GiB, 32 CPUs on each
-    world = World(machines.dual_smt(), Settings(strategy=Strategy.MOST_LEFT))
-    world.put("cpu", {"policy": "best-effort", "bind": "cpu"}, 31.5)  # NUMA node 0
-    world.put("mem", {"policy": "best-effort"}, 0.5, 40)  # NUMA node 1
-    assert world.has("mem-app")[1] == "1" or world.has("mem-app")[1] == "0"
-    first = world.has("mem-app")[1]
-    other = "1" if first == "0" else "0"
-    # Most memory is on the other NUMA node, and it is taken as long as its CPU suffices.
-    assert world.put("small", {"policy": "best-effort"}, 0.2, 1, BURSTABLE)[1] == other
-    # With more CPU than NUMA node 0 has left, only NUMA node 1 will do.
-    assert world.put("big", {"policy": "best-effort"}, 2.5, 1, BURSTABLE)[1] == "1"
-
-
-def test_single_numa_node_refuses_what_needs_two_and_says_what_there_was(world: World) -> None:
-    refused = world.refused("big", SINGLE, 33, 1)
-    assert refused.reason == "TopologyAffinityError"
-    for words in ("default/big", "app", "33 exclusive CPUs", "NUMA node 0: 32", "NUMA node 1: 32"):
-        assert words in refused.message
-
-
-def test_restricted_admits_what_an_empty_machine_would_split_and_no_more(world: World) -> None:
-    cpus, mems = world.put("two", {"policy": "restricted"}, 40, 100)
-    assert len(CPUSet.parse(cpus)) == 40
-    assert mems == "0-1"
-    says(world.refused("small", {"policy": "restricted"}, 25, 1), "TopologyAffinityError")
 
 
 @pytest.mark.parametrize("policy", ["restricted", "best-effort"])
@@ -109,17 +60,6 @@ def test_the_kubelets_verdict_stays_behind_its_setting() -> None:
     )
     world.put("none", {"numamem": "0"}, 0.5, 0)  # without memory it is in no group
     world.put("even", {"policy": "restricted"}, 40, 100)
-
-
-@pytest.mark.parametrize("policy", ["restricted", "single-numa-node"])
-def test_widen_takes_the_narrowest_that_works(world: World, policy: str) -> None:
-    world.put("a", SINGLE, 20, 1)
-    world.put("b", SINGLE, 20, 1)
-    cpus, _ = world.put("c", {"policy": policy, "on-failure": "widen"}, 16, 1)
-    assert len(CPUSet.parse(cpus)) == 16
-    allocation = world.allocation("c-app")
-    assert not allocation.preferred
-    assert allocation.policy == policy
 
 
 def test_unpinned_starts_untouched(world: World) -> None:
@@ -249,19 +189,6 @@ def test_a_machine_whose_numa_nodes_have_no_cpus_runs_everything_unpinned() -> N
     cpus = {i: replace(c, numa_node=None) for i, c in topology.cpus.items()}
     world = World(replace(topology, numa_nodes=nodes, cpus=cpus))
     assert world.put("a", {"policy": "best-effort"}, 1.5, qos=BURSTABLE) == ("", "")
-
-
-def test_huge_pages_widen_the_memory_nodes_too() -> None:
-    topology = synthetic(
-        sockets=2, numa_per_socket=1, cores_per_numa=4, hugepages={2 << 20: 512 << 20}
-    )
-    world = World(topology)
-    assert (
-        world.put(
-            "a", {"policy": "best-effort"}, 1.5, 1, qos=BURSTABLE, pages={2 << 20: 768 << 20}
-        )[1]
-        == "0-1"
-    )
 
 
 @pytest.mark.parametrize(

@@ -18,13 +18,6 @@ from tests.machines import named as machines
 usual = two_nodes
 
 
-def test_the_containers_own_key_beats_the_pods() -> None:
-    world = World(machines.snc_smt())
-    of = pod("a", {"numacpu": "0-3", "numacpu.db": "4-5", "numamem.db": "1"})
-    assert world.place(of, container(of, "web")) == ("0-3", "")
-    assert world.place(of, container(of, "db")) == ("4-5", "1")
-
-
 def test_listed_and_exclusive_belongs_to_nobody_else() -> None:
     world = World(machines.single_no_smt())
     world.put("plain", {}, qos=QoSClass.BEST_EFFORT)

@@ -159,20 +159,6 @@ def test_random_damage_leaves_nobody_on_cpus_of_another(tmp_path: Path, seed: in
         world.check()
 
 
-def test_an_owner_that_was_resized_keeps_what_it_has_now() -> None:
-    """What it carries is from its creation; the runtime has other CPUs, as many as it may use."""
-    world = World(synthetic(sockets=1, numa_per_socket=1, cores_per_numa=8, threads=1))
-    world.put("own", OWN, 2, 1)
-    assert world.update("own-app", resources(3, 1)) is None
-    assert world.has("own-app")[0] == "0-2"
-    world.restart(lost=True)
-    assert world.has("own-app")[0] == "0-2"
-    assert world.allocation("own-app").kind is Kind.EXCLUSIVE
-    assert world.count("claims_disbelieved_total") == 0
-    world.put("later", OWN, 2, 1)
-    assert not world.cpus("own-app") & world.cpus("later-app")
-
-
 def test_an_owner_whose_cpus_are_not_as_many_as_it_may_use_is_out_of_date(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -348,6 +334,7 @@ FORGED = {
     "memory nodes it does not list": (
         claim(kind="unbound", cpus="", mems="1"), {"numamem": "0"}, 1.0, ""
     ),
+    "to be somebody else's": (claim(kind="foreign"), OWN, 1.0, "1"),
     "to be let alone": (claim(kind="unbound", cpus=""), OWN, 1.0, ""),
     "to be bound": (claim(kind="shared", cpus="", numa="1"), {}, 1.0, ""),
     "what nobody can read": (claim(), {"policy": "x"}, 1.0, "1"),
@@ -480,9 +467,7 @@ def test_an_owner_whose_shares_say_little_keeps_its_cpus_at_every_later_start() 
 def test_what_we_signed_comes_before_what_anybody_may_have_written(world: World) -> None:
     """A claim without a signature takes the last CPU of the pool, and the true owner's is next."""
     world.put("db", OWN, 3, 1)
-    note = {"cpus": "", "mems": "", "policy": "none", "kind": "exclusive", "numa": "0",
-            "preferred": True, "reason": "forged"}  # fmt: skip
-    made = met_in_a_gap(world, "a", note, "3", OWN, resources(1, 1), QoSClass.GUARANTEED)
+    made = met_in_a_gap(world, "a", claim(cpus=""), "3", OWN, resources(1, 1), QoSClass.GUARANTEED)
     had = world.has("db-app")
     world.restart(lost=True)
     assert world.has("db-app") == had
@@ -494,10 +479,7 @@ def test_what_we_signed_comes_before_what_anybody_may_have_written(world: World)
 def test_half_a_pair_of_surrogates_is_not_believed(reason: str, believed: bool) -> None:
     """JSON can spell it, UTF-8 cannot: neither checkpoint nor API could be written with it."""
     world = World(machines.single_no_smt())
-    note = {
-        "cpus": "3", "mems": "0", "policy": "none", "kind": "exclusive", "numa": "0",
-        "preferred": True, "reason": reason,
-    }  # fmt: skip
+    note = claim(cpus="3", mems="0", reason=reason)
     made = met_in_a_gap(world, "a", note, "3", OWN, resources(1, 1), QoSClass.GUARANTEED)
     world.synchronize()
     found = world.allocation(made.id).reason

@@ -203,14 +203,6 @@ def test_a_lifted_quota_is_no_resize_after_a_restart(lost: bool) -> None:
 # --- Rare ways through decisions, each of which somebody will meet one day ----------------------
 
 
-def test_a_stranger_with_more_cpus_than_it_asks_for_is_decided_anew(world: World) -> None:
-    of = pod("a", {"cpus": "exclusive"})
-    made = container(of, wants=resources(1))
-    world.meet(of, replace(made, resources=replace(made.resources, cpus="0-3")))
-    world.synchronize()
-    assert len(world.cpus("a-app")) == 1
-
-
 def test_widen_cannot_help_where_no_width_would(world: World) -> None:
     assert (
         world.refused(

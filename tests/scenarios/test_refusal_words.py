@@ -15,9 +15,8 @@ from nri_numa.machine.synthetic import synthetic
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import Settings
-from nri_numa.model.workload import QoSClass
 from tests.beds.explained import of_decision
-from tests.beds.world import GIB, World, container, pod, resources, says, two_by_four
+from tests.beds.world import GIB, World, container, pod, resources, two_by_four
 from tests.checks.docs_refusals import REFUSALS
 from tests.checks.refusal_words import WITHHELD, first_clause, problem, shortage
 from tests.machines import pods
@@ -152,23 +151,12 @@ def test_case_19_a_policy_is_not_explained_as_a_load(policy: str) -> None:
     assert "policy: none (annotation numa.kubernetes.io/policy): it goes wherever there" in listed
 
 
-@pytest.mark.parametrize(
-    ("load", "meaning"),
-    [("high", "it is busy all day"), ("low", "it is never busy"), ("09:00-18:00", "when it is")],
-)
-def test_case_19_a_load_is(load: str, meaning: str) -> None:
-    found = told(EIGHT, {"cpus": "exclusive", "smt": "pair", "load": load}, 2)
-    assert f"load: {load} (annotation numa.kubernetes.io/load): {meaning}" in found
-
-
 def test_case_19_one_or_several() -> None:
     """It read "on NUMA node 0-1"."""
     world = World(EIGHT)
     world.put("p", {"policy": "best-effort"}, 24, 1)
     reasons = [a.reason for a in world.agent.state.allocations.values()]
     assert reasons == ["24 exclusive CPUs on NUMA nodes 0-1"]
-    says(World(EIGHT).refused("q", {"numacpu": "127-129"}), "", "but CPUs 128-129 do not exist;")
-    says(World(EIGHT).refused("q", {"numacpu": "127-128"}), "", "but CPU 128 does not exist;")
 
 
 @pytest.mark.parametrize("reason", sorted(REFUSALS))
@@ -177,16 +165,6 @@ def test_case_19_every_reason_begins_with_what_failed(reason: str) -> None:
     assert not problem(refused), refused.message
     told = shortage(first_clause(refused.message))
     assert told is None or reason in WITHHELD or told[1] > told[2]
-
-
-def test_case_19_a_burstable_container_that_shares() -> None:
-    """Shared CPUs are CPUs, not exclusive ones."""
-    refused = World(EIGHT).refused(
-        "p", {"policy": "single-numa-node"}, 16.5, 1, qos=QoSClass.BURSTABLE
-    )
-    assert first_clause(refused.message) == (
-        "cpu: 16.5 CPUs needed, more than the 16 CPUs of any one NUMA node"
-    )
 
 
 def test_case_19_tables_do_not_say_0_left_where_there_never_was_anything() -> None:
@@ -245,12 +223,6 @@ def noted(world: World) -> list[tuple[str, str, str, int]]:
     return [(n.what, n.reason, n.pod, n.count) for n in world.agent.notices.after()]
 
 
-def test_what_went_as_asked_is_nobodys_news(world: World) -> None:
-    world.put("plain")
-    world.put("listed", {"numacpu": "1"})
-    assert noted(world) == []
-
-
 def test_a_refusal_is_noted_once_however_often_the_kubelet_asks(world: World) -> None:
     for attempt in range(3):
         of = pod("web", {"numacpu": "63"})
@@ -260,25 +232,6 @@ def test_a_refusal_is_noted_once_however_often_the_kubelet_asks(world: World) ->
     (notice,) = world.agent.notices.after()
     assert notice.message == refused.message
     assert (notice.pod_uid, notice.container) == ("uid-web", "app")
-
-
-def test_wider_than_ideal_is_noted(world: World) -> None:
-    world.put("first", {"numacpu": "0,2"}, 2)
-    world.put("wide", {"policy": "best-effort"}, 2, 1)
-    assert noted(world) == [("widened", "", "wide", 1)]
-
-
-def test_not_pinned_is_noted(world: World) -> None:
-    world.put("loose", {"policy": "single-numa-node", "on-failure": "unpinned"}, 3, 1)
-    assert noted(world) == [("unpinned", "", "loose", 1)]
-
-
-def test_a_container_that_started_without_us_is_noted_when_it_is_placed() -> None:
-    world = World(SMALL)
-    world.meet(pod("early", {"numacpu": "1"}, qos=QoSClass.BURSTABLE))
-    world.synchronize()
-    assert noted(world) == [("gap", "", "early", 1)]
-    assert "started while the agent could not place it" in world.agent.notices.after()[0].message
 
 
 def test_observing_notes_nothing_because_nothing_happens() -> None:

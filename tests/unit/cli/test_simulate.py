@@ -420,14 +420,6 @@ def test_a_captured_machine_says_where_its_devices_are() -> None:
 # --- machines made up -----------------------------------------------------------------------------
 
 
-def test_a_machine_made_up_is_what_it_says() -> None:
-    machine = made_up("sockets=1,numa=2,cores=3,threads=2,memory=2Gi,hugepages-1Gi=1Gi")
-    assert (len(machine.sockets), len(machine.numa_nodes), len(machine.online)) == (1, 2, 12)
-    for numa_node in machine.numa_nodes.values():
-        assert numa_node.memory_bytes == 2 << 30
-        assert numa_node.hugepages == {1 << 30: 1 << 30}
-
-
 def test_a_machine_made_up_can_be_odd() -> None:
     machine = made_up(
         "numa=1,memory=8,memory-only=4+64Gi,offline=1+3,isolated=2,nohz-full=2,efficient-cores=2,"

@@ -23,14 +23,6 @@ def _table(machine: Topology) -> str:
     return "\n".join([*topology_lines(machine), ""])
 
 
-@pytest.mark.parametrize("name", machines.MACHINES)
-def test_tables_fit_a_terminal(name: str) -> None:
-    text = _table(machines.MACHINES[name]())
-    assert max(len(line) for line in text.splitlines()) <= WIDTH
-    assert text.endswith("\n")
-    assert not any(line.endswith(" ") for line in text.splitlines())
-
-
 def test_the_worst_machine_fits_a_terminal() -> None:
     """1,024 CPUs dealt out over 64 NUMA nodes with high numbers and four sizes of huge pages."""
     machine = synthetic(

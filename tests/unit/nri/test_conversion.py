@@ -63,10 +63,8 @@ def resources(
         (None, resources(shares=2), BE),
         (None, resources(shares=102), B),
         (None, resources(limit=1 << 30), B),
-        (None, resources(shares=1024, quota=200_000, limit=1 << 30), B),
         (None, resources(shares=2048, quota=200_000), B),
         (None, resources(shares=2048, quota=200_000, limit=1 << 30), G),
-        (None, resources(shares=1536, quota=150_000, limit=1 << 30), G),
         # a limit of 1m becomes the least quota there is
         (None, resources(shares=2, quota=1_000, limit=1 << 30), G),
         # where only limits are given, requests are set to them

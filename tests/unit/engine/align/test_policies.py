@@ -53,37 +53,30 @@ TIGHT = cpu(4, (2, 4), (3, 4))
 """Two NUMA nodes of four CPUs; no one has four free."""
 
 
-class TestReasons:
-    """Of CPUs, with what each NUMA node had; others are in tests/golden/searches."""
-
-    @pytest.mark.parametrize(
-        ("policy", "demands", "expected"),
-        [
-            (NONE, [TIGHT], "policy none looks at no NUMA nodes"),
-            (
-                RESTRICTED,
-                [TIGHT],
-                "cpu: 4 exclusive CPUs needed, at most 3 CPUs free for exclusive use on one NUMA "
-                "node: on an empty machine 1 NUMA node would do, now it takes 2 (NUMA node 0: 2 of "
-                "4 CPUs free for exclusive use; NUMA node 1: 3 of 4 CPUs free for exclusive use)",
-            ),
-            (
-                SINGLE,
-                [TIGHT],
-                "cpu: 4 exclusive CPUs needed, at most 3 CPUs free for exclusive use on one NUMA "
-                "node (NUMA node 0: 2 of 4 CPUs free for exclusive use; NUMA node 1: 3 of 4 CPUs "
-                "free for exclusive use)",
-            ),
-            (
-                SINGLE,
-                [cpu(1500, (1000, 1000), (1000, 1000), unit="millicpu")],
-                "cpu: 1.5 CPUs needed, more than the 1 CPU of any one NUMA node (NUMA node 0: 1 "
-                "of 1 CPU free; NUMA node 1: 1 of 1 CPU free)",
-            ),
-        ],
-    )
-    def test_the_sentence(self, policy: Policy, demands: list[HintDemand], expected: str) -> None:
-        assert place(2, *demands, policy=policy).reason == expected
+@pytest.mark.parametrize(
+    ("policy", "demand", "expected"),
+    [
+        (NONE, TIGHT, "policy none looks at no NUMA nodes"),
+        (
+            RESTRICTED,
+            TIGHT,
+            "cpu: 4 exclusive CPUs needed, at most 3 CPUs free for exclusive use on one NUMA "
+            "node: on an empty machine 1 NUMA node would do, now it takes 2 (NUMA node 0: 2 of "
+            "4 CPUs free for exclusive use; NUMA node 1: 3 of 4 CPUs free for exclusive use)",
+        ),
+        (
+            SINGLE,
+            cpu(1500, (1000, 1000), (1000, 1000), unit="millicpu"),
+            "cpu: 1.5 CPUs needed, more than the 1 CPU of any one NUMA node (NUMA node 0: 1 "
+            "of 1 CPU free; NUMA node 1: 1 of 1 CPU free)",
+        ),
+    ],
+)
+def test_the_reason_has_what_each_numa_node_had(
+    policy: Policy, demand: HintDemand, expected: str
+) -> None:
+    """Others are in tests/golden/searches."""
+    assert place(2, demand, policy=policy).reason == expected
 
 
 def test_memory_types_that_need_several_numa_nodes_and_never_meet() -> None:
@@ -214,55 +207,6 @@ def test_the_work_on_64_numa_nodes_is_bounded(seed: int, devices: bool) -> None:
     assert found.affinity
     assert not found.exact
     assert "a better one may exist" in found.reason
-
-
-TWO = NUMASet((0, 1))
-NOTHING, IMPOSSIBLE = "no wish", "impossible"
-
-
-def hints(count: int, devices: dict[str, tuple[int, ...]]) -> dict[str, bool] | str:
-    """The hints of a request on two NUMA nodes by mask, True for a preferred one."""
-    request = DeviceRequest(
-        resource="example.com/device",
-        count=count,
-        devices=tuple(Device(id=id, numa_nodes=frozenset(where)) for id, where in devices.items()),
-    )
-    (family,) = engine_hints([DeviceDemand(request=request)], TWO, Steps())
-    if family.nil is not None:
-        return NOTHING if family.nil else IMPOSSIBLE
-    return {
-        str(NUMASet.from_bits(mask)): family.prefers(mask)
-        for mask in range(1, 4)
-        if family.contains(mask)
-    }
-
-
-@pytest.mark.parametrize(
-    ("count", "devices", "expected"),
-    [
-        # 1. Not one device of the resource says where it is: no wish, however many there are.
-        (1, {"a": (), "b": ()}, NOTHING),
-        (9, {"a": ()}, NOTHING),
-        # 2. There are fewer than asked for.
-        (3, {"a": (0,), "b": (1,)}, IMPOSSIBLE),
-        # 3. A device counts for a mask that holds any of its NUMA nodes.
-        (1, {"a": (0, 1)}, {"0": True, "1": True, "0-1": False}),
-        (2, {"a": (0, 1), "b": (1,)}, {"1": True, "0-1": False}),
-        # 4. The least width that holds as many is preferred.
-        (2, {"a": (0,), "b": (0,), "c": (1,)}, {"0": True, "0-1": False}),
-        (2, {"a": (0,), "b": (1,)}, {"0-1": True}),
-        # 5. A device without topology counts for no mask.
-        (2, {"a": (0,), "b": (), "c": ()}, IMPOSSIBLE),
-        (1, {"a": (0,), "b": ()}, {"0": True, "0-1": False}),
-        (1, {"a": (-1,), "b": (0,)}, {"0": True, "0-1": False}),
-    ],
-)
-def test_a_request_has_the_hints_of_the_kubelet(
-    count: int,
-    devices: dict[str, tuple[int, ...]],
-    expected: dict[str, bool] | str,
-) -> None:
-    assert hints(count, devices) == expected
 
 
 def preferred(sockets: dict[int, int]) -> list[int]:

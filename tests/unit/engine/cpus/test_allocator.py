@@ -145,9 +145,6 @@ def test_a_numa_node_that_is_nearly_full_is_the_middle_of_no_set() -> None:
     assert sorted(per_node(topology, taken.cpus)) == [0] * 12 + [len(first)] * 4
 
 
-# -- thread siblings ---------------------------------------------------------------------------
-
-
 # -- the kubelet's order, on the examples of its documentation and where it errs ---------------
 
 PACKED = Settings(cpu_order=CPUOrder.KUBELET, align_l3=False)
@@ -158,23 +155,6 @@ DISTRIBUTED = Settings(cpu_order=CPUOrder.KUBELET, align_l3=False, distribute_ac
 
 def packed(topology: Topology, count: int, settings: Settings = PACKED, **more: Any) -> str:
     return str(take(topology, count, settings=settings, **more).cpus)
-
-
-@pytest.mark.parametrize(
-    ("count", "without", "expected"),
-    [
-        (8, "", "0-3,8-11"),  # a whole socket
-        (9, "", "0-4,8-11"),  # and one thread of the other
-        (1, "", "0"),
-        (1, "1", "9"),  # the half-used core has the fewest free CPUs
-        (2, "1", "0,8"),  # a whole core before the half-used one
-        (4, "0-3,9", "4-5,12-13"),  # whole cores of any socket before single threads
-        (0, "", ""),
-    ],
-)
-def test_packed_on_two_sockets_of_four_cores(count: int, without: str, expected: str) -> None:
-    topology = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=4)
-    assert packed(topology, count, without=without) == expected
 
 
 def test_distribution_in_whole_cores_with_a_remainder() -> None:

@@ -9,50 +9,44 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.engine import admit
 from nri_numa.engine.align.hints import DeviceDemand, ResourceDemand
 from nri_numa.engine.align.policies import Problem, align
-from nri_numa.engine.decision import Admitted, Decision, Machine, Refused
+from nri_numa.engine.decision import Admitted, Refused
 from nri_numa.engine.explain import explanation
 from nri_numa.engine.explain import sentences as explain_text
 from nri_numa.engine.explain.explanation import grounds
 from nri_numa.engine.explain.sentences import actual_text, late_text
-from nri_numa.engine.state import NodeState
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import Settings
-from nri_numa.model.workload import Device, DeviceRequest, Policy, QoSClass, Resources
+from nri_numa.model.workload import Device, DeviceRequest, Policy, Resources
 from tests.beds.explained import of_decision
-from tests.beds.world import container, pod, resources
+from tests.beds.world import World, container, pod, resources
 
 FOUR = synthetic(sockets=2, numa_per_socket=2, cores_per_numa=4, threads=2, memory_gib=16)
 SINGLE = {"policy": "single-numa-node"}
 
 
-class Node:
-    """A machine whose state follows the decisions made on it."""
+class Node(World):
+    """Tells of what it decides."""
 
     def __init__(self, topology: Topology = FOUR, **settings: Any) -> None:
-        self.machine = Machine(topology=topology, settings=Settings(**settings))
-        self.state = NodeState()
+        super().__init__(topology, Settings(**settings))
 
     def decide(
         self,
-        annotations: Mapping[str, str] | None = None,
+        asks: Mapping[str, str] | None = None,
         wants: Resources | None = None,
-        *,
         name: str = "web",
-        qos: QoSClass = QoSClass.GUARANTEED,
-    ) -> Decision:
-        of = pod(name, annotations, qos=qos)
-        decision = admit.admit(self.machine, self.state, of, container(of, wants=wants))
-        if isinstance(decision, Admitted):
-            self.state = decision.state
+    ) -> Admitted | Refused:
+        of = pod(name, asks)
+        decision = self.create(of, container(of, wants=wants))
+        assert decision is not None
         return decision
 
     def explain(self, *args: Any, **kwargs: Any) -> explanation.Document:
-        document = of_decision(self.machine, self.decide(*args, **kwargs))
+        document = of_decision(self.agent.machine, self.decide(*args, **kwargs))
         # Whoever reads it over HTTP sees the same.
         assert json.loads(json.dumps(document)) == document
         return document
@@ -95,9 +89,6 @@ def test_who_asks_for_exclusive_cpus_without_a_number_asked_for_something() -> N
     assert "cpus: exclusive (annotation" in text
     assert "It asked for nothing" not in text
     assert "It asked for nothing about CPUs or memory." in told(Node().explain({"bind": "none"}))
-
-
-# --- what it needs ----------------------------------------------------------------------------
 
 
 # --- where it fits, and why there --------------------------------------------------------------
@@ -199,8 +190,7 @@ HOSTILE = "a\x1b[2J\nb\u202e\u2028"
 def test_hostile_names_are_shown_and_do_nothing() -> None:
     of = replace(pod("x", SINGLE), name=HOSTILE, namespace=HOSTILE)
     made = replace(container(of, wants=resources(9)), name=HOSTILE)
-    decision = admit.admit(Node().machine, NodeState(), of, made)
-    assert isinstance(decision, Refused)
+    decision = Node().refuse(of, made)
     text = explain_text.text(
         explanation.of_refusal(grounds(decision.trace), decision.reason, decision.message)
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import msgspec
@@ -10,12 +9,9 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.engine.state import Allocation, Kind, contradiction
-from nri_numa.machine.synthetic import synthetic
 from nri_numa.model.cpuset import CPUSet, NUMASet
-from nri_numa.model.workload import Resources
 from nri_numa.store import journal
 from tests.beds.allocations import allocation
-from tests.beds.world import PREFIX, World, container, pod
 
 OWNER = allocation(
     kind=Kind.EXCLUSIVE,
@@ -68,42 +64,3 @@ def test_a_name_must_be_a_text(key: str) -> None:
     """A document in place of a name was believed once, and failed the container's stop."""
     document = {**document_of(OWNER), key: {}}
     assert len(journal.state_from({"c/c": document})[1]) == 1
-
-
-@pytest.mark.parametrize(
-    "forged",
-    [
-        {"numa": "9"},
-        {"mems": "9"},
-        {"idle": "1"},
-        {"kind": "foreign"},
-        {"kind": "shared", "numa": ""},
-        {"kind": []},
-        "[" * 100_000,
-    ],
-)
-def test_a_forged_note_on_a_container_makes_it_a_stranger(forged: object) -> None:
-    """Also one from another machine; the synchronisation goes on for everybody else."""
-    note = {
-        "cpus": "1",
-        "mems": "0",
-        "policy": "none",
-        "kind": "exclusive",
-        "numa": "0",
-        "preferred": True,
-        "reason": "x",
-    }
-    text = forged if isinstance(forged, str) else json.dumps(note | dict(forged))  # type: ignore[call-overload]
-    world = World(synthetic(sockets=1, numa_per_socket=2, cores_per_numa=2, threads=1))
-    of = pod("web")
-    made = replace(
-        container(of, wants=Resources(cpus="1", cpu_shares=1024)),
-        annotations={f"{PREFIX}assigned": text},
-    )
-    world.pods[of.id], world.live[made.id] = of, made
-    world.place(pod("other"))
-    world.synchronize()
-    allocation = world.agent.state.allocations["web-app"]
-    assert allocation.kind is Kind.FOREIGN
-    assert not allocation.owned
-    world.check()

@@ -9,7 +9,7 @@ import pytest
 from nri_numa.machine.synthetic import synthetic
 from tests.beds.browser import Page
 from tests.beds.page_node import page_node
-from tests.checks.page_expressions import DETAILS, LIVE, TITLE
+from tests.checks.page_expressions import DETAILS, LIVE, TITLE, visit
 
 pytestmark = pytest.mark.browser
 
@@ -42,6 +42,7 @@ def test_where_its_memory_is_and_how_much_it_waits(page: Page) -> None:
     with page_node(machine, config=ON) as node:
         node.start_agent()
         node.create("looked", cpus=2, memory_gib=1, policy="single-numa-node")
+        visit(page, node)
         read_by_the_agent(page, node.url, "c.memory.at > 0 && c.waiting.at > 0")
         details_anew(page, node.url)
         page.wait(f"{DETAILS}.includes('where it is, is not known here: it has no cgroup')")

@@ -19,6 +19,7 @@ ENDLESS = "/v1/events"
 # A slash in a path parameter is another segment to the generator.
 NASTY = HOSTILE.replace("/", "")
 TOKEN = "a-token-for-tests"
+HEADERS = {"Authorization": f"Bearer {TOKEN}"}
 
 
 @pytest.fixture(scope="module", params=["open", "token"])
@@ -49,12 +50,13 @@ def address(node: Node) -> str:
     return f"http://{node.plugin.address}"
 
 
+def schema_of(node: Node) -> OpenApiSchema:
+    return schemathesis.openapi.from_url(f"{address(node)}/openapi.yaml", headers=HEADERS)
+
+
 def test_every_operation_answers_as_documented(node: Node) -> None:
     """Status, headers and bodies, for good requests and bad ones, with and without a token."""
-    headers = {"Authorization": f"Bearer {TOKEN}"}
-    schema: OpenApiSchema = schemathesis.openapi.from_url(
-        f"{address(node)}/openapi.yaml", headers=headers
-    )
+    schema = schema_of(node)
     seen = set()
     for found in schema.get_all_operations():
         assert isinstance(found, Ok), found
@@ -66,7 +68,7 @@ def test_every_operation_answers_as_documented(node: Node) -> None:
         @settings(database=None, deadline=None, suppress_health_check=list(HealthCheck))
         @given(case=operation.as_strategy())
         def ask(case: schemathesis.Case[Any]) -> None:
-            case.call_and_validate(base_url=address(node), headers=headers, timeout=20)
+            case.call_and_validate(base_url=address(node), headers=HEADERS, timeout=20)
 
         ask()
     assert len(seen) >= 10
@@ -74,10 +76,7 @@ def test_every_operation_answers_as_documented(node: Node) -> None:
 
 def test_what_is_there_is_answered_as_documented(node: Node) -> None:
     """Made-up names are mostly not there: these are."""
-    headers = {"Authorization": f"Bearer {TOKEN}"}
-    schema: OpenApiSchema = schemathesis.openapi.from_url(
-        f"{address(node)}/openapi.yaml", headers=headers
-    )
+    schema = schema_of(node)
     for pod in ("owner", "listed", "shared", "free", "refused", NASTY):
         for path, more in (
             ("/v1/explain/{namespace}/{pod}", {}),
@@ -86,6 +85,6 @@ def test_what_is_there_is_answered_as_documented(node: Node) -> None:
             case = schema[path]["GET"].Case(
                 path_parameters={"namespace": "default", "pod": pod, **more}
             )
-            response = case.call(base_url=address(node), headers=headers, timeout=20)
+            response = case.call(base_url=address(node), headers=HEADERS, timeout=20)
             assert response.status_code == 200, (pod, response.text)
             case.validate_response(response)

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from nri_numa.cli import cli
 from nri_numa.machine.synthetic import synthetic
@@ -67,6 +67,11 @@ def got(bed: PageBed, path: str) -> str:
         return bytes(answer.read()).decode()
 
 
+def asked(bed: PageBed, command: str, *words: str) -> Result:
+    address = f"--api={bed.address[0]}:{bed.address[1]}"
+    return CliRunner().invoke(cli, [command, address, *words])
+
+
 def clean(text: str) -> bool:
     """Nothing but what can be read, in lines."""
     return all(line.isprintable() for line in text.split("\n"))
@@ -91,10 +96,9 @@ def test_log_and_metrics_hold_nothing_to_obey(bed: PageBed) -> None:
 @pytest.mark.parametrize("what", SHORT)
 @pytest.mark.parametrize("form", ["table", "json", "yaml"])
 def test_explain_finds_it_and_shows_it_harmlessly(bed: PageBed, what: str, form: str) -> None:
-    name, address = SHORT[what], f"--api={bed.address[0]}:{bed.address[1]}"
+    name = SHORT[what]
     for pod in (name, f"{name}-list"):
-        asked = ["explain", address, "-o", form, "--", f"{name}/{pod}", name]
-        done = CliRunner().invoke(cli, asked)
+        done = asked(bed, "explain", "-o", form, "--", f"{name}/{pod}", name)
         assert done.exit_code in (0, 1), done.output  # 1: it is a refusal that is explained
         assert done.exception is None or isinstance(done.exception, SystemExit)
         assert clean(done.output), done.output
@@ -104,16 +108,14 @@ def test_explain_finds_it_and_shows_it_harmlessly(bed: PageBed, what: str, form:
 
 @pytest.mark.parametrize("form", ["table", "wide", "name", "json", "yaml"])
 def test_status_is_harmless_in_every_form(bed: PageBed, form: str) -> None:
-    address = f"--api={bed.address[0]}:{bed.address[1]}"
-    done = CliRunner().invoke(cli, ["status", address, "-o", form])
+    done = asked(bed, "status", "-o", form)
     assert done.exit_code == 0, done.output[-2000:]
     assert clean(done.output)
 
 
 def test_a_name_that_is_no_text_is_a_mistake_of_usage(bed: PageBed) -> None:
     """Bytes of a command line that are no UTF-8 come as halves of pairs."""
-    address = f"--api={bed.address[0]}:{bed.address[1]}"
-    done = CliRunner().invoke(cli, ["explain", address, "shop/a\udcffb"])
+    done = asked(bed, "explain", "shop/a\udcffb")
     assert (done.exit_code, isinstance(done.exception, SystemExit)) == (2, True)
     assert "is no name: expected UTF-8" in done.output
     assert clean(done.output)

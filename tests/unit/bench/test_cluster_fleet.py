@@ -39,10 +39,7 @@ class Bed:
     def create(self, name: str, cpus: int, on: str = "") -> None:
         amounts = {"cpu": str(cpus), "memory": f"{cpus}Gi"}
         resources = {"requests": amounts, "limits": amounts}
-        metadata = {
-            "name": name,
-            "annotations": {**ANNOTATIONS, fleets.SECONDS: "1000"},
-        }
+        metadata = {"name": name, "annotations": {**ANNOTATIONS, fleets.SECONDS: "1000"}}
         containers = [{"name": "main", "image": "none", "resources": resources}]
         spec = {"containers": containers, **({"nodeName": on} if on else {})}
         self.fleet.create({"metadata": metadata, "spec": spec})

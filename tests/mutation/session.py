@@ -106,7 +106,9 @@ class Session:
                     outcome == KILLED and number < len(tests) and not deterministic(mutant.module)
                 ):
                     # A test that fails now and then by itself is no witness.
-                    if asked(mutant, [tests[number]], at_import)[0] != SURVIVED:
+                    # What was tried at import does not say which one it was.
+                    again = tests if at_import else [tests[number]]
+                    if asked(mutant, again, at_import)[0] != SURVIVED:
                         break
                     tests = tests[number + 1 :]
                     outcome, number = asked(mutant, tests, at_import) if tests else (SURVIVED, 0)

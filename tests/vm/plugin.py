@@ -52,7 +52,7 @@ class UnitPlugin(GuestPlugin):
     def __init__(self, nri_socket: Path, log: Path) -> None:
         super().__init__(Path("/etc/nri-numa"), nri_socket, log)
         self.state_directory = Path("/run/nri-numa")
-        self._port = 9891
+        self.bound = 9891
         self._installed = False
 
     @property
@@ -69,8 +69,8 @@ class UnitPlugin(GuestPlugin):
     def write_config(self, config: Mapping[str, Any] | None = None) -> None:
         """Write the configuration file; where the runtime's socket is belongs to it."""
         if config is not None:
-            self._config = dict(config)
-        super().write_config({**self._config, "runtime": {"nriSocket": str(self.nri_socket)}})
+            self.config = dict(config)
+        super().write_config({**self.config, "runtime": {"nriSocket": str(self.nri_socket)}})
 
     def start(self, *, wait: bool = True, timeout_s: float = START_LIMIT_S) -> None:
         """``systemctl start``."""

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from schemathesis.core.result import Ok
 from schemathesis.specs.openapi.schemas import OpenApiSchema
 
-from tests.beds.embedded_node import CRIError, Node
+from tests.beds.embedded_node import CRIError, Node, until
 from tests.beds.http_view import HOSTILE
 
 # An event stream has no end; tests/unit/web reads it.
@@ -43,6 +43,7 @@ def node(
         node.listed(NASTY)
         with pytest.raises(CRIError):
             node.listed("refused", cpus="4000")
+        until(node.plugin.responsive, "the HTTP server")  # comes up after the link
         yield node
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.beds.embedded_node import Node
+from tests.beds.embedded_node import Node, until
 
 PROGRAM = Path(sys.executable).parent / "nri-numa"
 
@@ -57,6 +57,7 @@ class Terminal:
 def node(tmp_path: Path) -> Iterator[Node]:
     with Node(tmp_path) as node:
         node.start()
+        until(node.plugin.responsive, "its HTTP server answers")
         yield node
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import resource
 import socket
 import ssl
 import subprocess
@@ -30,6 +31,15 @@ from tests.beds.http_view import FakeView
 config = HTTP(address=sys.argv[1], tls_cert="cert.pem", tls_key="key.pem")
 asyncio.run(AgentServer(config, FakeView(), Metrics("0"), version="0").run())
 """
+
+
+@pytest.fixture(autouse=True)
+def files() -> Iterator[None]:
+    """As many open files as an ordinary user may have: a shell begins with 1,024."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 @contextlib.contextmanager

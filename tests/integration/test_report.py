@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.beds.embedded_node import CRIError, Node
+from tests.beds.embedded_node import CRIError, Node, until
 from tests.beds.plugin_process import plugin_environment
 from tools.build_image import unpack
 
@@ -36,6 +36,7 @@ def test_a_report_is_replayed_elsewhere_and_keeps_names_and_passwords(tmp_path: 
         own = node.owner("orders-db", 3)
         with pytest.raises(CRIError, match="exclusive CPUs"):
             node.run("too-big", {"policy": "single-numa-node"}, cpus=33)
+        until(node.plugin.responsive, "it serves")
         # As if it logged to a file; the bed reads what it writes to standard error.
         config = json.loads(node.plugin.config_file.read_text())
         config |= {"log": {"file": str(node.plugin.log_file)}, "sysfsRoot": str(node.sysfs_root)}

@@ -314,8 +314,14 @@ class Node(LoopThread):
         self, name: str, annotations: Mapping[str, str], *, cpus: float = 0, qos: str = ""
     ) -> EmbeddedContainer:
         container = self.create(self.pod(name, annotations, qos), cpus=cpus)
-        self.call(self.runtime.start_container(container.id))
+        self.begin(container)
         return container
+
+    def begin(self, container: EmbeddedContainer) -> None:
+        """Start a created container; it has its cgroup when this returns."""
+        self.call(self.runtime.start_container(container.id))
+        if self._mirrors:
+            self.do(self._mirror)
 
     def owner(self, name: str = "owner", cpus: int = 2) -> EmbeddedContainer:
         return self.run(name, {"policy": "single-numa-node"}, cpus=cpus)

@@ -102,7 +102,7 @@ def test_between_an_answer_and_the_widening(node: Node, fails: bool) -> None:
     pod = node.pod("mine", {"policy": "single-numa-node"})
     mine = node.create(pod, cpus=2)
     if not fails:
-        node.call(node.runtime.start_container(mine.id))
+        node.begin(mine)
     assert len(CPUSet.parse(free.cpus)) == len(node.topology.online) - 2
     node.call(node.runtime.remove_pod(pod.id))
     died(node)

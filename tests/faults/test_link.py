@@ -20,7 +20,7 @@ from tests.faults.conftest import THOROUGH
 def life(node: Node, name: str) -> None:
     pod = node.pod(name, {"policy": "single-numa-node"})
     container = node.create(pod, cpus=2)
-    node.call(node.runtime.start_container(container.id))
+    node.begin(container)
     more = pb.LinuxResources()
     more.cpu.shares.value = 2000
     node.call(node.runtime.update_container(container.id, more))

@@ -88,7 +88,7 @@ def test_somebody_ends_on_the_way(node: Node, ends: str) -> None:
     pod = node.pod("new", SINGLE)
     new = node.create(pod, cpus=6)
     if ends == "the mover ends":
-        node.call(node.runtime.start_container(new.id))
+        node.begin(new)
         (mover,) = moved(node)
         node.remove(node.runtime.containers[mover])
     else:
@@ -103,8 +103,9 @@ def test_what_cannot_be_written_goes_back(node: Node) -> None:
     for container in node.live:
         if node.assignments()[container.id]["kind"] == "exclusive":
             file = node.cgroups.directory(node.cgroup(container.id)) / "cpuset.cpus"
-            file.unlink()
-            file.symlink_to("/dev/null")
+            unwritable = file.with_name("unwritable")
+            unwritable.symlink_to("/dev/null")
+            unwritable.replace(file)
     with pytest.raises(CRIError, match=r"no room could be made: .*cpuset.cpus"):
         node.run("new", SINGLE, cpus=6)
     assert {i: one["cpus"] for i, one in node.assignments().items()} == before

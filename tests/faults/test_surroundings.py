@@ -147,7 +147,7 @@ def test_a_start_that_fails(node: Node) -> None:
         node.runtime._world.machine, cpus=CPUSet.parse("0")
     )
     with pytest.raises(CRIError, match="failed to create"):
-        node.call(node.runtime.start_container(container.id))
+        node.begin(container)
     node.runtime._world.machine = container.machine
     node.plugin.restart(kill=True)
     node.check()

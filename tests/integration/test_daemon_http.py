@@ -278,7 +278,7 @@ def test_a_pod_that_starts_without_a_link_is_explained_and_noticed(node: Node) -
     node.call(node.runtime.stop())
     node.logged('"state":"disconnected"')
     container = created(node, "db", SINGLE, cpus=2)
-    node.call(node.runtime.start_container(container.id))
+    node.begin(container)
     assert container.cpus == "0-31"
     since = r"there is no link to the runtime since 20[0-9: -]+ UTC \(.*\): containers that start"
     status, text = node.plugin.get("/v1/explain/default/db")

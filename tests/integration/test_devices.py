@@ -53,7 +53,7 @@ def run_in(node: Node, pod: EmbeddedPod, *env: str, device: bool = False) -> Emb
     if device:
         message.linux.devices.add(path="/dev/dri/renderD128", type="c", major=226, minor=128)
     container = node.call(node.runtime.create_container(pod.id, message))
-    node.call(node.runtime.start_container(container.id))
+    node.begin(container)
     return container
 
 

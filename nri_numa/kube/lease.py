@@ -132,6 +132,8 @@ class Lease:
     def _due(self, now: float) -> Request:
         """Look at it, make it, renew it or take it over."""
         if self._absent:
+            if self.holder not in ("", self._identity) and now < self._ends():
+                return self._request(Verb.GET)  # it was deleted: its holder makes it again
             return self._write(Verb.CREATE, {}, 0)
         if self._there is None:
             return self._request(Verb.GET)

@@ -54,6 +54,44 @@ def status(code: int, message: str, *causes: str, **headers: str) -> Said:
     return Said(code, body, {name.replace("_", "-"): text for name, text in headers.items()})
 
 
+class LeaseServer:
+    """Keeps one Lease, as the API server would."""
+
+    def __init__(self) -> None:
+        self.down = False
+        self.lease: dict[str, Any] | None = None
+        self._version = 0
+        self.between: Callable[[], object] = lambda: None
+
+    def answer(self, asked: Asked) -> Said:
+        if self.down:
+            return status(503, "etcd is away")
+        if asked.method != "POST" and self.lease is None:
+            self.between()
+            return status(404, "no such Lease")
+        if asked.method == "GET":
+            said = Said(200, self.lease)
+            self.between()
+            return said
+        if asked.method == "POST" and self.lease is not None:
+            return status(409, "the Lease exists")
+        now = self.lease["metadata"]["resourceVersion"] if self.lease else ""
+        if asked.method == "PUT" and asked.body["metadata"].get("resourceVersion") != now:
+            return status(409, "the object has been modified")
+        self.write(asked.body)
+        return Said(200, self.lease)
+
+    def write(self, body: dict[str, Any]) -> None:
+        self._version += 1
+        metadata = {**body["metadata"], "resourceVersion": str(self._version)}
+        self.lease = {**body, "metadata": metadata}
+
+    @property
+    def holder(self) -> str:
+        assert self.lease is not None
+        return str(self.lease["spec"]["holderIdentity"])
+
+
 class FakeAPIServer(Bed):
     """A context manager that listens on loopback.
 

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from nri_numa.config import AgentConfig
 from nri_numa.config.sections import Controller
 from nri_numa.controller.service import Service
-from tests.beds.fake_api_server import Asked, Said, fake, status
+from tests.beds.fake_api_server import Asked, LeaseServer, Said, fake, status
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 KEY, IDS = "numa.kubernetes.io/offline-capacity", "numa.kubernetes.io/numa-ids"
@@ -40,7 +40,7 @@ class Cluster:
     def __init__(self) -> None:
         self.nodes = {name: node(name) for name in ("n1", "n2")}
         self.patches: list[tuple[str, Any]] = []
-        self.lease: dict[str, Any] | None = None
+        self.leases = LeaseServer()
         self.down = False
         self.refused = 0
         self.topologies: list[dict[str, Any]] = []
@@ -58,7 +58,7 @@ class Cluster:
     def _answer(self, asked: Asked) -> Said:
         path, _, query = asked.path.partition("?")
         if "/leases" in path:
-            return self._lease(asked)
+            return self.leases.answer(asked)
         if "watch=true" in query:
             return status(503, "later")  # an empty answer would be asked for again at once
         if asked.method == "GET":
@@ -77,16 +77,6 @@ class Cluster:
         self.patches.append((name, asked.body["metadata"]["annotations"][KEY]))
         self.nodes[name]["metadata"]["annotations"][KEY] = self.patches[-1][1]
         return Said(200, self.nodes[name])
-
-    def _lease(self, asked: Asked) -> Said:
-        if asked.method == "GET":
-            return status(404, "none") if self.lease is None else Said(200, self.lease)
-        version = int((self.lease or {}).get("metadata", {}).get("resourceVersion", 0))
-        if asked.method == "PUT" and asked.body["metadata"]["resourceVersion"] != str(version):
-            return status(409, "the object has been modified")
-        self.lease = asked.body
-        self.lease["metadata"]["resourceVersion"] = str(version + 1)
-        return Said(200, self.lease)
 
     def _listed(self, what: str, query: str) -> list[dict[str, Any]]:
         if what != "pods":

@@ -59,8 +59,8 @@ async def test_what_is_put_is_written_shown_and_taken_away(world: World) -> None
     assert (await world.ask("GET", "/readyz", token=None))[0] == 200
     assert len(world.cluster.patches) == 2
     await world.stop()
-    assert world.cluster.lease is not None
-    assert world.cluster.lease["spec"]["holderIdentity"] == "", "given back at the end"
+    assert world.cluster.leases.lease is not None
+    assert world.cluster.leases.lease["spec"]["holderIdentity"] == "", "given back at the end"
 
 
 @pytest.mark.parametrize(
@@ -152,17 +152,17 @@ async def test_an_api_server_that_is_away_is_said_once_and_waited_for(
 
 
 async def test_who_does_not_lead_takes_nothing(world: World) -> None:
-    assert world.cluster.lease is not None
-    world.cluster.lease["spec"]["holderIdentity"] = "other"
-    world.cluster.lease["metadata"]["resourceVersion"] = "900"
+    assert world.cluster.leases.lease is not None
+    world.cluster.leases.lease["spec"]["holderIdentity"] = "other"
+    world.cluster.leases.lease["metadata"]["resourceVersion"] = "900"
     await until(lambda: world.service.not_ready())
     code, text = await world.ask("PUT", PATH, {"zones": {"0": 0.5}})
     assert code == 503
     assert "does not lead" in text
     assert (await world.ask("GET", "/readyz", token=None))[0] == 503
     assert world.cluster.patches == []
-    assert world.cluster.lease is not None
-    assert world.cluster.lease["spec"]["holderIdentity"] == "other"
+    assert world.cluster.leases.lease is not None
+    assert world.cluster.leases.lease["spec"]["holderIdentity"] == "other"
 
 
 async def test_a_file_is_read_again_when_it_changes(

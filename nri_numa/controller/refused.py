@@ -133,9 +133,7 @@ class Refused(Evictor[RefusedPod]):
         if known is not None and known.running == running:
             known.version, known.refusal = version, said
             known.missing = missing(asks, document)
-        elif len(self.pods) >= MOST:
-            self.dropped += 1
-        else:
+        elif len(self.pods) < MOST:
             self.pods[uid] = RefusedPod(
                 namespace=str(metadata.get("namespace", "")),
                 name=str(metadata.get("name", "")),

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.engine.accounting import take_within
+from nri_numa.engine.accounting import take_within, together
 from nri_numa.engine.cpus.allocator import ChosenCPUs, TakeRequest
 from nri_numa.engine.decision import Machine, Reading, Refused
 from nri_numa.machine.synthetic import synthetic
@@ -65,6 +65,14 @@ def test_case_11_oversold_cpus_cannot_be_owned_and_promised() -> None:
     world.put("owner", SINGLE, 7, 1)
     refused = world.refused("shared", {"policy": "restricted", "cpus": "shared"}, 2.5, 1)
     assert "free: NUMA node 0: 2 CPUs" in refused.message
+
+
+def test_what_could_be_isolated_is_bound_by_siblings_that_may_still_be_idle() -> None:
+    limits = Limits(idle=CPUAmount(2), pool=CPUAmount(1))
+    topology = synthetic(sockets=1, cores_per_numa=8)
+    world = World(topology, Settings(defaults={"smt": "isolate"}, limits=limits))
+    world.put("one", SINGLE, 1, 1)
+    assert together(world.agent.machine, world.agent.state) == 1
 
 
 def test_case_11_the_last_cpu_of_the_pool_is_not_said_to_be_free() -> None:

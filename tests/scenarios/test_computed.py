@@ -423,9 +423,9 @@ def test_any_takes_isolated_cpus_as_any_and_warns_of_a_set_without_others() -> N
 
 def test_a_shared_list_of_isolated_cpus_is_taken_and_warned_of() -> None:
     world = World(isolating())
-    admitted = world.admit(pod("listed", {"numacpu": "4-6"}), wants=resources(3))
+    admitted = world.admit(pod("listed", {"numacpu": "4-5"}), wants=resources(2))
     assert admitted.allocation.kind is Kind.EXPLICIT
-    assert [w for w in admitted.warnings if w.startswith("CPUs 4-6 are isolated")]
+    assert [w for w in admitted.warnings if w.startswith("CPUs 4-5 are isolated")]
 
 
 def test_growing_takes_isolated_cpus_before_the_last_of_the_pool() -> None:

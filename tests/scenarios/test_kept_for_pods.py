@@ -437,6 +437,9 @@ def test_the_pods_sum_is_kept_where_each_container_has_its_own_place(world: Worl
     assert len(held.cpus) == 3, "what a fraction has is not to come"
     start(world, of, "b", 3, 1)
     assert not world.agent.state.kept_for(of.uid)
+    wide, other = pod("wide", STRICT, total=resources(14)), usual()
+    start(other, wide, "a", 5)
+    assert len(other.agent.state.kept_for(wide.uid)[0].cpus) == 9, "on several NUMA nodes"
 
 
 def test_of_the_pods_sum_what_an_ended_container_left_is_not_to_come(world: World) -> None:

@@ -181,12 +181,12 @@ def test_without_the_metric_a_scrape_is_as_before(tmp_path: Path) -> None:
 def test_a_container_without_a_place_or_memory_says_so(bed: Bed) -> None:
     del bed.agent.places["c-here"]
     bed.create("new", "anon N0=0 N1=0\n", numacpu="2", numamem="0")
-    bed.create("third", "anon N0=1024 N1=2048\n", numacpu="2", numamem="0")
+    bed.create("third", "anon N0=1024 N1=2048\n", numacpu="2", numamem="1")
     bed.round()
     assert bed.memory.known["c-here"].problem == "the agent does not know its cgroup"
     assert bed.memory.known["c-new"].problem == "it has no memory yet"
     ratios = bed.samples("container_local_memory_ratio")
-    assert ratios == {"there": 0.25, "third": pytest.approx(0.333)}
+    assert ratios == {"there": 0.25, "third": pytest.approx(0.667)}
 
 
 def test_explain_and_status_say_it_in_words(bed: Bed) -> None:

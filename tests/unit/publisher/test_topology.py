@@ -172,6 +172,13 @@ def test_settings_are_folded_in(
     assert attributes.get("x.io/capacity-factor") == factor
 
 
+def test_whole_cpus_are_left_where_pods_share() -> None:
+    world = World(machines.dual_no_smt(), Settings(defaults={"cpus": "shared"}))
+    world.put("shares", {"policy": "single-numa-node"}, 2.5, 1)
+    what = contents("x.io", said(world))
+    assert sorted(resource(what, f"node-{i}", "cpu")[2] for i in (0, 1)) == [5, 8]
+
+
 def test_what_was_measured_is_told_apart() -> None:
     """Who evicts because of it must not take a factor of the configuration for a measured one."""
     world = World(machines.dual_no_smt(), Settings(capacity_factor={0: 0.5, 1: 0.7}))

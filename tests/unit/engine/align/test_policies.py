@@ -85,13 +85,13 @@ def test_memory_types_that_need_several_numa_nodes_and_never_meet() -> None:
     low, high = {0: 4 * GIB, 1: 4 * GIB}, {2: 4 * GIB, 3: 4 * GIB}
     kinds = [
         ResourceDemand(
-            resource=name, need=8 * GIB, capacity=amounts, available=free, share="memory"
+            resource=name, need=need * GIB, capacity=amounts, available=free, share="memory"
         )
-        for name, free in (("memory", low), ("hugepages-1Gi", high))
+        for name, need, free in (("memory", 8, low), ("hugepages-1Gi", 7, high))
     ]
     assert str(place(4, *kinds, policy=RESTRICTED).shortage) == (
         "memory and hugepages-1Gi: each fits, but not on the same NUMA nodes: 8 GiB on 2 NUMA "
-        "nodes, 8 GiB on 2 NUMA nodes"
+        "nodes, 7 GiB on 2 NUMA nodes"
     )
 
 
@@ -116,6 +116,7 @@ class TestCandidates:
 
 def test_sets_that_nothing_names_are_others() -> None:
     assert sets_text([], False, None) == "other NUMA nodes"
+    assert sets_text(["1"], False, 1) == "NUMA node 1"
 
 
 def far(i: int, j: int) -> int:

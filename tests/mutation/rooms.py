@@ -79,6 +79,8 @@ def modules(repository: Path, only: Sequence[str]) -> dict[str, tuple[str, ...]]
     for room, tests in ROOMS.items():
         path = repository / room
         for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+            if file.parent.name == "pb":
+                continue  # generated
             name = file.relative_to(repository).as_posix()
             wanted = [each.rstrip("/").removesuffix(".py") + "/" for each in only]
             if not wanted or (name.removesuffix(".py") + "/").startswith(tuple(wanted)):

@@ -152,22 +152,28 @@ class Extender:
         if not request.nothing and (problem := self._not_synced()):
             return protocol.error(problem)
         found = await _in_turns(self.candidates.filtering(request, question.names))
-        if found.failed or found.hopeless:
-            self.metrics.refused.inc(len(found.failed) + len(found.hopeless))
-        if not found.fits and (found.failed or found.hopeless):
-            await self._refused(request, question.names, waits=bool(found.failed))
+        reasons = found.failed | found.hopeless
+        if reasons:
+            self.metrics.refused.inc(len(reasons))
+        if not found.fits and reasons:
+            await self._refused(request, question.names)
             log.debug(
                 "no node has room",
                 pod=f"{request.namespace}/{request.name}",
-                reasons="; ".join(sorted(set(found.failed.values())))[:500],
+                reasons="; ".join(sorted(set(reasons.values())))[:500],
             )
         return protocol.filter_result(found.fits, found.failed, found.hopeless)
 
-    async def _refused(self, request: PodRequest, names: list[str], *, waits: bool) -> None:
-        """No node has room: the pod waits, or for its next turn where kube-scheduler sampled."""
-        if waits:
-            self.activator.refused(request.uid)
-        if SAMPLE <= len(names) < len(self.nodes) and not request.wrong:
+    async def _refused(self, request: PodRequest, names: list[str]) -> None:
+        """No node has room: the pod waits, or for its next turn where kube-scheduler sampled.
+
+        It waits too where an empty node has too little: a node that is new, or not drained any
+        more, may be tried before its object says so.
+        """
+        if request.wrong:
+            return
+        self.activator.refused(request.uid)
+        if SAMPLE <= len(names) < len(self.nodes):
             other = await _in_turns(self.candidates.elsewhere(request, names))
             if other and self.activator.once_more(request.uid, len(names) / len(self.nodes)):
                 self.activator.wake(other)

@@ -171,6 +171,16 @@ async def test_a_pod_that_no_node_of_a_sample_has_room_for_is_woken_for_another(
         assert made.activator.due is woken, (cpus, len(asked))
 
 
+async def test_a_pod_is_woken_when_a_new_node_says_what_it_has() -> None:
+    """kube-scheduler tries it there before the node's object exists."""
+    made = extender()
+    found = json.loads(await made.filter(question(single(6), "new")))
+    assert list(found["FailedAndUnresolvableNodes"]) == ["new"]
+    assert not made.activator.due
+    made.node_watcher.put(topology(8, 8, name="new"))
+    assert made.activator.due
+
+
 async def test_bindings_have_their_turn_while_nodes_are_judged() -> None:
     made, turns = extender(narrow=False), 0
     names = [f"n{n}" for n in range(100)]

@@ -367,6 +367,12 @@ def test_containers_that_share_stay_off_isolated_cpus() -> None:
     assert world.put("c", {}, 0.5, 1, QoSClass.BURSTABLE)[0] == "0-1,16-17", "it asks for nothing"
 
 
+@pytest.mark.parametrize(("strict", "shared"), [(True, "2-15,18-31"), (False, "0-1,16-17")])
+def test_where_all_others_are_reserved_isolated_cpus_are_shared(strict: bool, shared: str) -> None:
+    world = World(isolating(), Settings(reserved_cpus=HOUSEKEEPING, strict_reserved=strict))
+    assert world.put("c", {}, 0.5, 1, QoSClass.BURSTABLE)[0] == shared
+
+
 def test_owners_leave_the_pool_a_cpu_that_is_not_isolated() -> None:
     world = World(isolating())
     world.put("idle", qos=QoSClass.BURSTABLE)

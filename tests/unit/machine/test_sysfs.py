@@ -228,6 +228,19 @@ ODD: dict[str, tuple[Callable[[], Topology], Change, Callable[[Topology], object
         "CPUs 0-15 report no siblings; each is taken for a core\n"
         "CPUs 0-15 report no socket; socket 0 is assumed",
     ),
+    "sockets are numbered within a book": (
+        machines.dual_no_smt,
+        lambda files: [
+            _of_each(f"topology/{level}_id", *texts)(files)
+            for level, texts in (
+                *(("physical_package", "0" * 16), ("drawer", "0" * 16)),
+                ("book", "0" * 8 + "1" * 8),
+            )
+        ],
+        lambda m: len(m.sockets),
+        2,
+        "",
+    ),
     "a socket of minus one is not known": (
         machines.dual_no_smt,
         _with(cpu__cpu3__topology__physical_package_id="-1\n"),

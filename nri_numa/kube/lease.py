@@ -132,7 +132,7 @@ class Lease:
     def _due(self, now: float) -> Request:
         """Look at it, make it, renew it or take it over."""
         if self._absent:
-            if self.holder not in ("", self._identity) and now < self._ends():
+            if self._known is not None and not self.leads and now < self._ends():
                 return self._request(Verb.GET)  # it was deleted: its holder makes it again
             return self._write(Verb.CREATE, {}, 0)
         if self._there is None:
@@ -159,6 +159,7 @@ class Lease:
             elif self.holder in ("", self._identity) or now >= self._ends():
                 self._hold_until = now
         elif outcome.result is Result.MISSING:
+            self._seen = self._seen if self._absent else now
             self._there, self._absent, self._hold_until = None, True, now + pause / 4
         else:
             # Another replica was quicker, or no answer came: look again before anything is written.
@@ -180,7 +181,7 @@ class Lease:
 
     def _ends(self) -> float:
         """When it has stood still for long enough; where its duration makes no sense, by ours."""
-        runs = _spec(self._there or {}).get("leaseDurationSeconds")
+        runs = (self._known or {}).get("leaseDurationSeconds")
         if not isinstance(runs, int) or not 0 < runs <= 3600:
             return self._seen + DURATION
         return self._seen + runs

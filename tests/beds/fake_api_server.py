@@ -66,17 +66,19 @@ class LeaseServer:
     def answer(self, asked: Asked) -> Said:
         if self.down:
             return status(503, "etcd is away")
-        if asked.method != "POST" and self.lease is None:
-            self.between()
-            return status(404, "no such Lease")
         if asked.method == "GET":
-            said = Said(200, self.lease)
+            said = Said(200, self.lease) if self.lease else status(404, "no such Lease")
             self.between()
             return said
-        if asked.method == "POST" and self.lease is not None:
-            return status(409, "the Lease exists")
-        now = self.lease["metadata"]["resourceVersion"] if self.lease else ""
-        if asked.method == "PUT" and asked.body["metadata"].get("resourceVersion") != now:
+        if asked.method == "POST":
+            if self.lease is not None:
+                return status(409, "the Lease exists")
+        elif self.lease is None:
+            return status(404, "no such Lease")
+        elif (
+            asked.body["metadata"].get("resourceVersion")
+            != (self.lease["metadata"]["resourceVersion"])
+        ):
             return status(409, "the object has been modified")
         self.write(asked.body)
         return Said(200, self.lease)

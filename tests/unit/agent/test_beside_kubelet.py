@@ -94,7 +94,8 @@ def test_what_both_write_is_said_once_and_shown(bed: Bed) -> None:
         bed.world.update("g-app", Resources(cpus="2-3"))
     assert bed.world.has("g-app")[0] == "1"
     assert bed.metric("kubelet_contests_total", yields_to="nri-numa") == 1
-    (line,) = [each for each in bed.log.getvalue().splitlines() if "both write this" in each]
+    said = "both write this container's cpuset"
+    (line,) = [each for each in bed.log.getvalue().splitlines() if said in each]
     assert "asked=2-3 kept=1 " in line
     found = kubelet_document(bed.world.agent, bed.beside)
     (contest,), (grant,) = found.contests, found.grants

@@ -93,7 +93,7 @@ async def test_of_two_that_write_one_fails(made: Replicas, server: LeaseServer) 
 
     def overtaken() -> None:
         if server.lease is not None:
-            server.write(server.lease)  # another else writes in between
+            server.write(server.lease)  # another replica writes in between
 
     await made.run(4, made.one)
     assert made.one.leads
@@ -167,3 +167,6 @@ async def test_a_lease_that_nobody_renews_is_taken_over_after_its_own_duration(
     server.lease = None
     await made.run(30, made.other)
     assert made.other.leads, "one that is deleted is made again, once its holder has ended"
+    server.lease = None
+    await made.run(30, made.one, made.other)
+    assert made.one.leads != made.other.leads, "one that is deleted is made again"

@@ -9,13 +9,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from tests.beds.embedded_node import CRIError, Node, limits, until
-from tests.beds.plugin_process import plugin_environment
+from tests.beds.plugin_process import free_port, plugin_environment
 from tests.beds.processes import Daemon
 from tests.unit.cli.conftest import invoke
 
@@ -91,7 +92,8 @@ def test_what_was_decided_is_a_span_below_the_runtimes(tmp_path: Path) -> None:
     with receiving() as receiver:
         off = dict.fromkeys(("events", "nodeAnnotations", "nodeLabels"), False)
         socket = {"socket": str(tmp_path / "agent.sock")}
-        publish = {"otlpEndpoint": receiver.url, "address": "off", **off}
+        address = f"127.0.0.1:{free_port()}"
+        publish = {"otlpEndpoint": receiver.url, "address": address, **off}
         with Node(tmp_path, config={"http": socket, "publish": publish}) as node:
             faults = node.runtime.faults
             faults.metadata = {"traceparent": f"00-{TRACE}-{ABOVE}-01"}
@@ -140,6 +142,8 @@ def test_what_was_decided_is_a_span_below_the_runtimes(tmp_path: Path) -> None:
                 assert not stopped.parent_span_id
                 named = {values(one).get("k8s.pod.name") for one in receiver.spans.values()}
                 assert "unsampled" not in named
+                with urlopen(f"http://{address}/metrics") as metrics:
+                    assert 'publish_dropped_total{output="traces"} 0.0' in metrics.read().decode()
                 sent = dict(receiver.spans)
                 publisher.end()
                 publisher.start()

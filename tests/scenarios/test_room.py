@@ -486,10 +486,14 @@ def test_no_room_is_kept_where_none_can_be() -> None:
     assert world.agent.state is before
 
 
+BOOTED = 1e6
+"""Seconds that it was before."""
+
+
 class Ticking(StillClock):
     """Waiting takes the time that it takes; nothing is read a second time."""
 
-    passed = 0.0
+    passed = BOOTED
 
     def monotonic(self) -> float:
         return self.passed
@@ -522,7 +526,9 @@ def moving(
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("nri_numa.agent.mover.migrate", migrate)
         asyncio.run(live())
-    return [n.message.rpartition(" in ")[0] for n in world.agent.notices.after()]
+    noted = [n.message.rpartition(" in ") for n in world.agent.notices.after()]
+    assert all(float(seconds.split()[0]) < BOOTED for _, _, seconds in noted)
+    return [what for what, _, _ in noted]
 
 
 def far(

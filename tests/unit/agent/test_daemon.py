@@ -17,6 +17,7 @@ import pytest
 from nri_numa.agent.daemon import Daemon
 from nri_numa.agent.loop import GapWatch
 from nri_numa.agent.reload import prepare_aside
+from nri_numa.agent.runtime_lock import RuntimeLock
 from nri_numa.config import AgentConfig, load
 from nri_numa.engine.state import Kind
 from nri_numa.nri.wire.pb import nri_pb2 as pb
@@ -98,6 +99,7 @@ async def test_a_life(bed: Bed) -> None:
 
     def sandbox(name: str, **annotations: str) -> pb.PodSandbox:
         keys = {PREFIX + key: value for key, value in annotations.items()}
+        keys["numa.kubernets.io/numacpu"] = "1"
         made = pb.PodSandbox(name=name, namespace="shop", uid=f"uid-{name}", annotations=keys)
         made.linux.cgroup_parent = f"/kubepods/pod{name}"
         return made
@@ -120,6 +122,7 @@ async def test_a_life(bed: Bed) -> None:
         assert status["link"]["runtimeVersion"]
         assert status["containers"]["exclusive"] == 1
         await bed.said("state=active")
+        await bed.said("annotation with a misspelt prefix", times=2)
         (used,) = (await bed.ask("/v1/use/shop/own/app"))["containers"]
         assert "cgroup" in used["problem"]
         assert (await bed.ask("/v1/use"))["cpus"] == {}
@@ -137,6 +140,18 @@ async def test_a_life(bed: Bed) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
     assert await task == 0
     assert bed.output.getvalue().count("waiting for the runtime") == 1
+
+
+async def test_a_part_that_fails_ends_the_agent(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its error, so that it is started again; another agent it names once."""
+    other = RuntimeLock(bed.runtime)
+    other.hold()
+    seconds = iter(range(3))
+    monkeypatch.setattr(bed.daemon.store, "maintain", lambda: next(seconds))
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        await bed.daemon.run()
+    other.close()
+    assert bed.output.getvalue().count("another agent works on this runtime") == 1
 
 
 async def test_a_reload_gives_way_to_containers(bed: Bed) -> None:

@@ -146,6 +146,7 @@ def test_they_follow_owners_and_come_back_at_the_end(tmp_path: Path) -> None:
         asyncio.run(interrupts(tmp_path).run(world.agent, Seconds(), wanted=True))
     assert seen == ["0-7", "2-7", *["0-7"] * (EVERY - 1), "2-7", "2-7"]
     assert allowed(tmp_path) == "0-7"
+    assert not interrupts(tmp_path).changed
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,10 @@ def test_numa_nodes_add_up(bed: Bed) -> None:
     assert sum(node.cpu_allocated_milli for node in nodes) == 2000
     # The kernel has less left on NUMA node 0 than the accounting would promise.
     assert nodes[0].memory_available_bytes == 1 << 20
+    bed.create("alone", smt="isolate")
+    nodes = bed.view.listing().head.numa_nodes
+    assert [bool(node.idle) for node in nodes].count(True) == 1
+    assert {node.kubelet for node in nodes} == {""}
 
 
 def test_a_listing_stays_what_it_was_while_the_agent_goes_on(bed: Bed) -> None:

@@ -106,7 +106,7 @@ class Bed:
 def bed(tmp_path: Path) -> Bed:
     made = Bed(tmp_path)
     made.create("here", HERE, numacpu="2-3", numamem="0")
-    made.create("there", THERE, numacpu="4-5", numamem="0")
+    made.create("there", THERE, numacpu="16-17", numamem="0")
     made.create("unbound", THERE)
     made.create("silent", numacpu="6-7", numamem="0")
     return made
@@ -207,6 +207,9 @@ def test_a_container_that_is_measured_when_asked_says_what_is_not_known(bed: Bed
     there = asyncio.run(usage.container(bed.agent.state.allocations["c-there"]))
     assert (there.local_percent, there.cpu_milli) == (25, None)
     assert there.problem == "its cgroup does not count CPU time"
+    (bed.root / "there/cpu.stat").write_text("usage_usec 5000000\n")
+    there = asyncio.run(usage.container(bed.agent.state.allocations["c-there"]))
+    assert there.cpu_milli == 0
     silent = asyncio.run(usage.container(bed.agent.state.allocations["c-silent"]))
     assert silent.local_percent is None
     assert silent.memory_by_numa_node == {}

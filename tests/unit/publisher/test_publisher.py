@@ -129,6 +129,11 @@ class World:
     def text(self) -> str:
         return self.publisher.metrics.text().decode()
 
+    def asked(self, route: str) -> int:
+        """How often the agent was."""
+        found = re.findall(f'requests_total{{.*route="{route}"}} (\\d+)', self.agent_metrics.text())
+        return sum(map(int, found))
+
 
 async def until(true: Callable[[], object]) -> None:
     """Wait for something that must come."""
@@ -273,14 +278,10 @@ async def test_probes_and_metrics(world: World) -> None:
 async def test_decisions_are_read_for_a_receiver_of_spans_when_something_changed(
     world: World, least: int, most: int
 ) -> None:
-    def asked() -> int:
-        text = world.agent_metrics.text()
-        return sum(map(int, re.findall(r'requests_total{.*route="/v1/requests"} (\d+)', text)))
-
-    await until(lambda: asked() >= least)
+    await until(lambda: world.asked("/v1/requests") >= least)
     for _ in range(10):
         await world.publisher._source.read(Assignments)
-    assert asked() <= most
+    assert world.asked("/v1/requests") <= most
 
 
 @pytest.mark.parametrize(
@@ -296,6 +297,16 @@ async def test_pods_are_annotated_where_that_is_wanted(world: World) -> None:
     await until(lambda: world.cluster.pods)
     text = next(iter(world.cluster.pods.values()))["numa.kubernetes.io/assigned"]
     assert "cpus" in next(iter(json.loads(text).values()))
+    asked = world.asked("/v1/assignments")
+    world.view.noted.append(replace(NOTICE, id="0a0b0c0d20", number=32, container="b"))
+    world.view.serial -= 1  # containers are the same
+    world.view.changed()
+    await until(lambda: len(world.cluster.events) == 2)
+    assert world.asked("/v1/assignments") == asked
+    await world.stop_publisher()
+    world.view.serial, world.cluster.pods = 1, {}  # an agent that has just started
+    world.start_publisher()
+    await until(lambda: world.cluster.pods)
 
 
 @pytest.mark.parametrize("world", [{"node_resource_topology": True}], indirect=True)
@@ -405,13 +416,15 @@ async def test_a_numa_node_that_is_left_out_is_said_once(
 
 @pytest.mark.parametrize("world", [{"node_resource_topology": True}], indirect=True)
 async def test_a_missing_definition_is_said_once(
-    world: World, caplog: pytest.LogCaptureFixture
+    world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("nri_numa.publisher.outbox.SLOWLY", 0.1)
     world.cluster.defined = False
     await until(lambda: said(caplog, "is not written"))
-    assert 'result="unknown"' in world.text()
+    await until(lambda: re.search(r'result="unknown".*} [3-9]', world.text()))
+    assert not said(caplog, "written again")
     world.cluster.defined = True
-    await until(lambda: world.cluster.events)
+    await until(lambda: said(caplog, "written again"))
     assert len(said(caplog, "is not written")) == 1
 
 

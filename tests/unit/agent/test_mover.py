@@ -14,8 +14,15 @@ from nri_numa.model.cpuset import NUMASet
 from tests.scenarios.test_room import A_AND_B, MIB, Ticking, movable, moving, new
 
 
+@pytest.mark.parametrize(
+    ("error", "passes", "why"),
+    [
+        (None, PASSES, "65 MiB would not move (busy)"),
+        (OSError(1, "not permitted"), 1, "not permitted"),
+    ],
+)
 def test_what_would_not_move_is_said_and_tried_again_after_a_while(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, error: OSError | None, passes: int, why: str
 ) -> None:
     monkeypatch.setattr("nri_numa.agent.mover.AGAIN", 60.0)
     (a, b) = A_AND_B
@@ -25,13 +32,15 @@ def test_what_would_not_move_is_said_and_tried_again_after_a_while(
 
     def migrate(*of_what: object) -> Iterator[Step]:
         at.append(clock.passed)
+        if error is not None:
+            raise error
         yield Step(MIB, 65 * MIB, "busy")
 
     moving(world, clock, migrate, AgentConfig())
-    tries = at[::PASSES]
+    tries = at[::passes]
     assert len(tries) > 1
     assert all(after - before >= 60 for before, after in itertools.pairwise(tries))
     notice = world.agent.notices.after()[-1]
     assert (notice.reason, notice.count) == ("PartlyMoved", len(tries))
-    assert notice.message == "partly moved from NUMA node 1 to 0: 65 MiB would not move (busy)"
+    assert notice.message == f"partly moved from NUMA node 1 to 0: {why}"
     assert world.agent.state.allocations["b-app"].leaves == NUMASet([1])

@@ -166,14 +166,15 @@ def _take_within(
             return taken
         # Of that NUMA node leave what the allocator itself would take first.
         here = machine.node_cpus[over]
+        held = request.held & here
         keep = take_cpus(
             topology,
             replace(
                 request,
-                count=limits[over],
+                count=max(limits[over], len(held)),
                 available=request.available & here,
                 prefer=request.prefer & here,
-                held=NO_CPUS,
+                held=held,
                 affinity=None,
             ),
             machine.index,

@@ -214,10 +214,14 @@ def test_resize_of_a_container_with_listed_memory_books_its_new_size_there(world
     assert isinstance(world.update("a-app", resources(2, 9)), Refused)
 
 
-def test_resize_that_whole_cores_cannot_make_is_refused() -> None:
-    topology = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=4, memory_gib=8)
+@pytest.mark.parametrize(("single_threads", "cpus"), [(0, 2), (4, 4)])
+def test_resize_that_whole_cores_cannot_make_is_refused(single_threads: int, cpus: int) -> None:
+    """Also where other cores of the machine could."""
+    topology = synthetic(
+        sockets=2, cores_per_numa=4, memory_gib=8, efficient_cores_per_numa=single_threads
+    )
     world = World(topology)
-    world.put("a", {**SINGLE, "smt": "full-core"}, 2, 1)
+    world.put("a", {**SINGLE, "smt": "full-core"}, cpus, 1)
     says(world.update_refused("a-app", resources(3, 1)), "SMTAlignmentError", "so 2 or 4 would fit")
     assert world.update("a-app", resources(4, 1)) is None
     assert len(world.cpus("a-app")) == 4

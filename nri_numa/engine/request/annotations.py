@@ -517,8 +517,8 @@ def resolve(
         if number == configured_from - 1:
             given = frozenset(chosen)
     requested = _requested(chosen, given, permission, ignored)
-    if own and requested.numacpu is not None:
-        requested = replace(requested, pods_list=chosen["numacpu"] != levels[0].get("numacpu"))
+    if requested.numacpu is not None:
+        requested = replace(requested, pods_list=not (own and "numacpu" in levels[0]))
     if marker + PLACED in pod.annotations:
         placed = placed_for(pod.annotations, settings.prefix, container.name)
         requested = replace(requested, placed=placed)

@@ -292,7 +292,9 @@ def numa_text(ids: Ids, *verb: str) -> str:
     """``NUMA node 1``, ``NUMA nodes 0-1``; with a verb's two forms as `cpus_text`."""
     # A digit or not tells one from several: on the way of every request, nothing is counted.
     text = str(ids)
-    text = f"NUMA node {text}" if text.isdigit() else f"NUMA nodes {text}"
+    text = (
+        f"NUMA node {text}" if text.isdigit() else f"NUMA nodes {text}" if text else "no NUMA node"
+    )
     return f"{text} {agree(ids, *verb)}" if verb else text
 
 

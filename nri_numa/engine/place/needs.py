@@ -347,7 +347,7 @@ def left_text(case: Case, table: ResourceTable) -> str:
 
 def lowered_text(machine: Machine, numa_nodes: Iterable[int]) -> str:
     """That NUMA nodes give less than their CPUs: `` (capacity factor 0: drained)``."""
-    lowest = min(machine.settings.capacity_factor.get(i, 1.0) for i in numa_nodes)
+    lowest = min((machine.settings.capacity_factor.get(i, 1.0) for i in numa_nodes), default=1.0)
     if lowest >= 1:
         return ""
     return f" (capacity factor {lowest:g}{'' if lowest else ': drained'})"

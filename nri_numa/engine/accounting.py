@@ -94,30 +94,6 @@ def _core_sizes(machine: Machine, free: CPUSet) -> dict[int, list[int]]:
     return sizes
 
 
-def take_within(
-    machine: Machine, request: TakeRequest, limits: Mapping[int, int]
-) -> ChosenCPUs | NotEnoughCPUs | SMTAlignmentRefused:
-    """Choose CPUs, on no NUMA node more than can be owned there.
-
-    CPUs of soft lists are left out where others on the same NUMA nodes are as good. The kubelet's
-    order, CPUs that are preferred and loads to be paired with take no notice of lists. CPUs that
-    belong to no NUMA node have no limit.
-    """
-    taken = _take_within(machine, request, limits)
-    if (
-        not isinstance(taken, ChosenCPUs)
-        or not (taken.cpus - request.held) & request.listed
-        or request.prefer
-        or request.smt is SMT.PAIR
-        or request.settings.cpu_order is CPUOrder.KUBELET
-    ):
-        return taken
-    rest = replace(request, available=request.available - request.listed)
-    others = _take_within(machine, rest, limits)
-    alike = isinstance(others, ChosenCPUs) and _sort(machine, others) == _sort(machine, taken)
-    return others if alike else taken
-
-
 def loads_of(state: NodeState) -> dict[int, Load]:
     """CPU to the load of the exclusive container that owns it, where it has one."""
     return {
@@ -131,7 +107,12 @@ def loads_of(state: NodeState) -> dict[int, Load]:
 def take_beside_others(
     case: Case, request: TakeRequest, limits: Mapping[int, int]
 ) -> ChosenCPUs | NotEnoughCPUs | SMTAlignmentRefused:
-    """Choose CPUs for a container as `take_within`, with what others on the node have and use."""
+    """Choose CPUs beside those that others have and use, on no NUMA node more than can be owned.
+
+    CPUs of soft lists are left out where others on the same NUMA nodes are as good. The kubelet's
+    order, CPUs that are preferred and loads to be paired with take no notice of lists. CPUs that
+    belong to no NUMA node have no limit.
+    """
     machine, state = case.machine, case.state
     request = replace(
         request,
@@ -140,7 +121,19 @@ def take_beside_others(
         last=given_last(state, machine.topology, machine.settings),
         listed=listed_softly(state, machine.topology),
     )
-    return take_within(machine, request, limits)
+    taken = _take_within(machine, request, limits)
+    if (
+        not isinstance(taken, ChosenCPUs)
+        or not (taken.cpus - request.held) & request.listed
+        or request.prefer
+        or request.smt is SMT.PAIR
+        or request.settings.cpu_order is CPUOrder.KUBELET
+    ):
+        return taken
+    rest = replace(request, available=request.available - request.listed)
+    others = _take_within(machine, rest, limits)
+    alike = isinstance(others, ChosenCPUs) and _sort(machine, others) == _sort(machine, taken)
+    return others if alike else taken
 
 
 def _sort(machine: Machine, chosen: ChosenCPUs) -> tuple[object, ...]:
@@ -166,14 +159,15 @@ def _take_within(
             return taken
         # Of that NUMA node leave what the allocator itself would take first.
         here = machine.node_cpus[over]
+        held = request.held & here
         keep = take_cpus(
             topology,
             replace(
                 request,
-                count=limits[over],
+                count=max(limits[over], len(held)),
                 available=request.available & here,
                 prefer=request.prefer & here,
-                held=NO_CPUS,
+                held=held,
                 affinity=None,
             ),
             machine.index,

@@ -37,10 +37,11 @@ def _text(bits: int) -> str:
 
 @lru_cache(maxsize=256)
 def _few_ids(bits: int) -> tuple[int, ...]:
-    return tuple(_ids(bits))
+    return tuple(ids_of(bits))
 
 
-def _ids(bits: int) -> Iterator[int]:
+def ids_of(bits: int) -> Iterator[int]:
+    """The ids whose bits are set, ascending."""
     while bits:
         low = bits & -bits
         yield low.bit_length() - 1
@@ -117,7 +118,7 @@ class _IdSet:
         return f"{type(self).__name__}({str(self)!r})"
 
     def __iter__(self) -> Iterator[int]:
-        return _ids(self.bits)
+        return ids_of(self.bits)
 
     def __len__(self) -> int:
         return self.bits.bit_count()
@@ -151,10 +152,6 @@ class _IdSet:
 
     def __ge__(self, other: Self) -> bool:
         return not other.bits & ~self.bits
-
-    def isdisjoint(self, other: Self) -> bool:
-        """Say whether no id is in both."""
-        return not self.bits & other.bits
 
     @property
     def first(self) -> int:

@@ -122,9 +122,6 @@ class Partition(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     problem: str = ""
 
 
-_KNOWN_SETS: Final = 256
-
-
 class Topology(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The machine.
 
@@ -185,23 +182,11 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def bits_of(self, numa_bits: int) -> int:
         """The bits of the online CPUs of NUMA nodes, given as bits themselves."""
-        known = self._bits_by_nodes
-        if numa_bits in known:
-            return known[numa_bits]
         bits = 0
-        for i in NUMASet.from_bits(numa_bits):
-            numa_node = self.numa_nodes.get(i)
-            if numa_node is not None:
-                bits |= numa_node.cpus.bits
-        if len(known) >= _KNOWN_SETS:
-            known.clear()
-        known[numa_bits] = bits
+        for i in self.numa_nodes:
+            if numa_bits >> i & 1:
+                bits |= self.numa_nodes[i].cpus.bits
         return bits
-
-    @cached_property
-    def _bits_by_nodes(self) -> dict[int, int]:
-        """What `bits_of` found: containers are on a few different sets of NUMA nodes."""
-        return {}
 
     def numa_of(self, cpus: CPUSet) -> NUMASet:
         """NUMA nodes that these CPUs belong to (CPUs without a node add nothing)."""
@@ -292,7 +277,9 @@ def numa_text(ids: Ids, *verb: str) -> str:
     """``NUMA node 1``, ``NUMA nodes 0-1``; with a verb's two forms as `cpus_text`."""
     # A digit or not tells one from several: on the way of every request, nothing is counted.
     text = str(ids)
-    text = f"NUMA node {text}" if text.isdigit() else f"NUMA nodes {text}"
+    text = (
+        f"NUMA node {text}" if text.isdigit() else f"NUMA nodes {text}" if text else "no NUMA node"
+    )
     return f"{text} {agree(ids, *verb)}" if verb else text
 
 

@@ -227,8 +227,6 @@ def walk(
     `rank`: see `nri_numa.engine.align.hints.Order`.
     """
     everything = frozenset(numa_ids)
-    if policy is Policy.NONE:
-        return Verdict(True, None, False)
     if policy is Policy.SINGLE_NUMA_NODE:
         lists = [[(m, p) for m, p in hints if p and (m is None or len(m) == 1)] for hints in lists]
         distance = None

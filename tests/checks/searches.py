@@ -106,7 +106,8 @@ def told(kind: str) -> Iterator[str]:
             words.append(f"{one.preferred_width} NUMA nodes, now {one.narrowest_width};")
             words.append(f"{one.narrowest_count} of {one.hint_count}")
             words += ["every set"] * one.every_set
-            yield f"    {' '.join([*words, *map(str, one.hints)])}"
+            sets = [f"{{{h.affinity}}}{'✓' if h.preferred else '✗'}" for h in one.hints]
+            yield f"    {' '.join([*words, *sets])}"
         for other in found.candidates:
             yield f"    not {other.affinity}: {other.text}"
 

@@ -8,13 +8,14 @@ from functools import partial
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.engine.accounting import take_within, together
+from nri_numa.engine.accounting import take_beside_others, together
 from nri_numa.engine.cpus.allocator import ChosenCPUs, TakeRequest
-from nri_numa.engine.decision import Machine, Reading, Refused
+from nri_numa.engine.decision import Case, Machine, Reading, Refused
+from nri_numa.engine.state import NodeState
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.settings import CPUAmount, Limits, Settings
-from nri_numa.model.workload import SMT, QoSClass, Strategy
+from nri_numa.model.workload import SMT, QoSClass, Requested, Strategy
 from tests.beds.views import live_view
 from tests.beds.world import GIB, World, container, pod, resources, says
 from tests.machines import named as machines
@@ -93,14 +94,15 @@ def test_case_11_a_shared_container_is_booked_where_there_is_room(world: World) 
 def test_case_11_whole_cores_come_from_where_they_can_be_spared() -> None:
     """Of NUMA node 0 one CPU may be owned, which makes no whole core."""
     topology = machines.dual_adjacent()
-    machine = Machine(topology=topology, settings=Settings())
+    machine, of = Machine(topology=topology, settings=Settings()), pod("own")
+    take = partial(take_beside_others, Case(machine, NodeState(), of, container(of), Requested()))
     request = TakeRequest(
         count=4, available=topology.online, affinity=NUMASet([0, 1]), smt=SMT.FULL_CORE
     )
-    taken = take_within(machine, request, {0: 1, 1: 8})
+    taken = take(request, {0: 1, 1: 8})
     assert isinstance(taken, ChosenCPUs)
     assert str(taken.cpus) == "8-11"
-    some = take_within(machine, replace(request, count=10), {0: 2, 1: 8})
+    some = take(replace(request, count=10), {0: 2, 1: 8})
     assert isinstance(some, ChosenCPUs)
     assert len(some.cpus & topology.numa_nodes[0].cpus) == 2
 

@@ -182,13 +182,13 @@ def test_best_effort_with_too_much_cpu_and_memory_only_a_tier_has_still_runs_whe
 
 
 def test_a_machine_whose_numa_nodes_have_no_cpus_runs_everything_unpinned() -> None:
-    from msgspec.structs import replace
-
     topology = machines.single_no_smt()
     nodes = {i: replace(n, cpus=CPUSet()) for i, n in topology.numa_nodes.items()}
     cpus = {i: replace(c, numa_node=None) for i, c in topology.cpus.items()}
     world = World(replace(topology, numa_nodes=nodes, cpus=cpus))
     assert world.put("a", {"policy": "best-effort"}, 1.5, qos=BURSTABLE) == ("", "")
+    world.put("own", {"cpus": "exclusive"}, 2)
+    says(world.update_refused("own-app", resources(3)), "", "0 free for", "on no NUMA node for it")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from nri_numa.engine.state import Kind
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.settings import Rule, Settings
-from nri_numa.model.workload import Resources
+from nri_numa.model.workload import Resources, Strategy
 from tests.beds.world import GIB, World, pod, resources, says, two_by_four, two_nodes
 from tests.machines import named as machines
 from tests.machines import pods
@@ -81,6 +81,17 @@ def test_resize_under_widen_adds_cpus_elsewhere_and_keeps_cpus_and_memory_nodes(
     had = world.cpus("a-app")
     assert world.update("a-app", resources(20, 1)) is None
     assert world.cpus("a-app") == had
+
+
+def test_resize_under_widen_leaves_those_who_share_what_they_were_promised() -> None:
+    """Also where its own CPU is not among the first."""
+    world = two_nodes(strategy=Strategy.PACK)
+    world.put("x", SINGLE, 3, 1)
+    assert world.put("a", {"policy": "best-effort"}, 1, 1) == ("3", "0")
+    world.stop("x-app")
+    world.put("shares", {**SINGLE, "cpus": "shared"}, 2, 1)
+    assert world.update("a-app", resources(3, 1)) is None
+    assert world.has("a-app")[0] == "0,3-4"
 
 
 def test_resize_whose_cpus_cannot_grow_books_its_new_memory(world: World) -> None:
@@ -203,10 +214,14 @@ def test_resize_of_a_container_with_listed_memory_books_its_new_size_there(world
     assert isinstance(world.update("a-app", resources(2, 9)), Refused)
 
 
-def test_resize_that_whole_cores_cannot_make_is_refused() -> None:
-    topology = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=4, memory_gib=8)
+@pytest.mark.parametrize(("single_threads", "cpus"), [(0, 2), (4, 4)])
+def test_resize_that_whole_cores_cannot_make_is_refused(single_threads: int, cpus: int) -> None:
+    """Also where other cores of the machine could."""
+    topology = synthetic(
+        sockets=2, cores_per_numa=4, memory_gib=8, efficient_cores_per_numa=single_threads
+    )
     world = World(topology)
-    world.put("a", {**SINGLE, "smt": "full-core"}, 2, 1)
+    world.put("a", {**SINGLE, "smt": "full-core"}, cpus, 1)
     says(world.update_refused("a-app", resources(3, 1)), "SMTAlignmentError", "so 2 or 4 would fit")
     assert world.update("a-app", resources(4, 1)) is None
     assert len(world.cpus("a-app")) == 4

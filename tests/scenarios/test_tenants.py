@@ -102,7 +102,9 @@ def test_a_rule_and_a_default_do_not_make_tenants_owners_of_what_they_do_not_pay
 def test_what_a_rule_lists_and_owns_is_the_operators_own_wish() -> None:
     rule = Rule(namespaces=("system",), values={"numacpu": "1", **OWN})
     world = World(machines.snc_smt(), Settings(rules=(rule,)))
-    assert world.place(*want("agent", {}, qos=BEST_EFFORT, namespace="system"))[0] == "1"
+    of, agent = want("agent", {}, qos=BEST_EFFORT, namespace="system")
+    assert world.place(of, agent)[0] == "1"
+    assert world.place(of, container(of, "beside"))[0] == "1"
 
 
 def test_a_permission_lets_unpaid_cpus_be_owned() -> None:

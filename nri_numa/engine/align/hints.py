@@ -31,14 +31,14 @@ docs/adr/0004-hint-merge.md. Masks are plain integers here, bit *i* for NUMA nod
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, compress, groupby
 from operator import mul
 
 import msgspec
 
-from nri_numa.model.cpuset import NO_NUMA_NODES, NUMASet
+from nri_numa.model.cpuset import NO_NUMA_NODES, NUMASet, ids_of
 from nri_numa.model.workload import DeviceRequest
 
 EXACT_UPTO = 10
@@ -53,18 +53,10 @@ Amounts = Mapping[int, int]
 """Quantity by NUMA node; missing is none."""
 
 
-def bits_of(mask: int) -> Iterator[int]:
-    """The NUMA nodes of a mask, ascending."""
-    while mask:
-        low = mask & -mask
-        yield low.bit_length() - 1
-        mask ^= low
-
-
 def all_masks(machine: int) -> list[int]:
     """Every set of the machine's NUMA nodes, by its index: bit *k* of it is the *k*-th of them."""
     masks = [0]
-    for i in bits_of(machine):
+    for i in ids_of(machine):
         masks += [m | 1 << i for m in masks]
     return masks
 
@@ -131,7 +123,7 @@ class Order:
 
     def key(self, mask: int) -> tuple[int, ...]:
         """Sort key; only to be compared between masks of one width."""
-        places = [self._place[i] for i in bits_of(mask)]
+        places = [self._place[i] for i in ids_of(mask)]
         places.sort(reverse=self.by_value)
         return tuple(places)
 
@@ -176,11 +168,11 @@ class Distances:
 
     def added(self, mask: int, i: int) -> int:
         """What one NUMA node adds to the total of a mask without it."""
-        return self.between(i, i) + sum(self.between(i, j) for j in bits_of(mask))
+        return self.between(i, i) + sum(self.between(i, j) for j in ids_of(mask))
 
     def total(self, mask: int) -> int:
         """Sum over all ordered pairs of the mask."""
-        members = list(bits_of(mask))
+        members = list(ids_of(mask))
         pairs = [self.between(i, j) for i, j in combinations(members, 2)]
         return sum(pairs) + sum([self.between(i, i) for i in members])
 
@@ -205,7 +197,7 @@ class Quantity(msgspec.Struct, frozen=True):
         several = False
         for nodes, amount in parts:
             several = several or bool(nodes & (nodes - 1))
-            for i in bits_of(nodes):
+            for i in ids_of(nodes):
                 amounts[i] = amounts.get(i, 0) + amount
         return cls(need, amounts, tuple(parts) if several else None)
 
@@ -301,7 +293,7 @@ class Cover(msgspec.Struct, frozen=True, kw_only=True):
         for q in self.quantities:
             sums = [0]
             if q.parts is None:
-                for i in bits_of(self.within):
+                for i in ids_of(self.within):
                     amount = q.amounts.get(i, 0)
                     sums += [total + amount for total in sums]
             else:
@@ -381,9 +373,6 @@ class Hint(msgspec.Struct, frozen=True):
 
     affinity: NUMASet = msgspec.field(name="numaNodes")
     preferred: bool
-
-    def __str__(self) -> str:
-        return f"{{{self.affinity}}}{'✓' if self.preferred else '✗'}"
 
 
 @dataclass(slots=True, eq=False)
@@ -628,7 +617,7 @@ def _width(universe: int, capacity: tuple[Quantity, ...], steps: Steps) -> int:
     if _alone(universe, capacity):
         return 1
     cover = Cover(within=universe, quantities=capacity)
-    mask = cover.narrowest(Order(bits_of(universe)), None, steps, at_least=2)
+    mask = cover.narrowest(Order(ids_of(universe)), None, steps, at_least=2)
     return (universe if mask is None else mask).bit_count()
 
 

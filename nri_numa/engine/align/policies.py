@@ -3,7 +3,6 @@
 ================  =========================================  ======================================
 policy            hints used                                 admits
 ================  =========================================  ======================================
-none              none                                       always, without affinity
 best-effort       all                                        always
 restricted        all                                        when the result is preferred
 single-numa-node  preferred ones with one NUMA node or none  when the result is preferred; a result
@@ -38,13 +37,12 @@ from nri_numa.engine.align.hints import (
     Order,
     ResourceDemand,
     Steps,
-    bits_of,
     hints_of,
     result_class,
     together,
 )
-from nri_numa.model.cpuset import NUMASet
-from nri_numa.model.machine import counted, numa_text
+from nri_numa.model.cpuset import NUMASet, ids_of
+from nri_numa.model.machine import counted, human_milli, numa_text
 from nri_numa.model.workload import Policy
 from nri_numa.text import human_bytes
 
@@ -74,16 +72,6 @@ class Problem(msgspec.Struct, frozen=True, dict=True):
     rank: Mapping[int, int] | None = None
     one_width: bool = False
 
-    @property
-    def small(self) -> bool:
-        """All masks can be entries at."""
-        return len(self.numa_ids) <= EXACT_UPTO
-
-    def distances(self) -> Distances | None:
-        """Distances where the policy looks at them."""
-        closest = self.prefer_closest and self.policy is not Policy.SINGLE_NUMA_NODE
-        return Distances(self.distance) if closest else None
-
     def merge(self) -> Merge:
         """The hints of each demand, with fresh steps to look for a mask."""
         single, steps = self.policy is Policy.SINGLE_NUMA_NODE, Steps()
@@ -93,7 +81,7 @@ class Problem(msgspec.Struct, frozen=True, dict=True):
             ),
             machine=self.numa_ids.bits,
             order=Order(self.numa_ids, self.rank),
-            distances=self.distances(),
+            distances=Distances(self.distance) if self.prefer_closest and not single else None,
             single=single,
             steps=steps,
         )
@@ -163,8 +151,7 @@ def unit_of(demand: HintDemand) -> str:
 def amount_text(amount: int, unit: str) -> str:
     """``1.5 GiB``, ``0.5 CPUs``, ``3``."""
     if unit in ("millicpu", "cpus"):
-        cpus = f"{amount / 1000:g}" if unit == "millicpu" else str(amount)
-        return f"{cpus} CPU{'' if cpus == '1' else 's'}"
+        return human_milli(amount if unit == "millicpu" else 1000 * amount)
     return human_bytes(amount) if unit == "bytes" else str(amount)
 
 
@@ -217,7 +204,7 @@ def _some_masks(hints: Hints, merge: Merge) -> tuple[list[int], int | None, int 
 def _poorest_do(hints: Hints, mask: int) -> bool:
     """Whether even the poorest NUMA nodes, as many as the mask has, would do."""
     width = mask.bit_count()
-    poorest = [sorted(q.amounts.get(i, 0) for i in bits_of(hints.universe)) for q in hints.free]
+    poorest = [sorted(q.amounts.get(i, 0) for i in ids_of(hints.universe)) for q in hints.free]
     return (
         hints.groups is None
         and not hints.required
@@ -242,37 +229,6 @@ def sets_text(sets: Sequence[str], every: bool, count: int | None) -> str:
     others = f" or {counted(more, 'other set')}" if more > 0 else ""
     many = "s" if width > 1 or len(same) > 1 else ""
     return f"NUMA node{many} {' or '.join(same)}{others}"
-
-
-def summarize(problem: Problem) -> tuple[ResourceSummary, ...]:
-    """What each resource asked and which masks suit it, in the order of the demands."""
-    merge = problem.merge()
-    found: list[ResourceSummary] = []
-    for demand, hints in zip(problem.demands, merge.lists, strict=True):
-        summary = ResourceSummary(
-            resource=demand.resource,
-            need=demand.need,
-            unit=unit_of(demand),
-            state=HintState.NONE if hints.nil else HintState.IMPOSSIBLE,
-            numa_nodes=[
-                NodeAmount(i, free, capacity, free >= demand.need)
-                for i, free, capacity in demand.amounts(problem.numa_ids)
-            ],
-        )
-        if hints.nil is None:
-            masks, count, narrowest, every = _some_masks(hints, merge)
-            summary = replace(
-                summary,
-                state=HintState.MASKS,
-                preferred_width=hints.width,
-                narrowest_width=masks[0].bit_count() if masks else 0,
-                hints=[Hint(NUMASet.from_bits(m), hints.prefers(m)) for m in masks],
-                hint_count=count,
-                narrowest_count=narrowest,
-                every_set=every,
-            )
-        found.append(replace(summary, text=_summary_text(summary, demand)))
-    return tuple(found)
 
 
 def _summary_text(summary: ResourceSummary, demand: HintDemand) -> str:
@@ -310,47 +266,6 @@ def lacking(summary: ResourceSummary, demand: HintDemand) -> str:
     if free < demand.need:
         return f"{_free(free, unit)} on all NUMA nodes together"
     return f"{_free(free, unit)}, but {demand.obstacle()}"
-
-
-def runners_up(problem: Problem, affinity: NUMASet | None, preferred: bool) -> list[Candidate]:
-    """The best masks that lost, best first, and what separated each from the winner.
-
-    On machines too large to look at all masks only preferred results are listed.
-    """
-    if problem.policy is Policy.NONE:
-        return []
-    merge = problem.merge()
-    winner = problem.numa_ids.bits if affinity is None else affinity.bits
-    order, distances = merge.order, merge.distances
-    found: list[Candidate] = []
-    seen = {winner}
-    while preferred and len(found) < SAMPLES:
-        mask = merge.preferred(frozenset(seen))
-        if mask is None:
-            break
-        seen.add(mask)
-        found.append(_candidate(mask, True, _behind(winner, mask, 0, merge)))
-    if (
-        len(found) < SAMPLES
-        and problem.small
-        and not merge.single
-        and any(f.nil is None for f in merge.lists)
-    ):
-        masks, neediest = merge.reachable()
-        # Order: as the merge compares results that are not preferred.
-        rest = sorted(
-            (m for m in masks if m not in seen),
-            key=lambda m: (
-                result_class(m.bit_count(), neediest),
-                0 if distances is None else distances.total(m),
-                order.key(m),
-            ),
-        )
-        wide = "it is wider than an empty machine would need, or resources would differ on it"
-        for mask in rest[: SAMPLES - len(found)]:
-            why = ("preferred", wide) if preferred else _behind(winner, mask, neediest, merge)
-            found.append(_candidate(mask, False, why))
-    return found
 
 
 def _candidate(mask: int, preferred: bool, why: tuple[str, str]) -> Candidate:
@@ -399,42 +314,7 @@ def short(resource: str, need: str, have: str) -> str:
     return f"{resource}: {need} needed, {have}"
 
 
-def reason(problem: Problem, affinity: NUMASet | None, preferred: bool) -> str:
-    """The outcome in one sentence."""
-    if problem.policy is Policy.NONE:
-        return "policy none looks at no NUMA nodes"
-    if preferred:
-        if affinity is None or affinity == problem.numa_ids:
-            return "every NUMA node suits"
-        return f"{numa_text(affinity, 'suits', 'suit')} every resource"
-    return str(shortage(problem))
-
-
 _Entry = tuple[ResourceSummary, Hints, HintDemand]
-
-
-def shortage(problem: Problem) -> Shortage:
-    """Which resource, or which several, kept the result from being a preferred one."""
-    merge = problem.merge()
-    entries = list(zip(summarize(problem), merge.lists, problem.demands, strict=True))
-    impossible = [one for one in entries if one[0].state is HintState.IMPOSSIBLE]
-    if impossible:
-        # What the machine lacks comes before what is not free, and that before what is both but
-        # not together; then in the order of the demands.
-        summary, _, demand = min(impossible, key=lambda one: _severity(one[0], one[2]))
-        return _alone(summary, lacking(summary, demand))
-    hinting = [one for one in entries if one[0].state is HintState.MASKS]
-    order = merge.order
-    for _, hints, _ in hinting:
-        if replace(merge, lists=[hints], distances=None).preferred() is None:
-            width = 1 if merge.single else hints.width
-            return _wider([one for one in hinting if one[1] is hints], problem, order, width)
-    widths = {s.preferred_width for s, _, _ in hinting}
-    if not merge.single and len(widths) > 1:
-        each = ", ".join(f"{_amount(s)} on {nodes_text(s.preferred_width)}" for s, _, _ in hinting)
-        names = " and ".join(s.resource for s, _, _ in hinting)
-        return Shortage(f"{names}: {DIFFERENT_WIDTHS}: {each}", widths=True)
-    return _apart(hinting, problem, order)
 
 
 def _severity(summary: ResourceSummary, demand: HintDemand) -> int:
@@ -556,25 +436,115 @@ class Alignment(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def reason(self) -> str:
         """Why it came out so, in one sentence without a full stop."""
-        text = reason(self.problem, self.affinity, self.preferred)
+        affinity = self.affinity
+        if not self.preferred:
+            text = str(self.shortage)
+        elif affinity is None or affinity == self.problem.numa_ids:
+            text = "every NUMA node suits"
+        else:
+            text = f"{numa_text(affinity, 'suits', 'suit')} every resource"
         if self.exact:
             return text
         return f"{text} (the best found in {self.steps} steps; a better one may exist)"
 
     @cached_property
     def shortage(self) -> Shortage:
-        """What kept it from being a preferred one; meant for results that are not."""
-        return shortage(self.problem)
+        """Which resource, or which several, kept it from being a preferred one."""
+        problem = self.problem
+        merge = problem.merge()
+        entries = list(zip(self.resources, merge.lists, problem.demands, strict=True))
+        impossible = [one for one in entries if one[0].state is HintState.IMPOSSIBLE]
+        if impossible:
+            # What the machine lacks comes before what is not free, and that before what is both but
+            # not together; then in the order of the demands.
+            summary, _, demand = min(impossible, key=lambda one: _severity(one[0], one[2]))
+            return _alone(summary, lacking(summary, demand))
+        hinting = [one for one in entries if one[0].state is HintState.MASKS]
+        order = merge.order
+        for _, hints, _ in hinting:
+            if replace(merge, lists=[hints], distances=None).preferred() is None:
+                width = 1 if merge.single else hints.width
+                return _wider([one for one in hinting if one[1] is hints], problem, order, width)
+        widths = {s.preferred_width for s, _, _ in hinting}
+        if not merge.single and len(widths) > 1:
+            each = ", ".join(
+                f"{_amount(s)} on {nodes_text(s.preferred_width)}" for s, _, _ in hinting
+            )
+            names = " and ".join(s.resource for s, _, _ in hinting)
+            return Shortage(f"{names}: {DIFFERENT_WIDTHS}: {each}", widths=True)
+        return _apart(hinting, problem, order)
 
     @cached_property
     def resources(self) -> tuple[ResourceSummary, ...]:
         """What each resource asked and which NUMA masks suit it, in the order of the demands."""
-        return summarize(self.problem)
+        problem = self.problem
+        merge = problem.merge()
+        found: list[ResourceSummary] = []
+        for demand, hints in zip(problem.demands, merge.lists, strict=True):
+            summary = ResourceSummary(
+                resource=demand.resource,
+                need=demand.need,
+                unit=unit_of(demand),
+                state=HintState.NONE if hints.nil else HintState.IMPOSSIBLE,
+                numa_nodes=[
+                    NodeAmount(i, free, capacity, free >= demand.need)
+                    for i, free, capacity in demand.amounts(problem.numa_ids)
+                ],
+            )
+            if hints.nil is None:
+                masks, count, narrowest, every = _some_masks(hints, merge)
+                summary = replace(
+                    summary,
+                    state=HintState.MASKS,
+                    preferred_width=hints.width,
+                    narrowest_width=masks[0].bit_count() if masks else 0,
+                    hints=[Hint(NUMASet.from_bits(m), hints.prefers(m)) for m in masks],
+                    hint_count=count,
+                    narrowest_count=narrowest,
+                    every_set=every,
+                )
+            found.append(replace(summary, text=_summary_text(summary, demand)))
+        return tuple(found)
 
     @cached_property
     def candidates(self) -> tuple[Candidate, ...]:
-        """The best masks that lost, best first, with what separated them from the winner."""
-        return tuple(runners_up(self.problem, self.affinity, self.preferred))
+        """The best masks that lost, best first, and what separated each from the winner.
+
+        On machines too large to look at all masks only preferred results are listed.
+        """
+        problem, preferred = self.problem, self.preferred
+        merge = problem.merge()
+        winner = problem.numa_ids.bits if self.affinity is None else self.affinity.bits
+        order, distances = merge.order, merge.distances
+        found: list[Candidate] = []
+        seen = {winner}
+        while preferred and len(found) < SAMPLES:
+            mask = merge.preferred(frozenset(seen))
+            if mask is None:
+                break
+            seen.add(mask)
+            found.append(_candidate(mask, True, _behind(winner, mask, 0, merge)))
+        if (
+            len(found) < SAMPLES
+            and len(problem.numa_ids) <= EXACT_UPTO
+            and not merge.single
+            and any(f.nil is None for f in merge.lists)
+        ):
+            masks, neediest = merge.reachable()
+            # Order: as the merge compares results that are not preferred.
+            rest = sorted(
+                (m for m in masks if m not in seen),
+                key=lambda m: (
+                    result_class(m.bit_count(), neediest),
+                    0 if distances is None else distances.total(m),
+                    order.key(m),
+                ),
+            )
+            wide = "it is wider than an empty machine would need, or resources would differ on it"
+            for mask in rest[: SAMPLES - len(found)]:
+                why = ("preferred", wide) if preferred else _behind(winner, mask, neediest, merge)
+                found.append(_candidate(mask, False, why))
+        return tuple(found)
 
 
 def align(problem: Problem) -> Alignment:
@@ -582,15 +552,10 @@ def align(problem: Problem) -> Alignment:
 
     The result does not depend on the order of the demands.
     """
-    policy = problem.policy
-    if policy is Policy.NONE:
-        return Alignment(
-            admitted=True, affinity=None, preferred=False, exact=True, steps=0, problem=problem
-        )
     merge = problem.merge()
     mask, preferred = merge.best()
     return Alignment(
-        admitted=preferred or policy is Policy.BEST_EFFORT,
+        admitted=preferred or problem.policy is Policy.BEST_EFFORT,
         affinity=None if merge.single and mask == merge.machine else NUMASet.from_bits(mask),
         preferred=preferred,
         exact=merge.steps.exact,

@@ -294,8 +294,11 @@ def _keep(ix: AllocatorIndex, held: int, count: int, smt: SMT, affinity: NUMASet
 def _shrink(
     ix: AllocatorIndex, request: TakeRequest, held: int
 ) -> ChosenCPUs | SMTAlignmentRefused:
-    if request.smt is SMT.FULL_CORE and counts_that_fit(_cores(ix, ix.all), request.count) is None:
-        return _misaligned(ix, request.count, held)
+    if request.smt is SMT.FULL_CORE:
+        # Cores of the machine, where a sibling that was offline is back and it has parts of cores.
+        cores = held if ix.members(ix.whole(held)) == held else ix.all
+        if counts_that_fit(_cores(ix, cores), request.count) is None:
+            return _misaligned(ix, request.count, held)
     kept = _keep(ix, held, request.count, request.smt, request.affinity)
     idle = _idle(ix, request, kept)
     return ChosenCPUs(

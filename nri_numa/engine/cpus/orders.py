@@ -22,6 +22,7 @@ from math import comb, floor, sqrt
 import msgspec
 
 from nri_numa.engine.cpus.index import NOWHERE, AllocatorIndex, NUMAUnit, Unit
+from nri_numa.model.cpuset import ids_of
 
 # Up to this many combinations of NUMA nodes are all compared (C(12, 6) is 924). Beyond, one
 # candidate set grows around each NUMA node: 64 nodes cost 64 sets instead of 10^18.
@@ -111,14 +112,14 @@ def threads_filler(index: AllocatorIndex, own: int) -> Filler:
         for completes in (True, False):
             group = whole & mine if completes else whole & ~mine
             for size in range(index.threads, 0, -1):
-                for first in _ids(group & counts[size]):
+                for first in ids_of(group & counts[size]):
                     if size > n:
                         break
                     chosen |= index.core_bits[first] & candidates
                     n -= size
         half_used = touched & ~whole
         for size in range(index.threads, 0, -1):
-            for first in _ids(half_used & counts[size]):
+            for first in ids_of(half_used & counts[size]):
                 if size > n:
                     break
                 chosen |= index.core_bits[first] & candidates
@@ -128,7 +129,7 @@ def threads_filler(index: AllocatorIndex, own: int) -> Filler:
         # Every core that is left has more threads free than are needed.
         left = touched & ~index.touched(chosen)
         rests = (left & group & counts[size] for group in (half_used, whole) for size in sizes)
-        first = next(_first(rest) for rest in rests if rest)
+        first = next(ids_of(next(filter(None, rests))))
         return chosen | lowest(index.core_bits[first] & candidates, n)
 
     return fill
@@ -317,19 +318,6 @@ def _l3_key(places: CorePlaces, group: Unit, n: int) -> tuple[bool, int, int]:
         free,
         group.id,
     )
-
-
-def _first(bits: int) -> int:
-    return (bits & -bits).bit_length() - 1
-
-
-def _ids(bits: int) -> list[int]:
-    ids = []
-    while bits:
-        low = bits & -bits
-        ids.append(low.bit_length() - 1)
-        bits ^= low
-    return ids
 
 
 MOST_NUMA_NODES = 8

@@ -213,6 +213,7 @@ def _requested(requested: Requested) -> dict[str, tuple[str, str]]:
         "on-failure": requested.on_failure,
         "devices": requested.devices,
         "mempolicy": requested.mempolicy,
+        "movable": "true" if requested.movable else "false",
     }
     sources = requested.sources
     return {

@@ -78,9 +78,7 @@ def widen_for_memory(
     if not cover.quantities or (mask and cover.meets(mask.bits)):
         return mask
     found = cover.narrowest(Order(whole), Distances(distance), Steps())
-    if found is None:
-        return whole if cover.meets(whole.bits) else None
-    return NUMASet.from_bits(found)
+    return None if found is None else NUMASet.from_bits(found)
 
 
 # --- the kubelet's rules -------------------------------------------------------------------------
@@ -245,9 +243,6 @@ def tied_text(table: MemoryTable | None) -> str:
     if not groups:
         return ""
     return f"; other containers tie NUMA nodes {' and '.join(groups)} together (kubeletMemory)"
-
-
-"""Policies that refuse rather than use more NUMA nodes, for every resource."""
 
 
 def near(machine: Machine, listed: NUMASet) -> NUMASet:

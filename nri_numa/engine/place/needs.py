@@ -21,7 +21,7 @@ from nri_numa.engine.align.policies import Alignment, short
 from nri_numa.engine.cpus.allocator import NotEnoughCPUs, SMTAlignmentRefused
 from nri_numa.engine.decision import Case, Machine, tier_text
 from nri_numa.engine.place.memory import MemoryTable, memory_table, needs_of, pages_name
-from nri_numa.engine.request.demand import Demand
+from nri_numa.engine.request.demand import Demand, hugepages, limit_milli, request_milli
 from nri_numa.engine.state import ALL
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
 from nri_numa.model.machine import agree, counted, human_milli, in_words, numa_text
@@ -143,28 +143,21 @@ def pod_demand(pod: PodSandbox, demand: Demand, *, fractions: bool = True) -> De
     not: the whole CPUs of the sum are those of others.
     """
     resources = pod.resources
-    milli = demand.cpu_milli
-    if resources.cpu_quota and resources.cpu_period and resources.cpu_quota > 0:
-        milli = max(milli, resources.cpu_quota * 1000 // resources.cpu_period)
     # The sum of the limits leaves out containers without one; the sum of the requests does not.
-    if resources.cpu_shares and resources.cpu_shares > 2:
-        milli = max(milli, -(-resources.cpu_shares * 1000 // 1024))
+    milli = max(demand.cpu_milli, limit_milli(resources, []), request_milli(resources, []))
     exclusive = demand.exclusive_cpus
     if pod.qos is QoSClass.GUARANTEED and (exclusive or not fractions):
         # Containers with a fraction stay in the shared pool and do not count.
         exclusive = max(exclusive, milli // 1000)
-    memory = demand.memory_bytes
-    if resources.memory_limit and resources.memory_limit > 0:
-        memory = max(memory, resources.memory_limit)
-    hugepages = dict(demand.hugepages)
-    for size, amount in resources.hugepages.items():
-        hugepages[size] = max(hugepages.get(size, 0), amount)
+    pages = dict(demand.hugepages)
+    for size, amount in hugepages(resources, []).items():
+        pages[size] = max(pages.get(size, 0), amount)
     return replace(
         demand,
         cpu_milli=milli,
         exclusive_cpus=exclusive,
-        memory_bytes=memory,
-        hugepages=hugepages,
+        memory_bytes=max(demand.memory_bytes, resources.memory_limit or 0),
+        hugepages=pages,
     )
 
 
@@ -176,14 +169,17 @@ def cpu_hints(case: Case, table: ResourceTable) -> list[HintDemand]:
     own = bool(demand.exclusive_cpus) or case.by_kubelet
     if own:
         need, capacity, available = demand.exclusive_cpus, machine.whole_cpus, table.free_by_node
+    topology = machine.topology
     return [
         ResourceDemand(
             resource="cpu",
             need=need,
             capacity=capacity,
             available=available,
-            required=machine.topology.numa_of(case.held) if own and case.held else NO_NUMA_NODES,
-            sockets=_sockets(machine) if machine.settings.align_by_socket else None,
+            required=topology.numa_of(case.held) if own and case.held else NO_NUMA_NODES,
+            sockets={i: s.id for s in topology.sockets.values() for i in s.numa_nodes}
+            if machine.settings.align_by_socket
+            else None,
             unit="cpus" if own else "millicpu",
         )
     ]
@@ -218,24 +214,10 @@ def memory_hints(case: Case, table: ResourceTable) -> list[HintDemand]:
     ]
 
 
-def device_hints(case: Case, table: ResourceTable) -> list[HintDemand]:
-    """Devices that the container has already."""
-    if not (case.container.devices or case.container.pod_devices):
-        return []
-    return [DeviceDemand(request=request) for request in aligned_devices(case)]
-
-
-HINT_PROVIDERS: Final = (cpu_hints, memory_hints, device_hints)
-"""Everything that asks for NUMA nodes, in the order of explanations: CPUs first."""
-
-
 def demands(case: Case, table: ResourceTable) -> list[HintDemand]:
-    """What each resource asks for."""
-    return [demand for provider in HINT_PROVIDERS for demand in provider(case, table)]
-
-
-def _sockets(machine: Machine) -> dict[int, int]:
-    return {i: socket.id for socket in machine.topology.sockets.values() for i in socket.numa_nodes}
+    """What each resource asks for, in the order of explanations: CPUs first."""
+    devices = [DeviceDemand(request=request) for request in aligned_devices(case)]
+    return [*cpu_hints(case, table), *memory_hints(case, table), *devices]
 
 
 def needed_text(case: Case) -> str:
@@ -347,7 +329,7 @@ def left_text(case: Case, table: ResourceTable) -> str:
 
 def lowered_text(machine: Machine, numa_nodes: Iterable[int]) -> str:
     """That NUMA nodes give less than their CPUs: `` (capacity factor 0: drained)``."""
-    lowest = min(machine.settings.capacity_factor.get(i, 1.0) for i in numa_nodes)
+    lowest = min((machine.settings.capacity_factor.get(i, 1.0) for i in numa_nodes), default=1.0)
     if lowest >= 1:
         return ""
     return f" (capacity factor {lowest:g}{'' if lowest else ': drained'})"

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import partial
@@ -490,39 +490,35 @@ def resolve(
             return read
         levels += read
     annotated = len(levels)
-    levels += _matching(settings.rules, pod, container)
-    configured_from = len(levels)
+    levels += [
+        {key: (value, f"rule {number}") for key, value in rule.values.items()}
+        for number, rule in enumerate(settings.rules, 1)
+        if _applies(rule, pod, container)
+    ]
     if settings.defaults:
         levels.append({key: (value, "default") for key, value in settings.defaults.items()})
-
     chosen: _Level = {}
-    given: frozenset[str] = frozenset()
     for number, level in enumerate(levels):
         new: _Level = {}
-        for key, (value, source) in level.items():
-            if key in chosen:
-                continue
-            # What came from annotations was looked at when it was read.
-            expected = None if number < annotated else _expectation(key, value)
-            if expected is not None:
-                return _wrong(pod, container, key, value, expected, source)
-            if _clash(key, value, chosen) is None:
-                new[key] = (value, source)
-        found = _contradiction(new)
+        for key, one in level.items():
+            if key not in chosen and _clash(key, one[0], chosen) is None:
+                new[key] = one
+        # Rules and defaults were checked when the configuration was read.
+        found = _contradiction(new) if number < annotated else None
         if found is not None:
             key, expected = found
             value, source = new[key]
             return _wrong(pod, container, key, value, expected, source)
         chosen.update(new)
-        if number == configured_from - 1:
-            given = frozenset(chosen)
-    requested = _requested(chosen, given, permission, ignored)
-    if own and requested.numacpu is not None:
-        requested = replace(requested, pods_list=chosen["numacpu"] != levels[0].get("numacpu"))
-    if marker + PLACED in pod.annotations:
-        placed = placed_for(pod.annotations, settings.prefix, container.name)
-        requested = replace(requested, placed=placed)
-    return requested
+    return _requested(
+        chosen,
+        permission,
+        ignored,
+        pods_list="numacpu" in chosen and not (own and "numacpu" in levels[0]),
+        placed=placed_for(pod.annotations, settings.prefix, container.name)
+        if marker + PLACED in pod.annotations
+        else NO_NUMA_NODES,
+    )
 
 
 class Resolver:
@@ -561,11 +557,6 @@ class Resolver:
                 self._known.clear()
             self._known[key] = requested
         return requested
-
-
-def _expectation(key: str, value: str) -> str | None:
-    check = _CHECKS.get(key)
-    return _known_keys(key) if check is None else check(value)
 
 
 def _read_annotations(
@@ -658,12 +649,6 @@ def _split(name: str, marker: str, *, guess: bool) -> tuple[str, str | None] | N
     return None
 
 
-def _matching(rules: tuple[Rule, ...], pod: PodSandbox, container: Container) -> Iterator[_Level]:
-    for number, rule in enumerate(rules, 1):
-        if _applies(rule, pod, container):
-            yield {key: (value, f"rule {number}") for key, value in rule.values.items()}
-
-
 def _applies(rule: Rule, pod: PodSandbox, container: Container) -> bool:
     return (
         (not rule.runtime_handlers or pod.runtime_handler in rule.runtime_handlers)
@@ -673,7 +658,12 @@ def _applies(rule: Rule, pod: PodSandbox, container: Container) -> bool:
 
 
 def _requested(
-    chosen: _Level, given: frozenset[str], permission: Permission, ignored: list[str]
+    chosen: _Level,
+    permission: Permission,
+    ignored: list[str],
+    *,
+    pods_list: bool,
+    placed: NUMASet,
 ) -> Requested:
     values = {key: value for key, (value, _) in chosen.items()}
     load = values.get("load")
@@ -690,7 +680,7 @@ def _requested(
         devices=DeviceUse(values["devices"]) if "devices" in values else DeviceUse.ALIGN,
         mempolicy=MemoryPolicy(values.get("mempolicy", NOTHING_REQUESTED.mempolicy)),
         movable="movable" in values and values["movable"] == "true",
-        given=given,
+        given=frozenset([key for key, (_, source) in chosen.items() if source != "default"]),
         sources={key: source for key, (_, source) in chosen.items()},
         ignored=tuple(ignored),
         unpaid_cpus=permission.unpaid_cpus,
@@ -699,6 +689,8 @@ def _requested(
         permission=permission.name,
         listed_cpus=CPUSet.parse(values["numacpu"]) if "numacpu" in values else NO_CPUS,
         listed_mems=NUMASet.parse(values["numamem"]) if "numamem" in values else NO_NUMA_NODES,
+        pods_list=pods_list,
+        placed=placed,
     )
 
 
@@ -714,15 +706,10 @@ def addressees(annotations: Mapping[str, str], prefix: str) -> dict[str, str]:
     have are left out.
     """
     found: dict[str, str] = {}
-    for name in sorted([name for name in annotations if prefix in name]):
-        domain, _, tail = name.partition("/")
-        if domain == prefix:
-            key, _, target = tail.partition(".")
-        elif domain.endswith(f".{prefix}") and tail.startswith("container."):
-            key, target = domain.removesuffix(f".{prefix}"), tail.removeprefix("container.")
-        else:
-            continue
-        if key in KEYS and 0 < len(target) <= _LONGEST_NAME and len(found) < MOST_ADDRESSEES:
+    marker = prefix + "/"
+    for name in sorted([name for name in annotations if marker in name]):
+        key, target = _split(name, marker, guess=False) or ("", None)
+        if key in KEYS and target and len(target) <= _LONGEST_NAME and len(found) < MOST_ADDRESSEES:
             found.setdefault(target, name)
     return found
 

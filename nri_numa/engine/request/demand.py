@@ -26,7 +26,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from nri_numa.engine.request.annotations import by_annotation, permission_of
+from nri_numa.engine.request.annotations import by_annotation, permission_of, quoted
 from nri_numa.engine.state import NOTHING, Charge, NodeState
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import (
@@ -517,11 +517,10 @@ def with_slots(
     who = subject(pod, container)
     slots = read_slots(text)
     if isinstance(slots, str):
-        shown = repr(text) if len(text) <= 80 else f"{text[:80]!r}… ({len(text)} characters)"
         return Refusal(
             reason="InvalidSlots",
-            message=f"{who}: {SLOTS} is {shown} (annotation {settings.prefix}/{SLOTS} of the "
-            f"container), expected {slots}",
+            message=f"{who}: {SLOTS} is {quoted(text)} (annotation {settings.prefix}/{SLOTS} of "
+            f"the container), expected {slots}",
             rule="the device plugin of nri-numa says which slots a container holds",
         )
     plural, claimed = "s" if slots.count != 1 else "", CLAIM in text

@@ -76,7 +76,7 @@ def test_every_container_is_listed_with_what_it_really_has(bed: Bed) -> None:
     cpus = CPUSet.parse(own.cpus)
     assert len(cpus) == 2
     shared = CPUSet.parse(listing.head.shared_pool)
-    assert cpus.isdisjoint(shared)
+    assert not cpus & shared
     assert cpus | shared == bed.machine.topology.allowed
     assert CPUSet.parse(containers["plain"].cpus) == shared
 

@@ -21,8 +21,7 @@ from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.workload import Device, DeviceRequest, Policy
 from tests.checks.oracles import hints_of, walk
 
-NONE, BEST_EFFORT = Policy.NONE, Policy.BEST_EFFORT
-RESTRICTED, SINGLE = Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE
+BEST_EFFORT, RESTRICTED, SINGLE = Policy.BEST_EFFORT, Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE
 GIB = 1 << 30
 
 
@@ -56,7 +55,6 @@ TIGHT = cpu(4, (2, 4), (3, 4))
 @pytest.mark.parametrize(
     ("policy", "demand", "expected"),
     [
-        (NONE, TIGHT, "policy none looks at no NUMA nodes"),
         (
             RESTRICTED,
             TIGHT,
@@ -102,7 +100,6 @@ class TestCandidates:
         return [(str(c.affinity), c.preferred, c.text) for c in found.candidates]
 
     def test_nothing_to_tell(self) -> None:
-        assert place(2, TIGHT, policy=NONE).candidates == ()
         assert place(2, TIGHT, policy=SINGLE).candidates == ()
         assert place(2, policy=RESTRICTED).candidates == ()
         assert place(2, gpu(2, 0), policy=BEST_EFFORT).candidates == ()

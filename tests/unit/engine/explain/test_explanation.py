@@ -91,6 +91,12 @@ def test_who_asks_for_exclusive_cpus_without_a_number_asked_for_something() -> N
     assert "It asked for nothing about CPUs or memory." in told(Node().explain({"bind": "none"}))
 
 
+def test_every_value_is_told_with_what_it_means() -> None:
+    text = told(Node().explain({**SINGLE, "devices": "ignore", "movable": "true"}, resources(2)))
+    assert "devices: ignore (annotation numa.kubernetes.io/devices): its devices do not" in text
+    assert "movable: true (annotation numa.kubernetes.io/movable): it may be elsewhere" in text
+
+
 # --- where it fits, and why there --------------------------------------------------------------
 
 

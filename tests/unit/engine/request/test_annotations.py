@@ -201,16 +201,6 @@ def test_a_rule_matches_when_all_its_conditions_do(rule: Rule, matches: bool) ->
     assert (requested.scope is Scope.POD) is matches
 
 
-def test_a_bad_rule_or_default_is_named_as_such() -> None:
-    bad_rule = asked({}, Settings(rules=(Rule(), Rule(values={"policy": "bets"}))))
-    assert isinstance(bad_rule, Refusal)
-    assert (bad_rule.source, bad_rule.key) == ("rule 2", "policy")
-    bad_default = asked({}, Settings(defaults={"polcy": "restricted"}))
-    assert isinstance(bad_default, Refusal)
-    assert bad_default.source == "default"
-    assert "did you mean policy?" in bad_default.message
-
-
 # --- bad values -------------------------------------------------------------------------------
 
 NODES = "a list of NUMA nodes"

@@ -85,8 +85,11 @@ class KubeletFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def command_line(words: Sequence[str]) -> Flags:
-    """Read a command line: ``--flag=value`` or ``--flag value``; the last of equal flags counts."""
-    found: dict[str, str] = {}
+    """Read a command line: ``--flag=value`` or ``--flag value``.
+
+    The last of equal flags counts; those of tables and of ``--reserved-memory`` add up.
+    """
+    given: dict[str, list[str]] = {}
     for number, word in enumerate(words[1:], 1):
         if not word.startswith("-"):
             continue
@@ -94,22 +97,23 @@ def command_line(words: Sequence[str]) -> Flags:
         if not equals:
             after = words[number + 1] if number + 1 < len(words) else ""
             value = "" if after.startswith("-") else after
-        found[name] = value
+        given.setdefault(name, []).append(value)
+    found = {name: values[-1] for name, values in given.items()}
     return Flags(
         config=found.get("config", ""),
         config_dir=found.get("config-dir", ""),
         root_dir=found.get("root-dir") or _DEFAULT_ROOT,
         # As pkg/util/node GetHostname does.
         hostname_override=found.get("hostname-override", "").strip().lower(),
-        values={key: _of_flag(key, found[flag]) for flag, key in _KEYS.items() if flag in found},
+        values={key: _of_flag(key, given[flag]) for flag, key in _KEYS.items() if flag in given},
     )
 
 
-def _of_flag(key: str, text: str) -> object:
+def _of_flag(key: str, texts: Sequence[str]) -> object:
     if key == "reservedMemory":  # 0:memory=1Gi,hugepages-2Mi=512Mi;1:memory=2Gi
-        parts = [part.partition(":") for part in text.split(";") if part]
+        parts = [part.partition(":") for part in ";".join(texts).split(";") if part]
         return [{"numaNode": node, "limits": _pairs(limits)} for node, _, limits in parts]
-    return _pairs(text) if key in _TABLES else text
+    return _pairs(",".join(texts)) if key in _TABLES else texts[-1]
 
 
 def _pairs(text: str) -> dict[str, str]:

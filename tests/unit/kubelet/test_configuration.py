@@ -114,14 +114,15 @@ def test_flags_beat_the_file() -> None:
         "/usr/bin/kubelet", "--config=/etc/k.yaml", "--config-dir", "/etc/k.d", "-v", "--v=2",
         "--reserved-cpus=1", "--system-reserved=cpu=2,memory=1Gi", "--root-dir", "/data",
         "--cpu-manager-policy=static", "--cpu-manager-policy-options=full-pcpus-only=true",
-        "--reserved-memory", "0:memory=1Gi,hugepages-2Mi=2Mi;1:memory=2Gi", "stray", "--last",
+        "--cpu-manager-policy-options=strict-cpu-reservation=true", "--reserved-memory",
+        "0:memory=1Gi,hugepages-2Mi=2Mi;1:memory=2Gi", "--reserved-memory=2:memory=1Gi", "--last",
     ]  # fmt: skip
     flags = command_line(words)
     assert (flags.config, flags.config_dir, flags.root_dir) == ("/etc/k.yaml", "/etc/k.d", "/data")
     found = facts(document(reservedSystemCPUs="0", systemReserved={"cpu": "1"}), flags.values)
     assert (str(found.reserved_cpus), found.reserved_milli) == ("1", 2000)
-    assert found.cpu_options == {"full-pcpus-only": "true"}
-    assert found.reserved_memory == {0: {0: GIB, 2 << 20: 2 << 20}, 1: {0: 2 * GIB}}
+    assert found.cpu_options == {"full-pcpus-only": "true", "strict-cpu-reservation": "true"}
+    assert found.reserved_memory == {0: {0: GIB, 2 << 20: 2 << 20}, 1: {0: 2 * GIB}, 2: {0: GIB}}
     assert command_line([]) == Flags()
 
 
@@ -189,7 +190,7 @@ def test_amounts_reserve_what_the_kubelet_would_take() -> None:
 
 
 def test_strict_reservation_is_taken_over_as_far_as_anything_is_left() -> None:
-    strict = {"strict-cpu-reservation": "true"}
+    strict = {"strict-cpu-reservation": "True"}
     found = beside({}, KubeletFacts(reserved_cpus=CPUSet.parse("0"), cpu_options=strict))
     assert found.settings.strict_reserved
     everything = KubeletFacts(reserved_milli=1_000_000, cpu_options=strict)

@@ -351,8 +351,7 @@ class _Simulator:
                 self._remove(pod)
                 break
             given = self._devices.of(pod, manifest.name)
-            own, together, notes = self._devices.hints(pod, manifest.name)
-            made = replace(made, devices=own, pod_devices=together, device_notes=notes)
+            made = self._devices.known(pod, manifest.name).on(made)
             decision = admit_whole(machine, self.state, sandbox, made, reading, NOW)
             if isinstance(decision, Refused):
                 decision = with_room(machine, self.state, decision, reading, NOW)

@@ -156,7 +156,7 @@ def test_devices_are_asked_for_as_limits_by_containers_and_never_changed() -> No
     whole["spec"]["resources"] = {"limits": {"cpu": 1, GPU: 1}}
     with pytest.raises(ManifestError, match="by the pod as a whole, expected in a container"):
         run(json.dumps(whole))
-    with pytest.raises(ManifestError, match="the number of devices cannot be changed"):
+    with pytest.raises(ManifestError, match="extended resources cannot be resized"):
         run(wants("a", needs(gpu=1)), wants("a", needs(gpu=2)))
 
 

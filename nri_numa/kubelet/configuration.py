@@ -280,7 +280,9 @@ def read(config: str, config_dir: str, kubelet_root: str, proc: str = "/proc") -
     drop_ins: list[str] = []
     if directory:
         try:
-            drop_ins = sorted(_drop_ins(prefix + directory, len(prefix)))
+            # A directory's entries by name, as Go's WalkDir has them.
+            found = _drop_ins(prefix + directory, len(prefix))
+            drop_ins = sorted(found, key=lambda path: path.split("/"))
         except OSError as error:
             problems.append(f"{directory}: cannot be read: {error.strerror or error}")
     if len(drop_ins) > MAX_FILES:

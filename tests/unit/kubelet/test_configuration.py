@@ -253,10 +253,10 @@ def test_drop_ins_are_read_in_lexical_order(tmp_path: Path) -> None:
     write(tmp_path / "kubelet.yaml", reservedSystemCPUs="0")
     write(tmp_path / "d" / "10-a.conf", reservedSystemCPUs="1")
     write(tmp_path / "d" / "20-b" / "x.conf", reservedSystemCPUs="3")
-    write(tmp_path / "d" / "15-c.conf", reservedSystemCPUs="2")
+    write(tmp_path / "d" / "20-b.conf", reservedSystemCPUs="2")
     write(tmp_path / "d" / "99-d.yaml", reservedSystemCPUs="4")  # not a .conf file
     found = read(str(tmp_path / "kubelet.yaml"), str(tmp_path / "d"), str(tmp_path))
-    assert reserved(found) == "3"
+    assert reserved(found) == "2"
     again = read(str(tmp_path / "kubelet.yaml"), str(tmp_path / "d"), str(tmp_path))
     assert again.signature == found.signature
     write(tmp_path / "d" / "30.conf", reservedSystemCPUs="5")

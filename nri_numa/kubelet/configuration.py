@@ -238,7 +238,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         path: of its file as the kubelet names it; empty when there is none.
-        facts: what it says; None when there is none.
+        facts: what it says; None when there is none, or a file of it cannot be read.
         problems: sentences about what could not be read.
         signature: of everything that was read; equal ones mean that nothing changed.
         running: whether the command line of a running kubelet was followed.
@@ -276,6 +276,7 @@ def read(config: str, config_dir: str, kubelet_root: str, proc: str = "/proc") -
 
     documents: list[tuple[str, object]] = []
     problems: list[str] = []
+    wrong: list[str] = []
     signature: list[object] = [path, directory, flags.values]
     drop_ins: list[str] = []
     if directory:
@@ -293,17 +294,18 @@ def read(config: str, config_dir: str, kubelet_root: str, proc: str = "/proc") -
             text = data.decode()
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-            problems.append(f"{name}: cannot be read: {why}")
+            wrong.append(f"{name}: cannot be read: {why}")
             continue
         signature.append((name, seen))
         try:
             documents.append((name, safe_yaml.parse(text)))
         except ValueError as error:
-            problems.append(f"{name}: {error}")
+            wrong.append(f"{name}: {error}")
     whole, left_out = merged(documents)
-    problems += left_out
+    problems += [*wrong, *left_out]
     known = None
-    if whole or flags.values:
+    # Without one of its files it would be another configuration, and no kubelet starts with that.
+    if (whole or flags.values) and not (wrong or left_out):
         try:
             known = facts(whole, flags.values)
         except (msgspec.ValidationError, ValueError) as error:

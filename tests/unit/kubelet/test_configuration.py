@@ -150,6 +150,12 @@ def test_what_no_kubelet_starts_with_says_nothing(tmp_path: Path) -> None:
     found = read(str(tmp_path / "kubelet.yaml"), "", str(tmp_path))
     assert found.facts is None
     assert "kubelet.yaml: Expected" in found.problems[0]
+    write(tmp_path / "kubelet.yaml", reservedSystemCPUs="0")
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "10.conf").write_text("half: [")
+    found = read(str(tmp_path / "kubelet.yaml"), str(tmp_path / "d"), str(tmp_path))
+    assert found.facts is None
+    assert "10.conf: " in found.problems[0]
 
 
 # --- beside ours ----------------------------------------------------------------------------------

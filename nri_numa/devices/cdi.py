@@ -47,7 +47,7 @@ class CDIRegistry:
     """
 
     def __init__(self, directories: tuple[str, ...]) -> None:
-        self._directories = directories
+        self._directories = tuple(map(os.path.normpath, directories))
         self._stamp: Stamp | None = None
         self.devices: Mapping[str, CDIDevice] = {}
         self.problems: tuple[str, ...] = ()

@@ -151,10 +151,10 @@ class Lookup:
             if device.kind == self._own_resource:
                 continue
             address = self.gpus.of_name(device.id) if device.id.lower().startswith("gpu-") else None
-            if address is not None:
-                yield self._at(address)
-                continue
-            yield from self.sysfs.by_pci(device.id) or (device,)
+            known = (self._at(address),) if address is not None else self.sysfs.by_pci(device.id)
+            for one in known or (device,):
+                # Where sysfs knows no NUMA node, as in many a virtual machine, the plugin may.
+                yield one if one.numa_nodes else one._replace(numa_nodes=device.numa_nodes)
 
 
 # --- what becomes of the devices that were found --------------------------------------------------
@@ -176,22 +176,22 @@ def hints(found: Iterable[Found], places: NUMASet, notes: Iterable[str] = ()) ->
     """Make hints of devices, the surest sources first, and of what is to be said besides.
 
     A device that several sources tell of counts once, under its first kind, on the NUMA nodes of
-    all of them. NUMA nodes that are none of ``places`` (offline, without CPUs, or of another
-    machine) are no hint.
+    all of them; an id of a plugin's own is one of its resource alone. NUMA nodes that are none of
+    ``places`` (offline, without CPUs, or of another machine) are no hint.
     """
-    nodes: dict[str, frozenset[int]] = {}
-    kind_of: dict[str, str] = {}
+    known: dict[tuple[str, str], Found] = {}
     for one in found:
-        kind_of.setdefault(one.id, one.kind)
-        nodes[one.id] = nodes.get(one.id, frozenset()) | one.numa_nodes
+        key = one.kind if "/" in one.kind else "", one.id
+        had = known.setdefault(key, one)
+        known[key] = had._replace(numa_nodes=had.numa_nodes | one.numa_nodes)
     said = list(dict.fromkeys(notes))
     by_kind: dict[str, list[Device]] = {}
-    for id, kind in kind_of.items():
-        usable = frozenset(i for i in nodes[id] if i in places)
+    for kind, id, nodes in known.values():
+        usable = nodes.intersection(places)
         if usable:
             by_kind.setdefault(kind, []).append(Device(id=id, numa_nodes=usable))
-        elif nodes[id]:
-            where = numa_text(NUMASet(sorted(nodes[id])))
+        elif nodes:
+            where = numa_text(NUMASet(nodes))
             said.append(f"its {kind} {id} is on {where}, where no CPUs are: no hint")
         else:
             said.append(f"its {kind} {id} has no known NUMA node: no hint")

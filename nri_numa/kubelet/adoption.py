@@ -98,7 +98,8 @@ def adopt(
     if theirs and not str(config.reserved_cpus):
         adopted.append(f"reservedCPUs {theirs} (the kubelet's {source})")
         settings = replace(settings, reserved_cpus=theirs)
-        strict = facts.cpu_options.get("strict-cpu-reservation") == "true"
+        # What Go's strconv.ParseBool takes.
+        strict = facts.cpu_options.get("strict-cpu-reservation", "").lower() in ("true", "t", "1")
         if strict and not config.strict_reserved and topology.allowed - theirs:
             adopted.append("strictReserved true (the kubelet's strict-cpu-reservation)")
             settings = replace(settings, strict_reserved=True)

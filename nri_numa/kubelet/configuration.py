@@ -85,8 +85,11 @@ class KubeletFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def command_line(words: Sequence[str]) -> Flags:
-    """Read a command line: ``--flag=value`` or ``--flag value``; the last of equal flags counts."""
-    found: dict[str, str] = {}
+    """Read a command line: ``--flag=value`` or ``--flag value``.
+
+    The last of equal flags counts; those of tables and of ``--reserved-memory`` add up.
+    """
+    given: dict[str, list[str]] = {}
     for number, word in enumerate(words[1:], 1):
         if not word.startswith("-"):
             continue
@@ -94,22 +97,23 @@ def command_line(words: Sequence[str]) -> Flags:
         if not equals:
             after = words[number + 1] if number + 1 < len(words) else ""
             value = "" if after.startswith("-") else after
-        found[name] = value
+        given.setdefault(name, []).append(value)
+    found = {name: values[-1] for name, values in given.items()}
     return Flags(
         config=found.get("config", ""),
         config_dir=found.get("config-dir", ""),
         root_dir=found.get("root-dir") or _DEFAULT_ROOT,
         # As pkg/util/node GetHostname does.
         hostname_override=found.get("hostname-override", "").strip().lower(),
-        values={key: _of_flag(key, found[flag]) for flag, key in _KEYS.items() if flag in found},
+        values={key: _of_flag(key, given[flag]) for flag, key in _KEYS.items() if flag in given},
     )
 
 
-def _of_flag(key: str, text: str) -> object:
+def _of_flag(key: str, texts: Sequence[str]) -> object:
     if key == "reservedMemory":  # 0:memory=1Gi,hugepages-2Mi=512Mi;1:memory=2Gi
-        parts = [part.partition(":") for part in text.split(";") if part]
+        parts = [part.partition(":") for part in ";".join(texts).split(";") if part]
         return [{"numaNode": node, "limits": _pairs(limits)} for node, _, limits in parts]
-    return _pairs(text) if key in _TABLES else text
+    return _pairs(",".join(texts)) if key in _TABLES else texts[-1]
 
 
 def _pairs(text: str) -> dict[str, str]:
@@ -234,7 +238,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         path: of its file as the kubelet names it; empty when there is none.
-        facts: what it says; None when there is none.
+        facts: what it says; None when there is none, or a file of it cannot be read.
         problems: sentences about what could not be read.
         signature: of everything that was read; equal ones mean that nothing changed.
         running: whether the command line of a running kubelet was followed.
@@ -272,11 +276,14 @@ def read(config: str, config_dir: str, kubelet_root: str, proc: str = "/proc") -
 
     documents: list[tuple[str, object]] = []
     problems: list[str] = []
+    wrong: list[str] = []
     signature: list[object] = [path, directory, flags.values]
     drop_ins: list[str] = []
     if directory:
         try:
-            drop_ins = sorted(_drop_ins(prefix + directory, len(prefix)))
+            # A directory's entries by name, as Go's WalkDir has them.
+            found = _drop_ins(prefix + directory, len(prefix))
+            drop_ins = sorted(found, key=lambda path: path.split("/"))
         except OSError as error:
             problems.append(f"{directory}: cannot be read: {error.strerror or error}")
     if len(drop_ins) > MAX_FILES:
@@ -287,17 +294,18 @@ def read(config: str, config_dir: str, kubelet_root: str, proc: str = "/proc") -
             text = data.decode()
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-            problems.append(f"{name}: cannot be read: {why}")
+            wrong.append(f"{name}: cannot be read: {why}")
             continue
         signature.append((name, seen))
         try:
             documents.append((name, safe_yaml.parse(text)))
         except ValueError as error:
-            problems.append(f"{name}: {error}")
+            wrong.append(f"{name}: {error}")
     whole, left_out = merged(documents)
-    problems += left_out
+    problems += [*wrong, *left_out]
     known = None
-    if whole or flags.values:
+    # Without one of its files it would be another configuration, and no kubelet starts with that.
+    if (whole or flags.values) and not (wrong or left_out):
         try:
             known = facts(whole, flags.values)
         except (msgspec.ValidationError, ValueError) as error:

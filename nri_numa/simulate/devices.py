@@ -18,17 +18,18 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import yaml
 
 from nri_numa import safe_yaml
+from nri_numa.devices.lookup import Hints, hints
+from nri_numa.devices.sysfs import Found
 from nri_numa.machine.pci import PCI_ADDRESS, PCIDevice
 from nri_numa.model.cpuset import ListFormatError, NUMASet
 from nri_numa.model.machine import Topology, numa_text
-from nri_numa.model.workload import MOST_DEVICES as MOST_OF_ONE_POD
-from nri_numa.model.workload import Device, DeviceRequest
+from nri_numa.model.workload import Device, KnownDevices
 from nri_numa.simulate.manifests import ManifestError, Place, parse_all, text_of
 from nri_numa.simulate.pods import PodManifest, Role
 
@@ -250,38 +251,20 @@ class KubeletDevices:
         """What a container was given."""
         return self._by_pod.get(pod.uid, {}).get(container, {})
 
-    def hints(
-        self, pod: PodManifest, container: str
-    ) -> tuple[tuple[DeviceRequest, ...], tuple[DeviceRequest, ...], tuple[str, ...]]:
-        """Hints of a container, those of its whole pod, and sentences about what gives none."""
-        own, notes = self._hints([self.of(pod, container)])
-        together, _ = self._hints(list(self._by_pod.get(pod.uid, {}).values()))
-        return own, together, notes
+    def known(self, pod: PodManifest, container: str) -> KnownDevices:
+        """What the agent would know of a container's devices."""
+        own = self._hints([self.of(pod, container)])
+        together = self._hints(self._by_pod.get(pod.uid, {}).values())
+        return KnownDevices(own.requests, together.requests, own.notes)
 
-    def _hints(self, of: list[Given]) -> tuple[tuple[DeviceRequest, ...], tuple[str, ...]]:
-        by_resource: dict[str, dict[str, Device]] = {}
-        for given in of:
-            for resource, had in given.items():
-                by_resource.setdefault(resource, {}).update((one.id, one) for one in had)
-        if sum(map(len, by_resource.values())) > MOST_OF_ONE_POD:
-            return (), (f"it has more than {MOST_OF_ONE_POD} devices: no hint",)
-        requests: list[DeviceRequest] = []
-        notes: list[str] = []
-        for resource, devices in sorted(by_resource.items()):
-            placed: list[Device] = []
-            for one in devices.values():
-                if usable := one.numa_nodes.intersection(self._places):
-                    placed.append(Device(id=one.id, numa_nodes=usable))
-                    continue
-                why = "has no known NUMA node"
-                if one.numa_nodes:
-                    why = f"is on {numa_text(NUMASet(one.numa_nodes))}, where no CPUs are"
-                notes.append(f"its {resource} {one.id} {why}: no hint")
-            if placed:
-                requests.append(
-                    DeviceRequest(resource=resource, count=len(placed), devices=tuple(placed))
-                )
-        return tuple(requests), tuple(notes)
+    def _hints(self, of: Iterable[Given]) -> Hints:
+        found = (
+            Found(resource, one.id, one.numa_nodes)
+            for given in of
+            for resource, had in given.items()
+            for one in had
+        )
+        return hints(found, self._places)
 
     def free_by_node(self) -> dict[int, int]:
         """By NUMA node, how many devices of all kinds are free."""

@@ -367,11 +367,12 @@ class _Reading:
     def _workload(self, place: Place, kind: str) -> Workload:
         meta = place["metadata"]
         meta.mapping(required=True)
-        namespace = _named(meta["namespace"], "default", _LABEL)
-        generated = meta["name"].value is None and meta["generateName"].value is not None
+        namespace = _named(meta["namespace"], _LABEL) or "default"
+        nothing = (None, "")
+        generated = meta["name"].value in nothing and meta["generateName"].value not in nothing
         name_at = meta["generateName"] if generated else meta["name"]
-        name = name_at.text().rstrip("-") if generated else _named(name_at, "", _SUBDOMAIN)
-        if not generated and name_at.value is None:
+        name = name_at.text().rstrip("-") if generated else _named(name_at, _SUBDOMAIN)
+        if name_at.value in nothing:
             name_at.expected("a name")
         where = f"{place.where} ({kind} {name})" if name else place.where
         place = Place(where, "", place.value, place.problems)
@@ -575,9 +576,9 @@ def _extended(name: str) -> bool:
     return "/" in name and "kubernetes.io/" not in name and not name.startswith("requests.")
 
 
-def _named(place: Place, default: str, pattern: re.Pattern[str]) -> str:
-    text = place.text(default)
-    if place.value is not None and text and (len(text) > 253 or not pattern.fullmatch(text)):
+def _named(place: Place, pattern: re.Pattern[str]) -> str:
+    text = place.text()
+    if text and (len(text) > 253 or not pattern.fullmatch(text)):
         place.expected("lower case letters, digits and dashes")
     return text
 

@@ -18,15 +18,12 @@ import msgspec
 from msgspec.structs import replace
 
 from nri_numa.engine.request.annotations import Missing, addressees, misspelt, own_keys
-from nri_numa.engine.request.demand import MOST_SLOTS
+from nri_numa.engine.request.demand import DEFAULT_PERIOD as PERIOD
+from nri_numa.engine.request.demand import MAX_SHARES, MOST_SLOTS, SHARES_PER_CPU
 from nri_numa.model.workload import Container, PodSandbox, QoSClass, Resources
 
-PERIOD: Final = 100_000
-"""The kubelet's CFS period in microseconds."""
 MIN_QUOTA: Final = 1_000
-SHARES_PER_CPU: Final = 1024
 MIN_SHARES: Final = 2
-MAX_SHARES: Final = 262_144
 
 GUARANTEED_SCORE: Final = -997
 BEST_EFFORT_SCORE: Final = 1000

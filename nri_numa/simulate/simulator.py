@@ -228,8 +228,8 @@ def _kept(old: ContainerManifest, new: ContainerManifest) -> list[str]:
         found.append("an init container cannot be resized")
     if old.limits.hugepages != new.limits.hugepages:
         found.append("huge pages cannot be resized")
-    if old.devices != new.devices:
-        found.append("the number of devices cannot be changed")
+    if (old.devices, old.slots) != (new.devices, new.slots):
+        found.append("extended resources cannot be resized")
     for label in ("requests", "limits"):
         a, b = getattr(old, label), getattr(new, label)
         for name, had, has in (("cpu", a.cpu_milli, b.cpu_milli), ("memory", a.memory, b.memory)):
@@ -351,8 +351,7 @@ class _Simulator:
                 self._remove(pod)
                 break
             given = self._devices.of(pod, manifest.name)
-            own, together, notes = self._devices.hints(pod, manifest.name)
-            made = replace(made, devices=own, pod_devices=together, device_notes=notes)
+            made = self._devices.known(pod, manifest.name).on(made)
             decision = admit_whole(machine, self.state, sandbox, made, reading, NOW)
             if isinstance(decision, Refused):
                 decision = with_room(machine, self.state, decision, reading, NOW)

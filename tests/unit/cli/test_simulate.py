@@ -199,6 +199,8 @@ def test_the_extended_resource_gives_exclusive_cpus() -> None:
     refused = simulate(write(counted(4, 3)))
     assert refused.exit_code == 1
     assert "SlotsMismatch" in refused.output
+    changed = simulate(write(counted(4, 4), counted(2, 2)))
+    assert "extended resources cannot be resized" in changed.output
 
 
 @pytest.mark.parametrize(

@@ -74,11 +74,14 @@ def test_the_later_directory_wins_and_a_conflict_in_one_stands_for_nothing(
 ) -> None:
     (early / "a.json").write_text(spec("example.com/x", one={"deviceNodes": [node(1, 1)]}))
     (late / "a.json").write_text(spec("example.com/x", one={"deviceNodes": [node(2, 2)]}))
+    (early / "b.json").write_text(spec("example.com/x", three={"deviceNodes": [node(1, 3)]}))
     (late / "b.json").write_text(spec("example.com/x", two={"deviceNodes": [node(3, 3)]}))
     (late / "c.json").write_text(spec("example.com/x", two={"deviceNodes": [node(4, 4)]}))
-    found = registry(early, late)
+    found = CDIRegistry((f"{early}/", str(late)))
+    found.refresh()
     assert found.devices["example.com/x=one"].nodes == (DeviceNode("c", 2, 2),)
     assert "example.com/x=two" not in found.devices
+    assert "example.com/x=three" in found.devices
     assert any("example.com/x=two is defined twice" in problem for problem in found.problems)
 
 

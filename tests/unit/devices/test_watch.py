@@ -208,10 +208,13 @@ def asked(bed: Bed, message: pb.GetPodResourcesResponse, **kwargs: Any) -> Devic
 
 
 def test_what_the_kubelet_gave_is_a_hint_for_the_container_that_has_it(bed: Bed) -> None:
+    bed.tree.pci("0000:20:00.0", -1)
     watch = asked(
         bed,
         answer(
             ("app", "x.com/fpga", "f1", (0, 1)),
+            ("app", "y.com/card", "f1", (1,)),
+            ("app", "intel.com/vm", "0000:20:00.0", (1,)),
             ("app", "nvidia.com/gpu", f"{UUID}::2", (0,)),
             ("app", "intel.com/sriov", NIC_AT, ()),
             ("helper", "x.com/fpga", "f2", (1,)),
@@ -219,10 +222,15 @@ def test_what_the_kubelet_gave_is_a_hint_for_the_container_that_has_it(bed: Bed)
     )
     found = seen(watch, POD, container(POD), NO_MENTIONS)
     # Where sysfs knows a device, it is that device on its NUMA node, whatever the plugin said.
-    assert has(found) == {**ON_GPU, "NIC": {NIC_AT: {0}}, "x.com/fpga": {"f1": {0, 1}}}
+    assert has(found) == {
+        **ON_GPU,
+        "NIC": {NIC_AT: {0}, "0000:20:00.0": {1}},
+        "x.com/fpga": {"f1": {0, 1}},
+        "y.com/card": {"f1": {1}},
+    }
     assert found.device_notes == ()
     together = {d.id for request in found.pod_devices for d in request.devices}
-    assert together == {GPU_AT, NIC_AT, "f1", "f2"}
+    assert together == {GPU_AT, NIC_AT, "0000:20:00.0", "f1", "f2"}
     helper = seen(watch, POD, container(POD, "helper"), NO_MENTIONS)
     assert has(helper) == {"x.com/fpga": {"f2": {1}}}
 

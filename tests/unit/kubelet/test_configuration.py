@@ -114,14 +114,15 @@ def test_flags_beat_the_file() -> None:
         "/usr/bin/kubelet", "--config=/etc/k.yaml", "--config-dir", "/etc/k.d", "-v", "--v=2",
         "--reserved-cpus=1", "--system-reserved=cpu=2,memory=1Gi", "--root-dir", "/data",
         "--cpu-manager-policy=static", "--cpu-manager-policy-options=full-pcpus-only=true",
-        "--reserved-memory", "0:memory=1Gi,hugepages-2Mi=2Mi;1:memory=2Gi", "stray", "--last",
+        "--cpu-manager-policy-options=strict-cpu-reservation=true", "--reserved-memory",
+        "0:memory=1Gi,hugepages-2Mi=2Mi;1:memory=2Gi", "--reserved-memory=2:memory=1Gi", "--last",
     ]  # fmt: skip
     flags = command_line(words)
     assert (flags.config, flags.config_dir, flags.root_dir) == ("/etc/k.yaml", "/etc/k.d", "/data")
     found = facts(document(reservedSystemCPUs="0", systemReserved={"cpu": "1"}), flags.values)
     assert (str(found.reserved_cpus), found.reserved_milli) == ("1", 2000)
-    assert found.cpu_options == {"full-pcpus-only": "true"}
-    assert found.reserved_memory == {0: {0: GIB, 2 << 20: 2 << 20}, 1: {0: 2 * GIB}}
+    assert found.cpu_options == {"full-pcpus-only": "true", "strict-cpu-reservation": "true"}
+    assert found.reserved_memory == {0: {0: GIB, 2 << 20: 2 << 20}, 1: {0: 2 * GIB}, 2: {0: GIB}}
     assert command_line([]) == Flags()
 
 
@@ -149,6 +150,12 @@ def test_what_no_kubelet_starts_with_says_nothing(tmp_path: Path) -> None:
     found = read(str(tmp_path / "kubelet.yaml"), "", str(tmp_path))
     assert found.facts is None
     assert "kubelet.yaml: Expected" in found.problems[0]
+    write(tmp_path / "kubelet.yaml", reservedSystemCPUs="0")
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "10.conf").write_text("half: [")
+    found = read(str(tmp_path / "kubelet.yaml"), str(tmp_path / "d"), str(tmp_path))
+    assert found.facts is None
+    assert "10.conf: " in found.problems[0]
 
 
 # --- beside ours ----------------------------------------------------------------------------------
@@ -189,7 +196,7 @@ def test_amounts_reserve_what_the_kubelet_would_take() -> None:
 
 
 def test_strict_reservation_is_taken_over_as_far_as_anything_is_left() -> None:
-    strict = {"strict-cpu-reservation": "true"}
+    strict = {"strict-cpu-reservation": "True"}
     found = beside({}, KubeletFacts(reserved_cpus=CPUSet.parse("0"), cpu_options=strict))
     assert found.settings.strict_reserved
     everything = KubeletFacts(reserved_milli=1_000_000, cpu_options=strict)
@@ -252,10 +259,10 @@ def test_drop_ins_are_read_in_lexical_order(tmp_path: Path) -> None:
     write(tmp_path / "kubelet.yaml", reservedSystemCPUs="0")
     write(tmp_path / "d" / "10-a.conf", reservedSystemCPUs="1")
     write(tmp_path / "d" / "20-b" / "x.conf", reservedSystemCPUs="3")
-    write(tmp_path / "d" / "15-c.conf", reservedSystemCPUs="2")
+    write(tmp_path / "d" / "20-b.conf", reservedSystemCPUs="2")
     write(tmp_path / "d" / "99-d.yaml", reservedSystemCPUs="4")  # not a .conf file
     found = read(str(tmp_path / "kubelet.yaml"), str(tmp_path / "d"), str(tmp_path))
-    assert reserved(found) == "3"
+    assert reserved(found) == "2"
     again = read(str(tmp_path / "kubelet.yaml"), str(tmp_path / "d"), str(tmp_path))
     assert again.signature == found.signature
     write(tmp_path / "d" / "30.conf", reservedSystemCPUs="5")

@@ -99,7 +99,7 @@ def test_a_controller_makes_as_many_pods_as_it_says(text: str, count: int) -> No
             workload("Job", "batch/v1", "parallelism: 2\n  completionMode: Indexed"),
             ["web-0-", "web-1-"],
         ),
-        (POD.replace("{name: p}", "{generateName: job-}"), ["job-"]),
+        (POD.replace("{name: p}", "{name: '', namespace: '', generateName: job-}"), ["job-"]),
     ],
 )
 def test_names_are_those_that_the_controller_gives(text: str, begin: list[str]) -> None:
@@ -234,6 +234,7 @@ def test_pod_level_resources_and_critical_pods_are_read() -> None:
         (POD.replace("v1", "v2"), "apiVersion is 'v2', expected v1 for kind Pod"),
         (POD.replace("apiVersion: v1", ""), "apiVersion is not set, expected v1"),
         (POD.replace("{name: p}", "{}"), "metadata.name is not set, expected a name"),
+        (POD.replace("{name: p}", "{name: ''}"), "metadata.name is '', expected a name"),
         (POD.replace("{name: p}", "[]"), "metadata is an empty list, expected a mapping"),
         (POD.replace("{name: p}", "{name: 3}"), "metadata.name is 3, expected text"),
         (POD.replace("{name: p}", "{name: P_1}"), "metadata.name is 'P_1', expected lower case"),

@@ -527,10 +527,10 @@ class Reconciler:
                 continue
             try:
                 problem = await asyncio.to_thread(self._agree, container_id)
-            except OSError as error:
+            except Exception as error:  # refused by the bus, whose errors are of several kinds, too
+                why = getattr(error, "strerror", None) or error
                 self._behind |= dict.fromkeys(
-                    [container_id, *self._untold],
-                    f"no answer over D-Bus: {error.strerror or error}",
+                    [container_id, *self._untold], f"no answer over D-Bus: {why}"
                 )
                 self._untold.clear()  # each would wait as long
                 break

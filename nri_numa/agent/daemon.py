@@ -489,7 +489,8 @@ class Daemon:
                 self.metrics.internal_errors.inc()
                 log.exception("configuration not reloaded")
             else:
-                if prepared.fits(self.config, self.agent.machine.topology):
+                # Of a machine that has changed since, capacity factors may have, too.
+                if self.agent.machine is machine:
                     self._apply(prepared)
                 else:
                     self._reload_requested = True

@@ -24,7 +24,7 @@ from nri_numa.engine.decision import Machine, Reading
 from nri_numa.errors import ConfigError, TopologyError
 from nri_numa.machine.hotplug import differences, reread
 from nri_numa.machine.sysfs import read_memory
-from nri_numa.model.machine import MemoryReading, Topology
+from nri_numa.model.machine import MemoryReading
 from nri_numa.observe.logs import get_logger
 
 if TYPE_CHECKING:
@@ -42,22 +42,16 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     """A configuration that can be put in force.
 
     Attributes:
-        base: what was in force when it was made.
-        config: what is in force then; keys that need a restart have the values of ``base``.
+        config: what is in force then; keys that need a restart have the values of before.
         live: paths that change at once.
         restart: paths that differ and need a restart.
         machine: the topology of then with the new settings.
     """
 
-    base: AgentConfig
     config: AgentConfig
     live: tuple[str, ...]
     restart: tuple[str, ...]
     machine: Machine
-
-    def fits(self, config: AgentConfig, topology: Topology) -> bool:
-        """Whether nothing that this was made from has changed since."""
-        return self.base is config and self.machine.topology is topology
 
 
 def prepare(
@@ -79,7 +73,6 @@ def prepare(
     # What waits for a restart keeps its old value, so that the next reload names it again.
     config = configuration.reloaded(base, new) if live else base
     return Prepared(
-        base=base,
         config=config,
         live=live,
         restart=restart,

@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from nri_numa.agent.daemon import Daemon
 from nri_numa.agent.loop import GapWatch
 from nri_numa.agent.reload import prepare_aside
 from nri_numa.config import AgentConfig, load
 from nri_numa.engine.state import Kind
+from nri_numa.model.settings import Settings
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.observe import logs
 from nri_numa.runtime import RuntimeInfo
@@ -137,6 +139,25 @@ async def test_a_life(bed: Bed) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
     assert await task == 0
     assert bed.output.getvalue().count("waiting for the runtime") == 1
+
+
+async def test_a_reload_keeps_the_capacity_that_came_meanwhile(bed: Bed) -> None:
+    daemon, agent, real = bed.daemon, bed.daemon.agent, bed.daemon._kubelet.settings
+
+    def settings(*of: Any) -> Settings:
+        made = real(*of)
+        if not daemon._outside.factors:
+            daemon._outside.factors = {0: 0.5}
+            agent.retopology(replace(agent.machine, settings=real(*of)))
+        return made
+
+    daemon._kubelet.settings = settings  # type: ignore[method-assign]
+    bed.file["oversale"] = 2
+    daemon._reload_requested = True
+    await daemon._reload()
+    used = agent.machine.settings
+    assert (used.capacity_factor, used.oversale) == ({0: 0.5}, 2)
+    daemon.store.close()
 
 
 async def test_a_reload_gives_way_to_containers(bed: Bed) -> None:

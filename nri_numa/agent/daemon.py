@@ -343,7 +343,7 @@ class Daemon:
             "looks": self.reconciler.run_looks(self),
             "systemd": self.reconciler.run_systemd(),
             "mover": self._mover.run(),
-            "kubelet's configuration": self._kubelet.run(agent, self),
+            "kubelet's configuration": self._kubelet.run(self),
             "hotplug": hotplug.watch(partial(reread.read_machine, agent), no_kernel_events),
         }
         if self.serving is not None:
@@ -354,11 +354,11 @@ class Daemon:
         if config.room.far_pages < 1:
             loops["far memory"] = self._mover.look_for_far(config)
         if config.offline_capacity.file:
-            loops["capacity from outside"] = self._outside.run(agent, self, self._kubelet)
+            loops["capacity from outside"] = self._outside.run(self, self._kubelet)
         if self._claims is not None:
             loops["DRA"] = serve_kubelet(config, self._claims)
         if config.measured_capacity.mode is not MeasuredMode.OFF:
-            loops["steal"] = self._steal.run(agent, self, self._kubelet)
+            loops["steal"] = self._steal.run(self, self._kubelet)
         return loops
 
     def _ended(self, link: asyncio.Task[None], others: list[asyncio.Task[None]]) -> int:

@@ -320,9 +320,12 @@ class Daemon:
         await self.link.run()
 
     def _contested(self) -> str:
-        """Who else works on the runtime, as a sentence; empty while it is ours or only observed."""
+        """Who else works on the runtime, as a sentence; empty while it is ours or only observed.
+
+        What was only observed is put right once it need not be any more.
+        """
         problem = ""
-        if self.agent.observe:
+        if self.config.observe:
             self._lock.close()
         else:
             try:
@@ -332,6 +335,9 @@ class Daemon:
         if problem and problem != self._contest:
             log.error("another agent works on this runtime", problem=problem)
         self._contest = problem
+        before, self.agent.observe = self.agent.observe, self.config.observe or bool(problem)
+        if before and not self.agent.observe:
+            self.reconciler.look(self.agent.places)
         return problem
 
     def _loops(self) -> dict[str, Coroutine[Any, Any, None]]:
@@ -505,7 +511,7 @@ class Daemon:
             return
         config = self.config = new.config
         logs.set_level(config.log.level.value)
-        self.agent.observe = config.observe
+        self._contested()
         self.handler.reject_on_error = config.on_internal_error is InternalErrorAnswer.REJECT
         self.agent.retopology(new.machine)
         log.info("configuration reloaded", changed=", ".join(new.live))

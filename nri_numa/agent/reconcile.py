@@ -267,7 +267,8 @@ class Reconciler:
             batch = suspects[start : start + AT_ONCE]
             # From here to the write nothing else happens.
             wrong = agent.differing(batch)
-            drift = [c for c in wrong if c.container_id not in late | dict.fromkeys(agent.updating)]
+            excused = late.keys() | agent.updating
+            drift = [c for c in wrong if c.container_id not in excused]
             new += self._noted(drift)
             fought |= {
                 c.container_id

@@ -355,10 +355,10 @@ class Agent:
         if container.id in self._ended:
             return
         self.places[container.id] = CgroupPlace(container.cgroups_path, container.pid)
-        if self.observe:
-            return
         if container.id not in self.state.allocations:
             self._meet(pod, container)
+        if self.observe:
+            return
         if container.id in self.starting:
             self._begun[container.id] = None
         self._settle(container.id)
@@ -368,7 +368,7 @@ class Agent:
         if container.id in self._ended:
             return  # late news: a program may end before the runtime says that it runs
         self.places[container.id] = CgroupPlace(container.cgroups_path, container.pid)
-        if not (self.observe or container.id in self.state.allocations):
+        if container.id not in self.state.allocations:
             self._meet(pod, container)
         self.starting.pop(container.id, None)
         self._begun.pop(container.id, None)
@@ -859,17 +859,22 @@ class Agent:
             self._cgroups.mark(place, self._mark_key, text)
 
     def _meet(self, pod: PodSandbox, container: Container) -> None:
-        """Decide about one whose creation was not reported."""
+        """Decide about one whose creation was not reported, or that was refused in vain."""
         met = take_in(self.machine, self.state, pod, container, self._readings.memory, self._now())
         self._swap(met.state, met.change)
-        self._start_met(container)
+        if not self.observe:  # else it was refused in words only, and is no gap
+            self._start_met(container)
+            self._metrics.gap_containers.inc()
         self._alone(self._follow(met.updates))
-        self._metrics.gap_containers.inc()
+        last = self.refusals[-1] if self.refusals else None
         if isinstance(met.decision, Admitted):
             self._admitted(met.decision, gap=True)
             self._check_if_foreign(met.decision.allocation)
-        elif not (self.refusals and self.refusals[-1].message == met.decision.message):
+        elif last is None or (last.pod_id, last.container) != (pod.id, container.name):
             self._refused(met.decision, running=True)
+        else:
+            why = replace(met.decision.trace, steps=(last.message,))
+            self._hold(self.state.allocations[container.id], why)
         self._tasks.add(partial(self._mark, container.id))
 
     def _forget(self, container_id: str) -> None:

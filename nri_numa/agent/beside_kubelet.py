@@ -252,15 +252,15 @@ class KubeletSettings:
                 level("the kubelet's configuration", says=sentence, file=self.found.path)
         self._said = frozenset(lines)
 
-    async def run(self, agent: Agent, daemon: Daemon) -> None:
+    async def run(self, daemon: Daemon) -> None:
         """Look every few seconds, and put in force what changed, until cancelled."""
         while True:
             await asyncio.sleep(EVERY)
-            await self.refresh(agent, daemon.config)
+            await self.refresh(daemon)
 
-    async def refresh(self, agent: Agent, config: AgentConfig) -> None:
+    async def refresh(self, daemon: Daemon) -> None:
         """Read it in a thread; where something changed, containers get what follows."""
-        if await asyncio.to_thread(self.read, config):
-            if not await put_in_force(agent, config, self):
+        if await asyncio.to_thread(self.read, daemon.config):
+            if not await put_in_force(daemon, self):
                 self.found = Found()  # once more
             self.report()

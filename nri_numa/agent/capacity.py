@@ -17,10 +17,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec.structs import replace
 
-from nri_numa.agent.agent import Agent
 from nri_numa.agent.loop import Clock
 from nri_numa.agent.reload import put_in_force
-from nri_numa.config import AgentConfig
 from nri_numa.config.sections import MeasuredCapacity, MeasuredMode
 from nri_numa.config.values import parse_duration
 from nri_numa.errors import TopologyError
@@ -71,18 +69,18 @@ class CapacityWatch(ABC):
     def refresh(self, topology: Topology) -> bool:
         """Whether settings are different now; called in a thread."""
 
-    async def run(self, agent: Agent, daemon: Daemon, source: KubeletSettings) -> None:
+    async def run(self, daemon: Daemon, source: KubeletSettings) -> None:
         """Look, and put in force what changed, until cancelled."""
         while True:
-            await self.apply(agent, daemon.config, source)
+            await self.apply(daemon, source)
             await asyncio.sleep(self.interval)
 
-    async def apply(self, agent: Agent, config: AgentConfig, source: KubeletSettings) -> None:
+    async def apply(self, daemon: Daemon, source: KubeletSettings) -> None:
         """Look once; where settings could not be put in force, they are the next time."""
-        if await asyncio.to_thread(self.refresh, agent.machine.topology):
+        if await asyncio.to_thread(self.refresh, daemon.agent.machine.topology):
             self._in_force = False
         if not self._in_force:
-            self._in_force = await put_in_force(agent, config, source)
+            self._in_force = await put_in_force(daemon, source)
 
 
 class OutsideCapacity(CapacityWatch):

@@ -47,7 +47,7 @@ from nri_numa.dra.claims import (
 from nri_numa.engine.accounting import largest
 from nri_numa.engine.decision import Machine
 from nri_numa.engine.request.annotations import Resolver
-from nri_numa.engine.request.demand import NOT_PREPARED, result_text, with_slots
+from nri_numa.engine.request.demand import NOT_PREPARED, read_claims, result_text, with_slots
 from nri_numa.errors import RuntimeUnavailable
 from nri_numa.model.cpuset import NO_CPUS, CPUSet
 from nri_numa.model.machine import counted, cpus_text, numa_text
@@ -239,8 +239,13 @@ class ClaimBook:
         topology = self._agent.machine.topology
         lost = dict.fromkeys(topology.cpu_nodes, NO_CPUS)
         for one in self._agent.state.allocations.values():
-            if one.slots and not one.ended and (gone := one.cpus - topology.online):
-                lost.update((i, lost.get(i, NO_CPUS) | gone) for i in one.numa_nodes)
+            claimed, gone = read_claims(one.slots), one.cpus - topology.online
+            if claimed is None or one.ended or not gone:
+                continue
+            has = topology.counts(one.cpus & topology.online)
+            for i, count in claimed.by_node.items():  # where an offline CPU was is not known
+                if has.get(i, 0) < count:
+                    lost[i] = lost.get(i, NO_CPUS) | gone
         return self._pool, {
             device_name(i): f"{cpus_text(gone, 'is', 'are')} offline" if gone else ""
             for i, gone in sorted(lost.items())

@@ -320,9 +320,12 @@ class Daemon:
         await self.link.run()
 
     def _contested(self) -> str:
-        """Who else works on the runtime, as a sentence; empty while it is ours or only observed."""
+        """Who else works on the runtime, as a sentence; empty while it is ours or only observed.
+
+        What was only observed is put right once it need not be any more.
+        """
         problem = ""
-        if self.agent.observe:
+        if self.config.observe:
             self._lock.close()
         else:
             try:
@@ -332,6 +335,9 @@ class Daemon:
         if problem and problem != self._contest:
             log.error("another agent works on this runtime", problem=problem)
         self._contest = problem
+        before, self.agent.observe = self.agent.observe, self.config.observe or bool(problem)
+        if before and not self.agent.observe:
+            self.reconciler.look(self.agent.places)
         return problem
 
     def _loops(self) -> dict[str, Coroutine[Any, Any, None]]:
@@ -343,7 +349,7 @@ class Daemon:
             "looks": self.reconciler.run_looks(self),
             "systemd": self.reconciler.run_systemd(),
             "mover": self._mover.run(),
-            "kubelet's configuration": self._kubelet.run(agent, self),
+            "kubelet's configuration": self._kubelet.run(self),
             "hotplug": hotplug.watch(partial(reread.read_machine, agent), no_kernel_events),
         }
         if self.serving is not None:
@@ -354,11 +360,11 @@ class Daemon:
         if config.room.far_pages < 1:
             loops["far memory"] = self._mover.look_for_far(config)
         if config.offline_capacity.file:
-            loops["capacity from outside"] = self._outside.run(agent, self, self._kubelet)
+            loops["capacity from outside"] = self._outside.run(self, self._kubelet)
         if self._claims is not None:
             loops["DRA"] = serve_kubelet(config, self._claims)
         if config.measured_capacity.mode is not MeasuredMode.OFF:
-            loops["steal"] = self._steal.run(agent, self, self._kubelet)
+            loops["steal"] = self._steal.run(self, self._kubelet)
         return loops
 
     def _ended(self, link: asyncio.Task[None], others: list[asyncio.Task[None]]) -> int:
@@ -489,7 +495,8 @@ class Daemon:
                 self.metrics.internal_errors.inc()
                 log.exception("configuration not reloaded")
             else:
-                if prepared.fits(self.config, self.agent.machine.topology):
+                # Of a machine that has changed since, capacity factors may have, too.
+                if self.agent.machine is machine:
                     self._apply(prepared)
                 else:
                     self._reload_requested = True
@@ -504,7 +511,7 @@ class Daemon:
             return
         config = self.config = new.config
         logs.set_level(config.log.level.value)
-        self.agent.observe = config.observe
+        self._contested()
         self.handler.reject_on_error = config.on_internal_error is InternalErrorAnswer.REJECT
         self.agent.retopology(new.machine)
         log.info("configuration reloaded", changed=", ".join(new.live))

@@ -212,6 +212,8 @@ class AgentHandler:
         with operation():
             uid = self._pod_uids.pop(pod.id, pod.uid)
             self._agent.remove_pod(uid, pod.id)
+            if self._pending is not None:  # over CRI no stop was reported
+                self._pending.discard(pod.id)
             if self._annotations is not None:
                 self._annotations.gone(uid)
             if self._devices is not None:

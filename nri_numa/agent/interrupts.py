@@ -138,7 +138,10 @@ class Interrupts:
     def _move(self, exclusive: CPUSet, online: CPUSet) -> list[str]:
         """Write the lists that have to change; a sentence for each that could not be written."""
         kept, problems, wanted = self._kept.irqs, [], dict[str, str]()
-        there = sorted((n for n in os.listdir(self._irqs) if n.isdigit()), key=int)
+        try:
+            there = sorted((n for n in os.listdir(self._irqs) if n.isdigit()), key=int)
+        except OSError as error:  # of a /proc that is mounted with subset=pid, say
+            return [f"{self._irqs}: {error.strerror}"]
         self._kept.irqs = kept = {n: kept[n] for n in there if n in kept}
         for number in there:
             try:

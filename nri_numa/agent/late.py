@@ -46,7 +46,7 @@ class LateStarts:
 
     @property
     def known(self) -> Mapping[str, float]:
-        """Seconds by which live containers were late at most, by id; 0 for those in time.
+        """Seconds by which containers were late at most, by id; 0 for those in time.
 
         Replaced as a whole, never changed: others read it from their threads.
         """
@@ -85,11 +85,6 @@ class LateStarts:
             return None
         cpus, mems = self._agent.cpus_of(allocation), str(allocation.mems)
         return (cpus, mems) if cpus or mems else None
-
-    def ended(self, container_id: str) -> None:
-        """It ended."""
-        if container_id in self._known:
-            self._known = {i: s for i, s in self._known.items() if i != container_id}
 
     def refused(self, namespace: str, pod: str, uid: str, container: str, message: str) -> None:
         """A container was refused, and starts nevertheless."""
@@ -165,10 +160,11 @@ class LateStarts:
             wait = min(2 * wait, LONGEST_WAIT)
 
     def _right(self, container_id: str, seconds: float) -> None:
-        allocation = self._agent.state.allocations.get(container_id)
+        live = self._agent.state.allocations
+        allocation = live.get(container_id)
         if allocation is None:
             return
-        self._known = {**self._known, container_id: seconds}
+        self._known = {i: s for i, s in self._known.items() if i in live} | {container_id: seconds}
         self._counts.late.observe(seconds)
         log.info(
             "container has its CPUs",

@@ -118,7 +118,8 @@ class RuntimeConnection:
         """Say when the runtime does not answer a call of ours for so long, and when it does."""
         what, seconds = self._link.watch.waiting()
         self._metrics.runtime_unanswered.set(seconds)
-        if seconds >= limit_s and not self.unanswered:
+        hangs = bool(what) and seconds >= limit_s
+        if hangs and not self.unanswered:
             self.unanswered = (
                 f"the runtime has not answered a {what} for {seconds:.0f} s: either a container "
                 "takes that long to stop, or the runtime hangs and starts no pods any more"
@@ -131,7 +132,7 @@ class RuntimeConnection:
                 "go on running",
             )
             self._agent.notify()
-        elif seconds < limit_s and self.unanswered:
+        elif self.unanswered and not hangs:
             self.unanswered = ""
             log.info("the runtime answers again")
             self._agent.notify()

@@ -267,7 +267,8 @@ class Reconciler:
             batch = suspects[start : start + AT_ONCE]
             # From here to the write nothing else happens.
             wrong = agent.differing(batch)
-            drift = [c for c in wrong if c.container_id not in late | dict.fromkeys(agent.updating)]
+            excused = late.keys() | agent.updating
+            drift = [c for c in wrong if c.container_id not in excused]
             new += self._noted(drift)
             fought |= {
                 c.container_id
@@ -527,10 +528,10 @@ class Reconciler:
                 continue
             try:
                 problem = await asyncio.to_thread(self._agree, container_id)
-            except OSError as error:
+            except Exception as error:  # refused by the bus, whose errors are of several kinds, too
+                why = getattr(error, "strerror", None) or error
                 self._behind |= dict.fromkeys(
-                    [container_id, *self._untold],
-                    f"no answer over D-Bus: {error.strerror or error}",
+                    [container_id, *self._untold], f"no answer over D-Bus: {why}"
                 )
                 self._untold.clear()  # each would wait as long
                 break

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
@@ -24,13 +25,12 @@ from nri_numa.engine.decision import Machine, Reading
 from nri_numa.errors import ConfigError, TopologyError
 from nri_numa.machine.hotplug import differences, reread
 from nri_numa.machine.sysfs import read_memory
-from nri_numa.model.machine import MemoryReading, Topology
 from nri_numa.observe.logs import get_logger
 
 if TYPE_CHECKING:
     from nri_numa.agent.beside_kubelet import KubeletSettings
+    from nri_numa.agent.daemon import Daemon
     from nri_numa.agent.links import NodeDevices
-    from nri_numa.devices.counts import Counted
 
 
 _TURN: Final = 0.0005
@@ -42,22 +42,16 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     """A configuration that can be put in force.
 
     Attributes:
-        base: what was in force when it was made.
-        config: what is in force then; keys that need a restart have the values of ``base``.
+        config: what is in force then; keys that need a restart have the values of before.
         live: paths that change at once.
         restart: paths that differ and need a restart.
         machine: the topology of then with the new settings.
     """
 
-    base: AgentConfig
     config: AgentConfig
     live: tuple[str, ...]
     restart: tuple[str, ...]
     machine: Machine
-
-    def fits(self, config: AgentConfig, topology: Topology) -> bool:
-        """Whether nothing that this was made from has changed since."""
-        return self.base is config and self.machine.topology is topology
 
 
 def prepare(
@@ -79,7 +73,6 @@ def prepare(
     # What waits for a restart keeps its old value, so that the next reload names it again.
     config = configuration.reloaded(base, new) if live else base
     return Prepared(
-        base=base,
         config=config,
         live=live,
         restart=restart,
@@ -102,13 +95,13 @@ async def prepare_aside(
         sys.setswitchinterval(usual)
 
 
-async def put_in_force(agent: Agent, config: AgentConfig, source: KubeletSettings) -> bool:
+async def put_in_force(daemon: Daemon, source: KubeletSettings) -> bool:
     """Have the agent decide by settings that are made anew; False: try again.
 
     They are made in a thread, during which the machine may have changed for another reason.
     """
-    before = agent.machine
-    made = await asyncio.to_thread(source.settings, config, before.topology)
+    agent, before = daemon.agent, daemon.agent.machine
+    made = await asyncio.to_thread(source.settings, daemon.config, before.topology)
     if made != before.settings:
         machine = await asyncio.to_thread(with_tables, replace(before, settings=made))
         if agent.machine is not before:
@@ -156,7 +149,15 @@ class Rereading:
                 log.warning("memory cannot be read any more", error=str(error))
             self.memory = None
             return
-        self.memory = as_reading(reading, self._devices.counted())
+        devices: Counter[int] = Counter()
+        if not isinstance(counted := self._devices.counted(), str):
+            for one in counted or ():
+                devices[one.numa_node] += one.available
+        self.memory = Reading(
+            memory={i: n.available_bytes for i, n in reading.numa_nodes.items()},
+            hugepages={i: dict(n.free_hugepages) for i, n in reading.numa_nodes.items()},
+            devices=devices,
+        )
 
     async def read_machine(self, agent: Agent) -> None:
         """Read what else may have changed, and let the agent have it."""
@@ -178,15 +179,3 @@ class Rereading:
         else:
             log.warning("machine changed", **found)
         agent.retopology(machine)
-
-
-def as_reading(memory: MemoryReading, counted: Counted | None = None) -> Reading:
-    """Reduce what sysfs and the kubelet say to what decisions use."""
-    devices: dict[int, int] = {}
-    for one in () if counted is None or isinstance(counted, str) else counted:
-        devices[one.numa_node] = devices.get(one.numa_node, 0) + one.available
-    return Reading(
-        memory={i: n.available_bytes for i, n in memory.numa_nodes.items()},
-        hugepages={i: dict(n.free_hugepages) for i, n in memory.numa_nodes.items()},
-        devices=devices,
-    )

@@ -704,38 +704,30 @@ def kubelet_document(agent: Agent, beside: BesideKubelet) -> shown.Kubelet:
 
 def _grants(agent: Agent) -> list[shown.KubeletGrant]:
     """Of containers, then of whole pods; each by UID and name."""
-    state = agent.state
-    grants = state.kubelet
-    live = {(a.pod_uid, a.container): a for a in state.allocations.values()}
-    by_id = {("", a.container_id): a for a in state.allocations.values()}
-    pods = {a.pod_uid: a for a in state.allocations.values()}
+    state, grants = agent.state, agent.state.kubelet
+    # A container has one by its pod and name, or by its id alone; a pod by its UID alone.
+    cpus = {**grants.cpus, **{(uid, ""): its for uid, its in grants.pods.items()}}
+    mems = {**grants.mems, **{(uid, ""): its for uid, its in grants.pod_mems.items()}}
+    known = {
+        holder: a
+        for a in state.allocations.values()
+        for holder in ((a.pod_uid, a.container), ("", a.container_id), (a.pod_uid, ""))
+    }
     found: list[shown.KubeletGrant] = []
-    for holder in sorted(grants.cpus.keys() | grants.mems.keys()):
-        a = live.get(holder) or by_id.get(holder)
-        cpus, mems = grants.cpus.get(holder, ""), grants.mems.get(holder, "")
-        overridden = bool(cpus) and a is not None and shown_kind(state, a) != KUBELETS
-        uid, container = (a.pod_uid, a.container) if a else holder
-        found.append(_grant(uid, container, a, cpus, mems, overridden))
-    for uid in sorted(grants.pods.keys() | grants.pod_mems.keys()):
-        cpus, mems = grants.pods.get(uid, ""), grants.pod_mems.get(uid, "")
-        found.append(_grant(uid, "", pods.get(uid), cpus, mems, overridden=False))
+    for holder in sorted(cpus.keys() | mems.keys(), key=lambda one: (not one[1], one)):
+        a, (uid, name) = known.get(holder), holder
+        found.append(
+            shown.KubeletGrant(
+                pod_uid=a.pod_uid if a else uid,
+                container=a.container if a and name else name,
+                namespace=a.namespace if a else "",
+                pod=a.pod if a else "",
+                cpus=str(cpus.get(holder, "")),
+                mems=str(mems.get(holder, "")),
+                overridden=a is not None
+                and name != ""
+                and holder in cpus
+                and shown_kind(state, a) != KUBELETS,
+            )
+        )
     return found
-
-
-def _grant(
-    uid: str,
-    container: str,
-    a: Allocation | None,
-    cpus: CPUSet | str,
-    mems: NUMASet | str,
-    overridden: bool,
-) -> shown.KubeletGrant:
-    return shown.KubeletGrant(
-        pod_uid=uid,
-        container=container,
-        namespace=a.namespace if a else "",
-        pod=a.pod if a else "",
-        cpus=str(cpus),
-        mems=str(mems),
-        overridden=overridden,
-    )

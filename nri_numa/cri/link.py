@@ -313,10 +313,6 @@ class LifecycleCallbacks(Protocol):
         """A resize was refused, and its CFS quota is in force nevertheless."""
         ...
 
-    def ended(self, container_id: str, /) -> None:
-        """A container ended."""
-        ...
-
 
 class Connection:
     """One connection: its containers, followed from creation to end, and what is under way."""
@@ -640,7 +636,6 @@ class Connection:
             updates = self._call(
                 "StopContainer", lambda: self._handler.stop_container(container_id)
             )
-            self._callbacks.ended(container_id)
             self._send_all(updates or ())
         if not known and (container_id in self._ended or container_id in self._pod_of):
             self._ended.discard(container_id)

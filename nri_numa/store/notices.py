@@ -7,6 +7,7 @@ outlive the machine. What cannot be read begins a new sequence, which readers no
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 from collections.abc import Callable, Mapping
@@ -114,8 +115,10 @@ class NoticeFile:
         if self._fd < 0 or self._lines >= _GROWN:
             self._anew()  # holds the new one too
             return
+        line = _encode(notice) + b"\n"
         try:
-            os.write(self._fd, _encode(notice) + b"\n")
+            if os.write(self._fd, line) != len(line):  # the next would be on the same line
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             self._fail(error)
             os.close(self._fd)

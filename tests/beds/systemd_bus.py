@@ -29,6 +29,7 @@ class SystemdBus:
         self.transient = directory / "transient"
         self.transient.mkdir(parents=True)
         self.refusing = ""
+        self.welcome = b"OK 0123456789abcdef0123456789abcdef\r\n"
         self.deaf = False
         self.calls: list[tuple[str, dict[str, str]]] = []
         self._listener = socket.socket(socket.AF_UNIX)
@@ -67,9 +68,11 @@ class SystemdBus:
         with peer:
             line = b""
             while not line.endswith(b"BEGIN\r\n"):
-                line += peer.recv(1)
+                if not (piece := peer.recv(1)):
+                    return
+                line += piece
                 if line.endswith(b"\r\n") and b"AUTH" in line:
-                    peer.sendall(b"OK 0123456789abcdef0123456789abcdef\r\n")
+                    peer.sendall(self.welcome)
                     line = b""
             parser, serial = Parser(), 0
             while data := peer.recv(4096):

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from nri_numa.agent.runtime_lock import RuntimeLock
 from tests.beds.embedded_node import CRIError, Node, until
 
 
@@ -102,6 +103,24 @@ def test_a_file_with_mistakes_changes_nothing_and_every_mistake_is_named(node: N
     assert node.plugin.metric("nri_numa_config_last_reload_successful") == 1
     reloaded = node.plugin.metric("nri_numa_config_last_reload_success_timestamp_seconds")
     assert reloaded > started
+
+
+def test_what_was_only_observed_is_put_right_once_no_other_agent_works(tmp_path: Path) -> None:
+    """With two agents the runtime failed every container: both set the same annotation."""
+    with Node(tmp_path, config={"observe": True, "reconcile": {"interval": 0}}) as node:
+        node.start()
+        made = [node.owner(), node.listed("none", "9999"), node.owner("other")]
+        assert [one.cpus for one in made] == [str(node.topology.online)] * 3
+        other = RuntimeLock(str(node.socket))
+        other.hold()
+        reload(node, {"observe": False, "reconcile": {"interval": 0}})
+        node.logged("another agent works on this runtime")
+        made.append(node.owner("next"))
+        assert made[-1].cpus == str(node.topology.online)
+        other.close()
+        node.check()
+        assert len({one.cpus for one in made}) == 4
+        assert node.plugin.metric("nri_numa_drift_found_total") == 0
 
 
 def test_the_log_level_changes_at_once(node: Node) -> None:

@@ -236,7 +236,6 @@ def test_a_refusal_is_noted_once_however_often_the_kubelet_asks(world: World) ->
 
 def test_observing_notes_nothing_because_nothing_happens() -> None:
     world = World(SMALL, observe=True)
-    world.ends_whole = False
     world.synchronize()
     of = pod("web", {"numacpu": "63"})
     world.create(of, container(of))

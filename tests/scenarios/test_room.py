@@ -21,7 +21,7 @@ from nri_numa.config.sections import Room
 from nri_numa.engine.adopt import ASSIGNED, assigned
 from nri_numa.engine.decision import Admitted, Reading, Refused
 from nri_numa.engine.room import MOST_MOVES, keep_room, make_room
-from nri_numa.engine.state import NodeState, violations
+from nri_numa.engine.state import Kind, NodeState, violations
 from nri_numa.machine.cgroups import CgroupReader, CgroupWriter
 from nri_numa.machine.migration import Step
 from nri_numa.machine.synthetic import synthetic
@@ -340,6 +340,14 @@ def test_only_cpus_move_on_one_numa_node() -> None:
     assert world.has("a-app") == ("5", "0")
     (notice,) = world.agent.notices.after()
     assert notice.message == "moved from CPU 0 to 5 to make room for default/new/app"
+
+
+def test_what_is_only_observed_is_refused_once_and_known() -> None:
+    world = movable(*A_AND_B, moves=0, observe=True)
+    assert new(world) is None
+    assert (world.agent.refused, world.allocation("new-app").kind) == (1, Kind.UNBOUND)
+    assert world.steps("new-app") == (world.agent.refusals[0].message,)
+    assert world.count("gap_containers_total") == 0
 
 
 @pytest.mark.parametrize(

@@ -268,7 +268,7 @@ def test_observe_writes_nothing(moment: str) -> None:
     node.world.pods[of.id], node.world.live["unknown-app"] = of, container(of)
     getattr(node, moment)("unknown")
     assert node.has("plain") == "0-3"
-    assert "unknown-app" not in node.agent.state.allocations
+    assert node.agent.state.allocations["unknown-app"].kind is Kind.UNBOUND
 
 
 def test_somebody_elses_pin_is_left_alone(node: Node) -> None:

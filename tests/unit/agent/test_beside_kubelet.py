@@ -7,6 +7,7 @@ import io
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from msgspec.structs import replace
@@ -202,35 +203,36 @@ def test_the_kubelets_configuration_is_followed_while_running(bed: Bed) -> None:
     found = [Found(path="k", facts=KubeletFacts(reserved_cpus=CPUSet.parse("0")), signature=(1,))]
     watch = KubeletSettings("/nowhere", read=lambda *_: found[-1])
     agent, config = bed.world.agent, AgentConfig()
+    daemon = SimpleNamespace(agent=agent, config=config)
     watch.read(config)
     agent.machine = replace(agent.machine, settings=watch.settings(config, bed.world.topology))
     watch.report()
     watch.report()
     assert str(agent.machine.settings.reserved_cpus) == "0"
     assert bed.log.getvalue().count("reservedCPUs 0") == 1
-    asyncio.run(watch.refresh(agent, config))  # nothing changed
+    asyncio.run(watch.refresh(daemon))  # nothing changed
     found.append(
         replace(found[0], facts=KubeletFacts(reserved_cpus=CPUSet.parse("0-1")), signature=(2,))
     )
-    asyncio.run(watch.refresh(agent, config))
+    asyncio.run(watch.refresh(daemon))
     assert str(agent.machine.settings.reserved_cpus) == "0-1"
     # What cannot be read changes nothing.
     found.append(Found(path="k", problems=("k: cannot be read",), signature=(3,)))
     before = agent.machine
-    asyncio.run(watch.refresh(agent, config))
+    asyncio.run(watch.refresh(daemon))
     assert agent.machine is before
     assert "k: cannot be read" in bed.log.getvalue()
     # What can be read beside it counts.
     facts = KubeletFacts(reserved_cpus=CPUSet.parse("0-2"))
     found.append(Found(path="k", facts=facts, problems=("k.d: cannot be read",), signature=(9,)))
-    asyncio.run(watch.refresh(agent, config))
+    asyncio.run(watch.refresh(daemon))
     assert str(agent.machine.settings.reserved_cpus) == "0-2"
     # Nor does a kubelet that is being restarted.
     found.append(Found(path="k", facts=KubeletFacts(), signature=(4,), running=True))
-    asyncio.run(watch.refresh(agent, config))
+    asyncio.run(watch.refresh(daemon))
     assert str(agent.machine.settings.reserved_cpus) == ""
     found.append(Found())
     before = agent.machine
-    asyncio.run(watch.refresh(agent, config))
+    asyncio.run(watch.refresh(daemon))
     assert agent.machine is before
     assert watch.found.running

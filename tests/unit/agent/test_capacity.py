@@ -41,6 +41,7 @@ class Bed:
         base: Settings | None = None,
     ) -> None:
         self.root, self.path, self.now = root, root / "capacity.json", NOW
+        self.config = self.used = AgentConfig()
         (root / "proc").mkdir()
         (root / "sys/devices/system/cpu").mkdir(parents=True)
         self.metrics, self.log = Metrics("0"), io.StringIO()
@@ -63,7 +64,7 @@ class Bed:
         total = round((self.now - NOW) * 100)
         lines = (f"cpu{cpu} 0 0 0 {total - t} 0 0 0 {t}" for cpu, t in self.ticks.items())
         (self.root / "proc/stat").write_text("\n".join(["cpu 0 0 0 0 0 0 0 0", *lines, ""]))
-        asyncio.run(self.watch.apply(self.agent, AgentConfig(), self))
+        asyncio.run(self.watch.apply(self, self))
 
     def says(self, zones: object = None, drained: object = "", **more: object) -> None:
         capacity = {"zones": zones, "until": UNTIL, "source": "put", **more}
@@ -71,10 +72,11 @@ class Bed:
         self.path.write_text(json.dumps({"offline-capacity": text, "drained": drained}))
 
     def look(self) -> Mapping[int, float]:
-        asyncio.run(self.outside.apply(self.agent, AgentConfig(), self))
+        asyncio.run(self.outside.apply(self, self))
         return self.factors()
 
     def settings(self, config: AgentConfig, topology: Topology) -> Settings:
+        self.used = config
         return self.all.over(self.base, topology)
 
     def factors(self) -> Mapping[int, float]:
@@ -113,6 +115,19 @@ def test_act_gives_new_containers_less_and_moves_none_that_runs(bed: Bed) -> Non
     assert bed.gauge("cpu_frequency_hertz") == {}, "nor cpufreq"
     bed.pass_time({})
     assert bed.factors() == {}
+
+
+def test_a_reload_while_it_is_looked_counts(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, reloaded = bed.outside.refresh, AgentConfig(oversale=2)
+
+    def refresh(topology: Topology) -> bool:
+        bed.config = reloaded
+        return real(topology)
+
+    monkeypatch.setattr(bed.outside, "refresh", refresh)
+    bed.says({"0": 0.5})
+    bed.look()
+    assert bed.used is reloaded
 
 
 def test_what_is_stolen_counts_half_after_its_half_life(tmp_path: Path) -> None:

@@ -302,9 +302,7 @@ def test_a_variable_of_ones_own_gives_nothing(
     assert words in refused.message
 
 
-def test_a_container_finds_its_cpus_in_device_metadata_and_pods_see_one_that_is_offline(
-    bed: Bed,
-) -> None:
+def test_a_container_finds_its_cpus_in_device_metadata(bed: Bed) -> None:
     bed.objects[UID]["metadata"]["annotations"] = {POD_CLAIM: "numa"}
     bed.prepare()
     of = pod("web")
@@ -321,12 +319,20 @@ def test_a_container_finds_its_cpus_in_device_metadata_and_pods_see_one_that_is_
     (request,) = second["requests"]
     numbers = [one["attributes"].get("dra.cpu/cpuID") for one in request["devices"]]
     assert numbers == [None, *({"int": cpu} for cpu in CPUSet.parse(cpus))]
-    assert bed.boot().health() == ("n1", {"numa0": "", "numa1": ""})
-    lost = CPUSet.parse(cpus).first
-    machine = bed.world.agent.machine
-    online = machine.topology.online - CPUSet([lost])
-    bed.world.agent.machine = replace(machine, topology=replace(machine.topology, online=online))
-    assert bed.book.health()[1] == {"numa0": "", "numa1": f"CPU {lost} is offline"}
+    bed.boot()
     assert Path(path).exists()
     bed.book.unprepare(UID)
     assert not Path(path).exists()
+
+
+def test_a_cpu_that_is_offline_is_said_of_its_numa_node_alone(bed: Bed) -> None:
+    bed.objects[UID] = bed.claim(result(), result(request="more", device="numa0"))
+    bed.prepare()
+    of, named = pod("web"), Mentions(claims=(variable(UID, 0), variable(UID, 1)))
+    made = replace(container(of, wants=resources(8, 0.1)), mentions=named)
+    assert bed.world.place(*bed.book.seen(of, made))[0] == "0-3,9-12"
+    assert bed.book.health() == ("n1", {"numa0": "", "numa1": ""})
+    machine = bed.world.agent.machine
+    online = machine.topology.online - CPUSet([9])
+    bed.world.agent.machine = replace(machine, topology=replace(machine.topology, online=online))
+    assert bed.book.health()[1] == {"numa0": "", "numa1": "CPU 9 is offline"}

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from nri_numa.agent.daemon import Daemon
 from nri_numa.agent.loop import GapWatch
@@ -20,6 +21,7 @@ from nri_numa.agent.reload import prepare_aside
 from nri_numa.agent.runtime_lock import RuntimeLock
 from nri_numa.config import AgentConfig, load
 from nri_numa.engine.state import Kind
+from nri_numa.model.settings import Settings
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.observe import logs
 from nri_numa.runtime import RuntimeInfo
@@ -117,6 +119,7 @@ async def test_a_life(bed: Bed) -> None:
         none = await runtime.run_pod(sandbox("none", numacpu="9999"))
         with pytest.raises(CRIError, match="9999"):
             await runtime.create_container(none.id, app)
+        bed.daemon.runtime.check_answers(0.0)  # runtime.hungAfter: 0, and it owes no answer
         status = await bed.ask("/v1/status")
         assert (status["ready"], status["link"]["problem"]) == (True, "")
         assert status["link"]["runtimeVersion"]
@@ -152,6 +155,25 @@ async def test_a_part_that_fails_ends_the_agent(bed: Bed, monkeypatch: pytest.Mo
         await bed.daemon.run()
     other.close()
     assert bed.output.getvalue().count("another agent works on this runtime") == 1
+
+
+async def test_a_reload_keeps_the_capacity_that_came_meanwhile(bed: Bed) -> None:
+    daemon, agent, real = bed.daemon, bed.daemon.agent, bed.daemon._kubelet.settings
+
+    def settings(*of: Any) -> Settings:
+        made = real(*of)
+        if not daemon._outside.factors:
+            daemon._outside.factors = {0: 0.5}
+            agent.retopology(replace(agent.machine, settings=real(*of)))
+        return made
+
+    daemon._kubelet.settings = settings  # type: ignore[method-assign]
+    bed.file["oversale"] = 2
+    daemon._reload_requested = True
+    await daemon._reload()
+    used = agent.machine.settings
+    assert (used.capacity_factor, used.oversale) == ({0: 0.5}, 2)
+    daemon.store.close()
 
 
 async def test_a_reload_gives_way_to_containers(bed: Bed) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import socket
 import threading
 from collections.abc import Iterator
@@ -122,9 +123,13 @@ def test_what_somebody_else_decides_meanwhile_is_what_comes_back(tmp_path: Path)
 
 def test_a_damaged_note_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "interrupts").write_text("{")
-    interrupts(tmp_path).keep_off(CPUSet.parse("2"), ALL)
+    one = interrupts(tmp_path)
+    one.keep_off(CPUSet.parse("2"), ALL)
     assert caplog.records[0].getMessage() == "what interrupts were before is not known"
     assert allowed(tmp_path) == "0-1,3-7"
+    shutil.rmtree(tmp_path / "proc")  # as a container sees it whose /proc is another one's
+    one.keep_off(CPUSet.parse("2-3"), ALL)
+    assert "proc/irq: No such file" in str(vars(caplog.records[-1]))
 
 
 def test_they_follow_owners_and_come_back_at_the_end(tmp_path: Path) -> None:

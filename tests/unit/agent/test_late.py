@@ -63,8 +63,10 @@ def test_a_cgroup_that_is_not_as_meant_is_written_at_once(bed: Bed) -> None:
     assert bed.tree.cpus_of(f"/pods/{one}") == "2"
     assert bed.late.known == {one: 0.25}
     assert bed.metric("nri_numa_late_seconds_count") == 1
-    bed.late.ended(one)
-    assert bed.late.known == {}
+    bed.world.stop(one)
+    other = bed.place("other", numacpu="2")
+    bed.late.begun(other, STARTED, None)
+    assert bed.late.known.keys() == {other}
 
 
 def test_the_start_that_counts_is_that_of_the_process_not_the_runtime_s_note_of_it(

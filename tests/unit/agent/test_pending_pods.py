@@ -96,9 +96,10 @@ def test_only_guaranteed_pods_are_meant(bed: Bed) -> None:
 
 
 def test_it_ends_with_its_sandbox(bed: Bed) -> None:
-    for name in ("a", "b", "c"):
+    for name in ("a", "b", "c", "d"):
         bed.handler.run_pod(sandbox(name))
     bed.handler.stop_pod(sandbox("a"))
+    bed.handler.remove_pod(sandbox("d"))
     assert bed.names() == [("shop", "b"), ("shop", "c")]
     bed.handler.synchronize(Pods.of([sandbox("c")]), [])
     assert bed.names() == [("shop", "c")]

@@ -612,7 +612,14 @@ def test_a_systemd_that_does_not_answer_is_asked_once_in_a_look(
     bed.reconciler._scopes = Scopes(str(systemd.transient), "/nowhere")
     bed.round()
     assert "no answer over D-Bus: No such file or directory" in bed.log
-    bed.reconciler._scopes = systemd.scopes
+    bed.reconciler._scopes, welcome = systemd.scopes, systemd.welcome
+    bed.round()
+    assert systemd.has(scope) == "1"
+    systemd.make(scope, AllowedCPUs="0-7")
+    systemd.welcome = b"REJECTED EXTERNAL\r\n"
+    bed.round()
+    assert "no answer over D-Bus: " in bed.log.rpartition("systemd has other CPUs")[2]
+    systemd.welcome = welcome
     bed.round()
     assert systemd.has(scope) == "1"
 

@@ -50,7 +50,6 @@ class Bed:
     refusals: list[tuple[str, ...]] = field(default_factory=list)
     beginnings: list[tuple[str, float, float | None]] = field(default_factory=list)
     starts: list[str] = field(default_factory=list)
-    ends: list[str] = field(default_factory=list)
     states: list[LinkState] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -80,9 +79,6 @@ class Bed:
 
     def resize_refused(self, container_id: str, quota: int) -> None:
         self.world.agent.limited(container_id, quota)
-
-    def ended(self, container_id: str) -> None:
-        self.ends.append(container_id)
 
     def kind(self, container_id: str) -> Kind | None:
         allocation = self.world.agent.state.allocations.get(container_id)
@@ -132,7 +128,6 @@ async def test_a_container_gets_its_cpus_and_its_neighbours_leave_them(bed: Bed)
         assert [cpus for who, cpus in runtime.updates if who == "owner"] == ["0", "0"]
         runtime.end("owner")
         await until(lambda: runtime.cpus("neighbour") == ALL, "they come back")
-        assert bed.ends == ["owner"]
         runtime.remove("owner")
         del runtime.pods["own"]
         await until(lambda: "own" not in bed.world.agent.state.pods, "the pod is forgotten")

@@ -138,13 +138,13 @@ def test_a_disk_that_fills_is_said_with_the_first_notice_that_is_not_kept(
     notices, _, _ = opened(tmp_path, trouble=told.append)
     broken = BrokenOS()
     monkeypatch.setattr(module, "os", broken)
-    for n in range(2):
-        broken.failing = {"write": errno.ENOSPC}
+    for n, most in enumerate((None, 9)):
+        broken.failing, broken.write_at_most = {} if most else {"write": errno.ENOSPC}, most
         add(notices, 2 * n)
         assert len(told) == n + 1
         assert "No space left on device" in told[-1]
         add(notices, 2 * n + 1)
         assert len(told) == n + 1
-        broken.failing = {}
+        broken.failing, broken.write_at_most = {}, None
         add(notices, 2 * n)
     assert len(opened(tmp_path)[0].after()) == 4

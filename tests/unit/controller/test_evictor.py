@@ -261,9 +261,7 @@ class Host(Cluster):
     def __init__(self, *pods: dict[str, Any], most: int = 3, **rules: Any) -> None:
         super().__init__(*pods)
         settled = {"after": 60.0, "per_minute": 1.0, "per_workload": most, "per": 3600.0}
-        self.output = Stolen(
-            PREFIX, Rules(**{**settled, **rules}), 0.0, below=0.7, well=0.9, at_most=0.5
-        )
+        self.output = Stolen(PREFIX, Rules(**{**settled, **rules}), 0.0, below=0.7, at_most=0.5)
         self.see(TOLD)
 
     def says(self, *factors: object) -> None:

@@ -448,7 +448,6 @@ class Stolen(_Emptying):
 
     Args:
         below: a factor lower than this is low.
-        well: one of this or more is well again; not less than `below`.
         at_most: part of the cluster's NUMA nodes that may be poor; if more are, no pod moves.
     """
 
@@ -462,10 +461,9 @@ class Stolen(_Emptying):
         *,
         below: float,
         at_most: float,
-        well: float = WELL,
     ) -> None:
         super().__init__("steal", prefix, rules, now)
-        self._below, self._well, self._at_most = below, well, at_most
+        self._below, self._at_most = below, at_most
         self._attribute = f"{prefix}/{MEASURED_FACTOR}"
         self._measured: dict[str, dict[int, _Measured]] = {}
 
@@ -494,7 +492,7 @@ class Stolen(_Emptying):
             self._empty(node, poor, now)
 
     def _judge(self, one: _Measured, now: float) -> None:
-        if one.factor >= self._well:
+        if one.factor >= WELL:
             one.since, one.poor = None, False
         elif one.factor < self._below:
             one.since = now if one.since is None else one.since

@@ -51,10 +51,13 @@ class Page:
     async def _document(self, request: Request) -> Response:
         if self._token is not None:
             self._token.check(request)
+        problem = self._topologies.problem
         if not self._topologies.synced.is_set():
-            problem = self._topologies.problem or "the nodes are not known yet"
-            raise APIError(503, "NotReady", problem, [("Retry-After", "2")])
-        asked = hashlib.sha256(repr(sorted(request.query.items())).encode()).hexdigest()[:12]
+            raise APIError(
+                503, "NotReady", problem or "the nodes are not known yet", [("Retry-After", "2")]
+            )
+        said = repr((sorted(request.query.items()), problem))
+        asked = hashlib.sha256(said.encode()).hexdigest()[:12]
         tag = f'"{self._life}-{self._overview.revision}-{asked}"'
         if request.header(b"if-none-match") == tag.encode():
             return Response(304, b"", headers=[("ETag", tag)])
@@ -63,6 +66,6 @@ class Page:
         except BadQuery as error:
             raise APIError(400, "BadRequest", str(error)) from error
         document: dict[str, Any] = await self._overview.document(query)
-        if self._topologies.problem:
-            document["stale"] = self._topologies.problem
+        if problem:
+            document["stale"] = problem
         return Response(200, msgspec.json.encode(document), headers=[("ETag", tag)])

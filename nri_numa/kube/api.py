@@ -119,7 +119,7 @@ class KubeAPI:
         self._session: aiohttp.ClientSession | None = None
         self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
         self._server = self._bearer = ""
-        self._authority: tuple[int, int] = (0, 0)
+        self._written, self._authority = (0, 0), b""
         self._checked = float("-inf")
 
     async def do(self, request: Request) -> Outcome:
@@ -274,24 +274,32 @@ class KubeAPI:
                 self._bearer = self._read_token()
 
     async def _opened(self) -> aiohttp.ClientSession:
-        """The session; another one after ca.crt changed."""
+        """The session; another one after ca.crt changed.
+
+        The kubelet writes all files anew with each token, and what is under way goes on.
+        """
         now = asyncio.get_running_loop().time()
         if self._session is not None and now - self._checked <= _CHECKED:
             return self._session
         file = self._directory / "ca.crt"
         status = os.stat(file)
-        authority = status.st_mtime_ns, status.st_ino
+        written = status.st_mtime_ns, status.st_ino
         self._checked = now
+        if self._session is not None and written == self._written:
+            return self._session
+        authority, self._bearer = file.read_bytes(), self._read_token()
+        self._written = written
         if self._session is not None and authority == self._authority:
             return self._session
         await self.close()
+        if self._session is not None:
+            return self._session  # another request was quicker
         host = os.environ.get("KUBERNETES_SERVICE_HOST", "")
         if not host:
             raise FileNotFoundError("KUBERNETES_SERVICE_HOST is not set; in a pod it is")
         host = f"[{host}]" if ":" in host else host
         self._server = f"https://{host}:{os.environ.get('KUBERNETES_SERVICE_PORT', '443')}"
-        self._bearer = self._read_token()
-        self._sockets, self._authority = weakref.WeakSet(), authority
+        self._authority = authority
         try:
             context = ssl.create_default_context(cafile=str(file))
         except ssl.SSLError as error:
@@ -324,12 +332,13 @@ class KubeAPI:
     async def close(self) -> None:
         """End the connections; the next request reads everything again."""
         session, self._session = self._session, None
+        sockets, self._sockets = self._sockets, weakref.WeakSet()
         if session is None:
             return
         await session.close()
         # A request that was cancelled leaves a connection that waits for the other side's farewell,
         # and no session knows it any more.
-        open_ones = [one for one in self._sockets if one.fileno() >= 0]
+        open_ones = [one for one in sockets if one.fileno() >= 0]
         for one in open_ones:
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)

@@ -146,10 +146,10 @@ class Output:
 
     def done(self, request: Request, outcome: Outcome, now: float, jitter: float) -> None:
         """This came of a request of ours."""
+        self._done(request, outcome, now, jitter)
         if outcome.result is Result.FORBIDDEN:
+            # A right is missing, or a policy refuses this one; what waits comes before it next.
             self.hold_until = now + LONGEST_PAUSE
-        else:
-            self._done(request, outcome, now, jitter)
 
     def waiting(self) -> int:
         """How much is still to be sent."""
@@ -276,7 +276,7 @@ class AppliedObject(OneObject):
             case Result.INVALID if self.undefined:
                 text = f"{outcome.text}; is its definition another one?"
                 self._slowly(text, now, jitter)
-            case Result.FAILED:
+            case Result.FAILED | Result.FORBIDDEN:
                 self._later(now, jitter)  # the same once more: nothing says that it is another one
             case _:
                 # The Node is not registered yet, or the object went in this moment.

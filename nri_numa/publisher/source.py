@@ -17,9 +17,6 @@ fifteen."""
 MOST: Final = 64 << 20
 """Bytes of one answer; the list of 10,000 containers has six million."""
 
-LONGEST_LINE: Final = 1 << 16
-"""Bytes of a line of the stream; one has less than a hundred."""
-
 PATHS: Final[dict[type, str]] = {
     Assignments: "/v1/assignments",
     NUMAInfo: "/v2/system/numa/info",
@@ -66,7 +63,6 @@ class AgentSource:
                 "http://localhost",
                 connector=aiohttp.UnixConnector(self._socket),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=HEARTBEAT),
-                read_bufsize=LONGEST_LINE,
             )
         try:
             async with self._session.get(path) as response:
@@ -91,8 +87,11 @@ class AgentSource:
             AgentUnavailable: it does not.
         """
         async with self._answer("/v1/events") as body:
-            async for line in body:
-                if line.startswith(b"data: "):
+            rest = b""
+            while chunk := await body.readany():
+                *lines, rest = (rest + chunk).split(b"\n")
+                # What came while an earlier one was acted upon is one change: the newest.
+                for line in [one for one in lines if one.startswith(b"data: ")][-1:]:
                     yield msgspec.json.decode(line[6:], type=Changed)
         raise AgentUnavailable(f"the agent at {self._socket} ended the stream")
 

@@ -353,7 +353,7 @@ class TopologyOutput(AppliedObject):
         elif result is Result.FAILED and PRUNE in outcome.text and not self._cured:
             self._reset = self._cured = True
         else:
-            if result not in (Result.DONE, Result.FAILED):
+            if result not in (Result.DONE, Result.FAILED, Result.FORBIDDEN):
                 self._object_read = self._reset = False
             super()._done(request, outcome, now, jitter)
 

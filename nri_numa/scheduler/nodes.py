@@ -210,6 +210,8 @@ def _more(before: Known | None, after: Known | None) -> bool:
         return False
     if not isinstance(before, NodeRoom) or before.ids != after.ids:
         return True
+    if (before.silent and not after.silent) or (before.together or 0) < (after.together or 0):
+        return True
     was = {one.name: one.free for one in before.others}
     pairs = [(before.cpu.free, after.cpu.free), (before.exclusive.free, after.exclusive.free)]
     if after.after_moving:

@@ -63,7 +63,7 @@ class PodActivator:
         self._annotation = f"{config.annotation_prefix}/{ROOM}"
         self._waiting: dict[str, float] = {}
         self._seen: dict[str, float] = {}
-        self._node = ""
+        self._node, self._again = "", False
         self._due = asyncio.Event()
 
     def refused(self, uid: str) -> None:
@@ -123,8 +123,14 @@ class PodActivator:
         try:
             await self._api.ask("PATCH", Resource.NODES.path(name=node), body, form=Form.MERGE)
         except KubeError as error:
-            log.warning("refused pods are not woken", node=node, problem=str(error)[:300])
+            level = log.debug if self._again else log.warning
+            level("refused pods are not woken", node=node, problem=str(error)[:300])
+            # Busy or away: once more, or they would wait for minutes.
+            self._again = not error.code or error.code >= 429
+            if self._again:
+                self._due.set()
             return
+        self._again = False
         self._wakes.inc()
         log.debug("refused pods are woken", node=node)
 

@@ -76,6 +76,9 @@ class ClusterPage(LoopThread):
 
         self.do(told)
 
+    def lose(self, problem: str) -> None:
+        self._watch.problem = problem
+
     def forget(self, name: str) -> None:
         self.do(lambda: self._overview.node_removed(name))
         self.do(lambda: self._overview.topology_removed(name))

@@ -71,7 +71,7 @@ class Cluster(EvictingCluster):
             assert request.field_selector == {"spec.nodeName": "n"}
             return Outcome(result=Result.DONE, documents=tuple(self.pods.values()))
         if request.resource is Resource.EVENTS:
-            return Outcome(result=Result.DONE)
+            return Outcome(result=self.answers.get("events", Result.DONE))
         result = self.answers.get(request.name, Result.DONE)
         if result is Result.DONE:
             self.evicted.append((request.name, self.now))
@@ -129,15 +129,23 @@ def test_a_dry_run_asks_once_and_says_so() -> None:
     assert event["note"].startswith("would be evicted (dry run)")
 
 
-def test_a_budget_is_asked_again_and_holds_up_nobody_else() -> None:
+@pytest.mark.parametrize("result", [Result.BLOCKED, Result.FORBIDDEN])
+def test_a_budget_or_policy_is_asked_again_and_holds_up_nobody_else(result: Result) -> None:
     cluster = drained(pod("a", "4"), pod("b", "5"))
-    cluster.answers["a"] = Result.BLOCKED
+    cluster.answers["a"] = result
     cluster.run(120)
     assert cluster.names == ["b"]
     assert len(cluster.bodies(Resource.EVICTIONS)) >= 3
     del cluster.answers["a"]
     cluster.run(120)
     assert cluster.names == ["b", "a"]
+
+
+def test_an_event_that_may_not_be_written_is_left_out() -> None:
+    cluster = drained(pod("a", "4"), pod("b", "5"))
+    cluster.answers["events"] = Result.FORBIDDEN
+    cluster.run(120)
+    assert cluster.names == ["a", "b"]
 
 
 def test_undrained_is_left_alone() -> None:
@@ -253,9 +261,7 @@ class Host(Cluster):
     def __init__(self, *pods: dict[str, Any], most: int = 3, **rules: Any) -> None:
         super().__init__(*pods)
         settled = {"after": 60.0, "per_minute": 1.0, "per_workload": most, "per": 3600.0}
-        self.output = Stolen(
-            PREFIX, Rules(**{**settled, **rules}), 0.0, below=0.7, well=0.9, at_most=0.5
-        )
+        self.output = Stolen(PREFIX, Rules(**{**settled, **rules}), 0.0, below=0.7, at_most=0.5)
         self.see(TOLD)
 
     def says(self, *factors: object) -> None:

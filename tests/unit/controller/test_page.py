@@ -153,6 +153,9 @@ def test_what_did_not_change_is_not_sent_again(bed: ClusterPage) -> None:
     assert ask(bed, "/v1/cluster?cpus=1", **{"If-None-Match": tag})[0] == 200
     bed.tell(topology(8, name="a"))
     assert ask(bed, **{"If-None-Match": tag})[0] == 304, "the same again is no change"
+    bed.lose("no answer")
+    assert json.loads(ask(bed, **{"If-None-Match": tag})[2])["stale"] == "no answer"
+    bed.lose("")
     bed.tell(topology(7, name="a"))
     assert ask(bed, **{"If-None-Match": tag})[0] == 200
     bed.forget("a")

@@ -56,6 +56,35 @@ async def test_a_renewed_token_is_read_when_the_old_one_is_denied(
     assert said == ["first", "first", "first", "second", "second"]
 
 
+async def test_credentials_that_are_written_anew_end_no_request(
+    made: KubeAPI, server: FakeAPIServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kubelet writes all files anew with each token, which is once an hour."""
+    monkeypatch.setattr("nri_numa.kube.api._CHECKED", -1.0)
+    asked_it, over = threading.Event(), threading.Event()
+
+    def answer(asked: Asked) -> Said:
+        asked_it.set()
+        over.wait(0 if asked.path == PODS else 60)
+        return Said(201, {})
+
+    server.answer = answer
+    post = asyncio.create_task(made.ask("POST", PATH, {}))
+    await asyncio.to_thread(asked_it.wait, 60)
+    for name, text in (("ca.crt", (tmp_path / "ca.crt").read_text()), ("token", "second")):
+        (tmp_path / "new").write_text(text)
+        (tmp_path / "new").replace(tmp_path / name)
+    try:
+        await made.ask("GET", PODS)
+    finally:
+        over.set()
+    assert await post == {}
+    assert server.asked[-1].authorization == "Bearer second"
+    with (tmp_path / "ca.crt").open("a") as file:
+        file.write("\n")  # another authority, which two requests see at once
+    assert await asyncio.gather(*(made.ask("GET", PODS) for _ in range(2))) == [{}, {}]
+
+
 async def test_a_request_that_was_given_up_leaves_no_connection(
     made: KubeAPI, server: FakeAPIServer
 ) -> None:

@@ -37,6 +37,24 @@ async def test_what_is_no_document_of_the_agent_is_an_agent_that_is_gone(
         await source.close()
 
 
+async def test_changes_that_came_meanwhile_are_one(tmp_path: Path) -> None:
+    """Else the publisher reads the agent for minutes after a minute with many pods."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        said = b"".join(b'data: {"serial":%d,"notices":0}\n\n' % n for n in range(50))
+        writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + said)
+        writer.close()
+
+    source = AgentSource(str(tmp_path / "s"))
+    async with await asyncio.start_unix_server(answer, str(tmp_path / "s")):
+        changes = source.changes()
+        assert (await anext(changes)).serial == 49
+        with pytest.raises(AgentUnavailable, match="ended the stream"):
+            await anext(changes)
+        await source.close()
+
+
 async def test_proxies_and_authorities_of_the_environment_are_not_for_the_agents_socket(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -557,10 +557,12 @@ async def test_room_wakes_who_was_refused_and_nobody_else(
     assert [made.once_more("c", 2.5) for _ in range(5)] == [True, True, True, False, False]
     made.more_room("n1")
     assert made.once_more("c", 2.5)
+    answers = iter([status(429, "slow down")])
+    server.answer = lambda asked: next(answers, Said(200, {}))
     async with working(made.run(lambda: True)):
-        while not server.asked:
+        while len(server.asked) < 2:
             await asyncio.sleep(0.01)
-    (asked,) = server.asked
+    asked = server.asked[1]
     assert (asked.method, asked.content_type) == ("PATCH", "application/merge-patch+json")
     assert asked.path.startswith("/api/v1/nodes/n1")
     assert asked.body == {"metadata": {"annotations": {"numa.kubernetes.io/room": "1500"}}}

@@ -111,6 +111,17 @@ def test_a_list_ends_what_it_does_not_name() -> None:
     assert watched.activator.nodes[-1] == "n1"
 
 
+@pytest.mark.parametrize(
+    ("key", "less", "more"), [("agent", "not-ready", "ready"), ("free-exclusive-cpus", "5", "8")]
+)
+def test_room_that_no_numa_node_says_wakes_pods_too(key: str, less: str, more: str) -> None:
+    """The agent places containers again; a quota lets the whole node give more."""
+    watched = Watched()
+    for text in (more, less, more):
+        watched.topologies.put(topology(4, 4, attributes={f"{PREFIX}/{key}": text}))
+    assert watched.activator.nodes == ["n1", "n1"]
+
+
 def test_nodes_come_change_and_go() -> None:
     watched = watched_node()
     watched.topologies.put({"metadata": {"name": "n1"}, "zones": 3})

@@ -150,7 +150,7 @@ class Outbox:
         """Send an update soon, together with what waits for this container already.
 
         Urgent ones start right now, and do not wait behind updates of others. The outcome is None
-        when it was applied.
+        when it was applied; whoever is cancelled while waiting for it takes it from no other.
         """
         container_id = update.container_id
         waiting = self._waiting.get(container_id)
@@ -162,7 +162,7 @@ class Outbox:
         if container_id not in self._workers:
             work = self._send(container_id) if urgent else self._send_in_turn(container_id)
             self._workers[container_id] = asyncio.create_task(work, name="update")
-        return waiting.outcome
+        return asyncio.shield(waiting.outcome)
 
     async def close(self) -> None:
         """Give up what was not sent; a call under way is not waited for."""
@@ -171,7 +171,7 @@ class Outbox:
             worker.cancel()
         await asyncio.gather(*workers, return_exceptions=True)
         for container_id, waiting in self._waiting.items():
-            _settle(waiting.outcome, _closed(container_id))
+            waiting.outcome.set_result(_closed(container_id))
         self._waiting.clear()
 
     async def _send_in_turn(self, container_id: str) -> None:
@@ -189,14 +189,9 @@ class Outbox:
                         container_id=container_id, unknown=False, message=str(error)
                     )
                 finally:
-                    _settle(waiting.outcome, failed)
+                    waiting.outcome.set_result(failed)
         finally:
             self._workers.pop(container_id, None)
-
-
-def _settle(outcome: asyncio.Future[UpdateFailed | None], failed: UpdateFailed | None) -> None:
-    if not outcome.done():  # what waited may have been cancelled
-        outcome.set_result(failed)
 
 
 def _closed(container_id: str) -> UpdateFailed:
@@ -410,11 +405,14 @@ class Connection:
     async def _send_after_query(self, one: Live, update: ContainerUpdate) -> UpdateFailed | None:
         before = one.changes
         self.query(update.container_id)
-        if (querying := self._querying.get(update.container_id)) is not None:
-            await asyncio.wait([querying])
-        if one.changes != before:
-            return None  # decided anew, and what was decided is sent
-        return await self._put(update)
+        try:
+            if (querying := self._querying.get(update.container_id)) is not None:
+                await asyncio.wait([querying])
+            if one.changes != before:
+                return None  # decided anew, and what was decided is sent
+            return await self._put(update)
+        except asyncio.CancelledError:  # the connection ends, and not who waits for this
+            return _closed(update.container_id)
 
     def _put(
         self, update: ContainerUpdate, *, urgent: bool = False

@@ -11,6 +11,7 @@ pinned.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import platform
@@ -19,7 +20,8 @@ from array import array
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, inner, text, text_or_empty
+from nri_numa.machine.cgroups import CgroupPlace, CgroupReader, text, text_or_empty
+from nri_numa.machine.usage import Unknown, processes_of
 from nri_numa.model.cpuset import NUMASet
 
 _NUMBER: Final = {"x86_64": 279, "aarch64": 239}
@@ -98,18 +100,15 @@ def migrate(
     """Move what a container maps on some NUMA nodes to another one; each ``next`` is one step.
 
     Raises:
-        OSError: we may not.
+        OSError: we may not, or its processes are not known.
     """
-    directory = reader.directory_of(place)
-    if not directory:
-        return
-    child = inner(directory) if reader.unified else ""
-    for each in (directory, child) if child else (directory,):
-        for pid in text_or_empty(f"{each}/cgroup.procs").split():
-            try:
-                yield from _of_process(int(pid), sources, target)
-            except (FileNotFoundError, ProcessLookupError):
-                continue  # it ended
+    try:
+        pids = processes_of(reader.directory_of(place))
+    except Unknown as unknown:
+        raise OSError(str(unknown)) from unknown
+    for pid in sorted(pids):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended
+            yield from _of_process(pid, sources, target)
 
 
 def _of_process(pid: int, sources: NUMASet, target: int) -> Iterator[Step]:

@@ -24,8 +24,11 @@ TIER_DIR = "sys/devices/virtual/memory_tiering"
 PCI_DIR = "sys/bus/pci/devices"
 PCI_FILES = ("class", "device", "numa_node", "vendor")
 
-FILE_LIMIT = 256 * 1024
-"""Bytes of one file; a cpulist of 8,192 CPUs in the worst order has 40 KiB."""
+FILE_LIMIT = 2 << 20
+"""Bytes of one file; a cpulist of 8,192 CPUs in the worst order has 40 KiB, and /proc/schedstat
+some 1.5 for each CPU."""
+_AT_ONCE = 64 * 1024
+"""Bytes asked for in one read."""
 KEPT_LIMIT = 64 << 20
 """Bytes of all files kept from an archive."""
 STREAM_LIMIT = 512 << 20
@@ -114,12 +117,10 @@ class DirectoryTree:
             fd = os.open(self._prefix + name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError:
             return None
+        data = b""
         try:
-            data = os.read(fd, 4096)  # sysfs gives a page at most, in one go
-            while len(data) >= 4096 and len(data) < FILE_LIMIT:
-                more = os.read(fd, FILE_LIMIT)
-                if not more:
-                    break
+            # proc/mounts and proc/schedstat give at once what whole lines fit into a page.
+            while len(data) < FILE_LIMIT and (more := os.read(fd, _AT_ONCE)):
                 data += more
         except OSError:
             return None

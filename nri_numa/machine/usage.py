@@ -97,12 +97,13 @@ def read_usage(root: Path | str, topology: Topology) -> MachineUsage:
 def memory_by_numa_node(stat: str, *, unified: bool, page_size: int) -> dict[int, int]:
     """Bytes by NUMA node, of the text of memory.numa_stat.
 
-    Version 2 counts bytes of each sort, version 1 pages, with a total.
+    Version 2 counts bytes of each sort, version 1 pages, with a total that has those of the cgroups
+    within, as all else of a container.
     """
     found: dict[int, int] = {}
     for line in stat.splitlines():
         name = re.split(r"[ =]", line, maxsplit=1)[0]
-        if name not in (_MEMORY_OF_V2 if unified else ("total",)):
+        if name not in (_MEMORY_OF_V2 if unified else ("hierarchical_total",)):
             continue
         for numa_node, amount in _PAGES.findall(line):
             bytes_ = int(amount) * (1 if unified else page_size)

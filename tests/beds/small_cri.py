@@ -48,6 +48,7 @@ class SmallCRI:
         self.updates: list[tuple[str, str]] = []
         self.refuse_updates: set[str] = set()
         self.refuse_status: set[str] = set()
+        self.hangs = False
         self.listeners: list[asyncio.Queue[Any]] = []
         self.listings = 0
         self._server: grpc.aio.Server | None = None
@@ -155,6 +156,8 @@ class SmallCRI:
 
     async def _ListContainers(self, request: Any, context: Any) -> Any:
         self.listings += 1
+        if self.hangs:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "it hangs")
         return cri_pb2.ListContainersResponse(
             containers=[
                 cri_pb2.Container(
@@ -200,6 +203,8 @@ class SmallCRI:
         if one.id in self.refuse_updates:
             await context.abort(grpc.StatusCode.UNKNOWN, "permission denied")
         self.updates.append((one.id, request.linux.cpuset_cpus))
+        while self.hangs:
+            await asyncio.sleep(0.01)
         if request.linux.cpuset_cpus:
             one.cpu["cpus"] = request.linux.cpuset_cpus
         if request.linux.cpuset_mems:

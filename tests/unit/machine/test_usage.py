@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from nri_numa.errors import TopologyError
+from nri_numa.machine import migration
 from nri_numa.machine.cgroups import CgroupPlace, CgroupReader
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.machine.usage import (
@@ -25,6 +26,7 @@ from nri_numa.machine.usage import (
     read_container,
     read_usage,
 )
+from nri_numa.model.cpuset import NUMASet
 from tests.beds.cgroup_tree import ContainerTree
 from tests.machines.named import write_sysfs, write_tree
 
@@ -66,16 +68,16 @@ file N0=0 N1=100
 anon_thp N0=999
 shmem N0=999
 """
-V1 = """total=3 N0=1 N1=2
-file=3 N0=1 N1=2
-hierarchical_total=9 N0=9
+V1 = """total=1 N0=1 N1=0
+hierarchical_file=3 N0=1 N1=2
+hierarchical_total=3 N0=1 N1=2
 """
 
 
 def test_memory_is_counted_once() -> None:
     assert memory_by_numa_node(V2, unified=True, page_size=4096) == {0: 4096, 1: 8292}
     assert memory_by_numa_node(V1, unified=False, page_size=4096) == {0: 4096, 1: 8192}
-    assert memory_by_numa_node("total N0=x\n\n=", unified=False, page_size=4096) == {}
+    assert memory_by_numa_node("hierarchical_total N0=x\n\n=", unified=False, page_size=4096) == {}
 
 
 @pytest.mark.parametrize(
@@ -142,7 +144,7 @@ def test_version_1_tells_pages_and_a_hybrid_may_have_the_file_in_either(
 ) -> None:
     tree = Tree(tmp_path, 1)
     where = "unified" if unified_controller else "memory"
-    text = "anon N0=4096 N1=8192\n" if unified_controller else "total=3 N0=1 N1=2\n"
+    text = "anon N0=4096 N1=8192\n" if unified_controller else V1
     (tree.root / where / "pods/a").mkdir(parents=True)
     (tree.root / where / "pods/a" / NUMA_STAT).write_text(text)
     assert tree.look() == MemoryPlaces({0: 4096, 1: 8192}, NUMA_STAT)
@@ -164,7 +166,7 @@ def test_what_is_no_numa_maps_tells_nothing(text: bytes) -> None:
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_without_that_file_the_processes_are_asked_those_of_inner_cgroups_too(
-    tmp_path: Path, version: int
+    tmp_path: Path, version: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tree = Tree(tmp_path, version)
     tree.processes(10)
@@ -173,6 +175,13 @@ def test_without_that_file_the_processes_are_asked_those_of_inner_cgroups_too(
     tree.maps(10, b"a default anon=1 N0=1 kernelpagesize_kB=4\n")
     tree.maps(11, b"a default anon=2 N1=2 kernelpagesize_kB=4")  # cut off before the line feed
     assert tree.look() == MemoryPlaces({0: 4096, 1: 8192}, NUMA_MAPS)
+    # Their pages move, too.
+    monkeypatch.setattr(migration, "_of_process", lambda pid, *_: iter([pid]))
+    reader = CgroupReader(str(tree.root))
+    assert list(migration.migrate(reader, PLACE, NUMASet([0]), 1)) == [10, 11]
+    tree.processes(0)
+    with pytest.raises(OSError, match="not seen from here"):
+        next(migration.migrate(reader, PLACE, NUMASet([0]), 1))
 
 
 def test_a_hundred_thousand_lines_are_read_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -44,6 +44,8 @@ class Loader(_Base):  # type: ignore[misc]  # the C loader has no type
 
 
 def _mapping(loader: Any, node: Any) -> dict[Any, Any]:
+    if not isinstance(node, yaml.MappingNode):  # but has its tag
+        raise BadValue(problem="expected a mapping", problem_mark=node.start_mark)
     seen: set[object] = set()
     for key_node, _ in node.value:
         mark = key_node.start_mark

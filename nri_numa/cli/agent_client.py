@@ -98,6 +98,8 @@ class AgentClient:
         except ValueError as error:
             raise Unreachable(f"{self.address} did not answer with JSON") from error
         if response.status >= 400 and "error" in document:
+            if isinstance(document["error"], str):  # as publisher, controller and extender say it
+                raise Unreachable(f"{self.address} is served by nri-numa, but not by its agent")
             if response.status == 401:
                 raise Failure(f"{self.address} wants a token: --token-file")
             message = harmless(str(document["error"].get("message", "")))

@@ -40,14 +40,13 @@ class Change(NamedTuple):
 def plan(path: Path) -> Change | None:
     """The change that turns NRI on; None when it is on."""
     try:
-        text = path.read_text()
+        text = path.read_text("utf-8")
+        document = tomllib.loads(text)
     except FileNotFoundError:
         return _new_file(path, 2)
     except OSError as error:
         raise Failure(f"{path}: {error.strerror}") from error
-    try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # of UTF-8, or of TOML
         raise Mistake(f"{path} is not valid TOML: {error}") from error
     version = document.get("version", 1)
     if version < 2:
@@ -59,7 +58,8 @@ def plan(path: Path) -> Change | None:
         return None
     directory = _drop_in_directory(document, path)
     if directory is not None and not section:
-        return _new_file(directory / "nri-numa.toml", version)
+        ours = _new_file(directory / "nri-numa.toml", version)
+        return None if ours.path.is_file() and ours.path.read_text() == ours.text else ours
     return _edited(path, text, document)
 
 

@@ -6,6 +6,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -146,9 +147,11 @@ def checkpoint(ctx: click.Context, file: str | None, config_path: str | None, ou
     from nri_numa.store.checkpoint import JOURNAL
 
     path = Path(file) if file else Path(load(config_path).state_dir, JOURNAL)
-    if file and not path.exists():
-        usual = Path(load(config_path).state_dir, JOURNAL)
-        raise Unreachable(f"{file}: there is no such file; expected a checkpoint such as {usual}")
+    with suppress(OSError):  # where it cannot even be looked for, reading it says why
+        if file and not path.exists():
+            usual = Path(load(config_path).state_dir, JOURNAL)
+            expected = f"expected a checkpoint such as {usual}"
+            raise Unreachable(f"{file}: there is no such file; {expected}")
     with progress(f"reading {path}"):
         document = _read(path)
     answer(document, output, _checkpoint_lines(path, document))

@@ -27,7 +27,10 @@ from nri_numa.text import human_bytes
 _ASKED: Final = ("status", "assignments", "refusals", "zones", "kubelet", "slots", "notices")
 _LOG_LINES: Final = 5000
 _PASSWORD: Final = re.compile(r"(?<=://)[^/@\s\"]+(?=@)")
-_NAMED: Final = re.compile(r'\b(?:namespace|pod|container)="?([^\s"]+)')
+_NAMED: Final = re.compile(r'\b(?:namespace|pod|container|for)(?:="?|":")([^\s"]+)')
+"""Names in a line of the log, in either of its forms."""
+_MATCHED: Final = re.compile(r'"(?:namespaces|containers)": \[\n.*?\n *\]', re.DOTALL)
+"""What the configuration says of names; its other words are not touched: it is to be loaded."""
 
 
 @click.command()
@@ -126,7 +129,7 @@ def _asked(agent: AgentClient) -> dict[str, Any]:
         except Failure:  # it ended meanwhile
             explanations = []
         explained += explanations
-        if one in refused:
+        if one in refused or one["container"] == "*":  # CPUs kept for containers to come
             continue
         meta = {"namespace": one["namespace"], "name": one["pod"], "annotations": {}}
         pod = pods.setdefault(
@@ -166,21 +169,31 @@ def _names(document: object, key: str = "") -> Iterator[str]:
             yield document
     elif isinstance(document, dict):
         for name, value in document.items():
-            yield from _names(value, name)
+            of_pod = name == "name" and "namespace" in document
+            yield from _names(value, "pod" if of_pod else name)
     elif isinstance(document, list):
         for value in document:
             yield from _names(value, key)
 
 
 def _hashed(texts: dict[str, str], names: Iterable[str]) -> dict[str, str]:
-    """The texts with each name, as a word and no key of JSON, as a hash that is new each time."""
+    """The texts with each name, as a word and no key of JSON, as a hash that is new each time.
+
+    A key of an annotation ends with the name of a container, and is not one as a whole.
+    """
     salt = secrets.token_bytes(16)
     words = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
     if not words:
         return texts
-    pattern = re.compile(rf"(?<![\w-])({words})(?![\w-]|\":)")
+    pattern = re.compile(rf'(?<![\w-])(?!(?<=")(?:{words})":)(?:{words})(?![\w-])')
 
     def shown(found: re.Match[str]) -> str:
         return "x" + hashlib.blake2b(found[0].encode(), key=salt, digest_size=5).hexdigest()
 
-    return {name: pattern.sub(shown, text) for name, text in texts.items()}
+    def hashed(found: re.Match[str]) -> str:
+        return pattern.sub(shown, found[0])
+
+    matched = _MATCHED.sub(hashed, texts["config.json"])
+    return {name: pattern.sub(shown, text) for name, text in texts.items()} | {
+        "config.json": matched
+    }

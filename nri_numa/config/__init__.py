@@ -7,31 +7,10 @@
 from __future__ import annotations
 
 from nri_numa.config.derived import node_name, settings, slots_resource, sockets
-from nri_numa.config.layers import (
-    changes,
-    effective,
-    load,
-    reloaded,
-)
+from nri_numa.config.layers import changes, effective, load, reloaded
 from nri_numa.config.problems import problems
-from nri_numa.config.sections import (
-    HTTP,
-    AgentConfig,
-    DevicePlugin,
-    InternalErrorAnswer,
-    LinkKind,
-    LogFormat,
-    LogLevel,
-    Reconcile,
-    Runtime,
-)
-from nri_numa.config.values import (
-    is_loopback,
-    parse_duration,
-    parse_quantity,
-    split_address,
-    two_digits,
-)
+from nri_numa.config.sections import HTTP, AgentConfig, DevicePlugin, InternalErrorAnswer, LinkKind
+from nri_numa.config.values import is_loopback, parse_duration, split_address, two_digits
 
 __all__ = [
     "HTTP",
@@ -39,17 +18,12 @@ __all__ = [
     "DevicePlugin",
     "InternalErrorAnswer",
     "LinkKind",
-    "LogFormat",
-    "LogLevel",
-    "Reconcile",
-    "Runtime",
     "changes",
     "effective",
     "is_loopback",
     "load",
     "node_name",
     "parse_duration",
-    "parse_quantity",
     "problems",
     "reloaded",
     "settings",

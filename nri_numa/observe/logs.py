@@ -475,7 +475,7 @@ def _value(value: object) -> str:
     text = f"{value:.6g}" if isinstance(value, float) else str(value)
     if _BARE(text):
         return text
-    return '"' + harmless(_cut(text.replace("\\", "\\\\").replace('"', '\\"'))) + '"'
+    return '"' + harmless(_cut(text).replace("\\", "\\\\").replace('"', '\\"')) + '"'
 
 
 def render_json(event: Event) -> str:

@@ -70,7 +70,8 @@ class Request:
             segments = tuple(unquote(s, errors="strict") for s in path.split("/")[1:])
             pairs = parse_qsl(query, keep_blank_values=True, errors="strict", max_num_fields=16)
         except ValueError as error:
-            raise APIError(400, "BadRequest", "path or query is not valid UTF-8") from error
+            problem = "path or query is not valid UTF-8, or has more than 16 parameters"
+            raise APIError(400, "BadRequest", problem) from error
         return cls(method, path, segments, dict(pairs), **more)  # type: ignore[arg-type]
 
     def header(self, name: bytes) -> bytes:

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import yaml
 
-from nri_numa.config import parse_quantity
+from nri_numa.config.values import parse_quantity
 from nri_numa.model.cpuset import CPUSet
 from tests.beds import cri
 from tests.beds.containerd import Containerd

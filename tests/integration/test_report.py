@@ -39,7 +39,11 @@ def test_a_report_is_replayed_elsewhere_and_keeps_names_and_passwords(tmp_path: 
         until(node.plugin.responsive, "it serves")
         # As if it logged to a file; the bed reads what it writes to standard error.
         config = json.loads(node.plugin.config_file.read_text())
-        config |= {"log": {"file": str(node.plugin.log_file)}, "sysfsRoot": str(node.sysfs_root)}
+        log = tmp_path / "lines"
+        log.write_text(
+            node.plugin.log_file.read_text() + '{"msg":"gone","pod":"shop/orders-old"}\n'
+        )
+        config |= {"log": {"file": str(log)}, "sysfsRoot": str(node.sysfs_root)}
         (tmp_path / "logging.yaml").write_text(json.dumps(config))
         for name, more in (("open", ()), ("hashed", ("--hash-names",))):
             given = (f"--config={tmp_path}/logging.yaml", f"--api={node.plugin.address}")
@@ -50,12 +54,12 @@ def test_a_report_is_replayed_elsewhere_and_keeps_names_and_passwords(tmp_path: 
     assert refused["pod"] == "too-big"
     assert "orders-db" in (tmp_path / "open" / "log.txt").read_text()
     assert own.cpus == told["assignments"]["containers"][0]["cpus"]
-    # A maintainer gets the same CPUs for the same pods on the captured machine.
-    here = tmp_path / "open"
-    given = (f"--machine={here}/machine.tar.gz", f"--config={here}/config.json", "--output=json")
-    assert f'"{own.cpus}"' in nri_numa("simulate", here / "pods.json", *given)
     unpacked(tmp_path / "hashed.tar.gz", tmp_path / "hashed")
+    # A maintainer gets the same CPUs for the same pods on the captured machine.
+    for here in (tmp_path / "open", tmp_path / "hashed"):
+        given = (f"--machine={here}/machine.tar.gz", f"--config={here}/config.json", "-o", "json")
+        assert f'"{own.cpus}"' in nri_numa("simulate", here / "pods.json", *given)
     for path in (tmp_path / "hashed").glob("*[nt]"):
         # The bed makes ids of containers from names; a runtime does not.
-        assert not re.search(r"(?<![\w-])orders-db(?![\w-])", path.read_text())
+        assert not re.search(r"(?<![\w-])orders-(db|old)(?![\w-])", path.read_text())
         assert "hunter2" not in path.read_text()

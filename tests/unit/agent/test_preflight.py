@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from nri_numa import config
 from nri_numa.agent import preflight
 from nri_numa.agent.preflight import Finding, Level, pod_level_resources
-from nri_numa.config import HTTP, AgentConfig, LinkKind, Runtime
-from nri_numa.config.sections import Kubelet
+from nri_numa.config import HTTP, AgentConfig, LinkKind
+from nri_numa.config.sections import Kubelet, Runtime
 from nri_numa.machine.sysfs import discover
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import Topology

@@ -11,7 +11,8 @@ import pytest
 
 from nri_numa.agent.preflight import Level, agents
 from nri_numa.agent.runtime_lock import RuntimeLock, holder
-from nri_numa.config import AgentConfig, Runtime
+from nri_numa.config import AgentConfig
+from nri_numa.config.sections import Runtime
 from nri_numa.errors import RuntimeBusy
 from nri_numa.store.checkpoint import LOCK
 

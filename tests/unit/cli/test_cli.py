@@ -16,6 +16,8 @@ import yaml
 from msgspec.structs import replace
 
 from nri_numa import cli as package
+from nri_numa.web.api import AgentServer
+from nri_numa.web.server import Site
 from tests.beds.http_view import HOSTILE, FakeView, assignment, intruder
 from tests.machines import named as machines
 from tests.unit.cli.conftest import Columns, invoke
@@ -410,6 +412,7 @@ NOBODY = "--api 127.0.0.1:1"
         (f"status -w -o name {NOBODY}", 2, "not with -o name"),
         ("status --token-file nosuch", 1, "token file nosuch: cannot be read: No such file or dir"),
         ("checkpoint nosuch", 3, "nosuch: there is no such file; expected a checkpoint such as /"),
+        (f"checkpoint {'x' * 300}", 3, "cannot read: File name too long"),
         ("checkpoint --state-dir .", 3, "make the directory, or choose another"),
         ("checkpoint text.yaml", 1, "is no checkpoint"),
         ("simulate", 2, "Missing argument 'PODS.yaml...'"),
@@ -448,6 +451,15 @@ def test_what_is_wrong_is_named_with_what_was_expected(line: str, code: int, wor
     assert words in said
     assert result.exit_code == code
     assert "Errno" not in said
+
+
+def test_another_server_of_ours_is_no_agent(
+    agent: tuple[str, FakeView], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(AgentServer, "refusal", Site.refusal)
+    result = invoke("explain", "shop/web-0", "--api", agent[0])
+    assert "is served by nri-numa, but not by its agent" in result.output
+    assert result.exit_code == 3
 
 
 def test_explain_hints_at_names_in_capitals_and_at_the_pods_containers(

@@ -33,7 +33,7 @@ root = "/var/lib/containerd"  # here
 
 def write(tmp_path: Path, text: str) -> Path:
     path = tmp_path / "config.toml"
-    path.write_text(text)
+    path.write_text(text, errors="surrogateescape")
     return path
 
 
@@ -85,6 +85,7 @@ def test_what_is_on_stays_as_it_is(tmp_path: Path, text: str) -> None:
     [
         "version = [",
         "version = 1\n",
+        "version = 2 # \udce4",
         "version = 2\n[plugins]\n'io.containerd.nri.v1.nri' = {disable = true}\n",
         "version = 2\nplugins.'io.containerd.nri.v1.nri'.disable = true\n",
     ],
@@ -99,6 +100,9 @@ def test_a_drop_in_is_used_where_containerd_reads_them(tmp_path: Path) -> None:
     assert change is not None
     assert change.path == tmp_path / "conf.d" / "nri-numa.toml"
     assert tomllib.loads(change.text) == {"version": 2, "plugins": {NAME: {"disable": False}}}
+    change.path.parent.mkdir()
+    change.path.write_text(change.text)
+    assert plan(tmp_path / "config.toml") is None
 
 
 def test_nothing_is_written_without_being_told(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from jsonschema import Draft202012Validator
 from msgspec.structs import replace
 
 from nri_numa import config, safe_yaml
-from nri_numa.config import layers, sections
+from nri_numa.config import layers, sections, values
 from nri_numa.config.sections import AgentConfig
 from nri_numa.errors import ConfigError
 from nri_numa.machine.synthetic import synthetic
@@ -68,8 +68,8 @@ def test_flags_beat_environment_beats_runtime_text_beats_file(tmp_path: Path) ->
     )
     assert (loaded.state_dir, loaded.oversale) == ("/flag", 4)
     assert (loaded.log.level, loaded.log.format, loaded.strategy) == (
-        config.LogLevel.DEBUG,
-        config.LogFormat.JSON,
+        sections.LogLevel.DEBUG,
+        sections.LogFormat.JSON,
         Strategy.PACK,
     )
 
@@ -237,6 +237,7 @@ strictReserved: yes
         ("just words\n", "is a str, expected a mapping"),
         ("{}\n---\n{}\n", "line 2, column 1: but found another document"),
         ("? [a]\n: 1\n", "a key must be a word"),
+        ("a: !!map [b]\n", "line 1, column 4: expected a mapping"),
         ("a: !!python/object:os.system {}\n", "could not determine a constructor"),
         ("x: " + "[" * 400_000 + "]" * 400_000, "nested more than 64 levels deep"),
         ("x: " + "[" * 10, "did not find"),
@@ -471,13 +472,13 @@ room: {keep: {cpus: 8, memory: 16Gi}, budget: {bytes: 2Gi, moves: 3}}
     [("0", 0), (7, 7), ("1k", 1000), ("1Ki", 1024), ("1.5Gi", 3 << 29), ("2E", 2 * 10**18)],
 )
 def test_quantities(text: str | int, amount: int) -> None:
-    assert config.parse_quantity(text) == amount
+    assert values.parse_quantity(text) == amount
 
 
 @pytest.mark.parametrize("text", ["", "1 Gi", "Gi", "-1", "1e3", "１", "1K", "1" * 50, "0x10"])
 def test_bad_quantities(text: str) -> None:
     with pytest.raises(ValueError, match="no quantity"):
-        config.parse_quantity(text)
+        values.parse_quantity(text)
 
 
 @pytest.mark.parametrize(

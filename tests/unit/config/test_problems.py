@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from nri_numa import config as configuration
-from nri_numa.config import AgentConfig, LinkKind, Runtime, problems, sockets
-from nri_numa.config.sections import DRA, DevicePlugin
+from nri_numa.config import AgentConfig, LinkKind, problems, sockets
+from nri_numa.config.sections import DRA, DevicePlugin, Runtime
 from nri_numa.errors import ConfigError
 
 

@@ -149,9 +149,7 @@ REFUSALS: dict[str, Callable[[], Refused]] = {
         {"numacpu": "3-4"}, topology=machine(allowed=CPUSet([0, 1, 2, 3]))
     ),
     "CPUReserved": lambda: refuse(
-        {"numacpu": "0-1"},
-        cpus=2,
-        settings=Settings(reserved_cpus=CPUSet([0, 8])),
+        {"numacpu": "0-1"}, cpus=2, settings=Settings(reserved_cpus=CPUSet([0, 8]))
     ),
     "CPUOwned": lambda: refuse({"numacpu": "2-4"}, before=owner("2-3")),
     "KubeletPinned": lambda: refuse(

@@ -14,14 +14,7 @@ from typing import Final
 from nri_numa.engine.request.annotations import KEYS, resolve
 from nri_numa.engine.request.demand import MAX_SHARES, demand, with_slots
 from nri_numa.model.settings import Otherwise, Permission, Rule, Settings
-from nri_numa.model.workload import (
-    Container,
-    PodSandbox,
-    QoSClass,
-    Refusal,
-    Requested,
-    Resources,
-)
+from nri_numa.model.workload import Container, PodSandbox, QoSClass, Refusal, Requested, Resources
 from tests.beds.recorded import write_down
 
 RECORDED: Final = Path(__file__).parents[1] / "golden" / "requested"

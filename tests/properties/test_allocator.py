@@ -23,13 +23,7 @@ from nri_numa.engine.cpus.allocator import (
 from nri_numa.machine.synthetic import Numbering, synthetic
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.model.machine import Topology
-from nri_numa.model.settings import (
-    CPUOrder,
-    IsolatedCPUs,
-    NohzFullCPUs,
-    PreferredCores,
-    Settings,
-)
+from nri_numa.model.settings import CPUOrder, IsolatedCPUs, NohzFullCPUs, PreferredCores, Settings
 from nri_numa.model.workload import HIGH, LOW, SMT, Load
 from tests.checks.cpu_oracle import KubeletOracle, can_make
 

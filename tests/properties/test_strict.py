@@ -96,9 +96,7 @@ def kernel(levels: list[int] | None, topology: Topology) -> Reading | None:
     policy="restricted",
     order=CPUOrder.KUBELET,
     by_socket=False,
-    pods=[
-        (([(2.5, 0.0, 0)], "pod", QoSClass.GUARANTEED, "", "", False), None, None, False),
-    ],
+    pods=[(([(2.5, 0.0, 0)], "pod", QoSClass.GUARANTEED, "", "", False), None, None, False)],
     resizes=[(0, (1.0, 0.0, 0)), (0, (3.0, 0.0, 0))],
 )
 @hypothesis_settings(deadline=None, max_examples=3 * hypothesis_settings().max_examples)

@@ -110,10 +110,7 @@ def test_hugepages_decide_the_node() -> None:
     topology = synthetic(
         sockets=2, numa_per_socket=1, cores_per_numa=4, hugepages={2 << 20: 512 << 20}
     )
-    world = World(
-        topology,
-        reading=Reading(hugepages={0: {2 << 20: 0}, 1: {2 << 20: 512 << 20}}),
-    )
+    world = World(topology, reading=Reading(hugepages={0: {2 << 20: 0}, 1: {2 << 20: 512 << 20}}))
     assert world.put("a", SINGLE, 1.5, 1, pages={2 << 20: 256 << 20})[1] == "1"
     says(world.refused("b", SINGLE, 1.5, 1, pages={2 << 20: 300 << 20}), "", "huge pages")
 

@@ -12,12 +12,7 @@ from nri_numa.engine.explain.explanation import of_allocation
 from nri_numa.engine.explain.sentences import sentences
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.settings import Rule
-from nri_numa.model.workload import (
-    MemoryPolicies,
-    MemoryPolicy,
-    MemoryPolicySetting,
-    PodSandbox,
-)
+from nri_numa.model.workload import MemoryPolicies, MemoryPolicy, MemoryPolicySetting, PodSandbox
 from nri_numa.nri.conversion import create_response
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from tests.beds.world import GIB, World, container, pod, resources, says, two_by_four, two_nodes
@@ -103,11 +98,7 @@ def test_weighted_interleave_is_booked_by_the_kernels_weights() -> None:
 
 
 def test_interleaved_huge_pages_are_booked_page_by_page() -> None:
-    world = World(
-        two_by_four(
-            hugepages={GIB: 4 * GIB},
-        )
-    )
+    world = World(two_by_four(hugepages={GIB: 4 * GIB}))
     of = pod("a", {"numamem": "0-1", "mempolicy": "interleave"})
     made = container(of, wants=resources(1, 1, hugepages={GIB: 3 * GIB}))
     assert isinstance(world.create(of, made), Admitted)

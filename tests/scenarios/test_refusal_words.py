@@ -93,11 +93,7 @@ def test_case_19_huge_pages_that_lie_on_several_numa_nodes_are_named() -> None:
 
 def test_case_19_memory_and_huge_pages_that_never_meet() -> None:
     """Memory is free on one NUMA node, huge pages on the other: both are named, none blamed."""
-    world = World(
-        two_by_four(
-            hugepages={GIB: 2 * GIB},
-        )
-    )
+    world = World(two_by_four(hugepages={GIB: 2 * GIB}))
     for name, memory, pages in (("memory", 5, None), ("pages", 1, {GIB: 2 * GIB})):
         of = pod(name, {"policy": "single-numa-node"})
         wants = resources(1, memory, hugepages=pages)

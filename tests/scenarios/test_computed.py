@@ -301,8 +301,7 @@ def test_scope_pod_on_one_numa_node_places_what_fits(policy: str) -> None:
 
 
 def test_scope_pod_without_a_policy_places_each_container_by_itself() -> None:
-    world = World(two_by_four(),
-                  Settings())  # fmt: skip
+    world = World(two_by_four(), Settings())
     of = pod("p", {"scope": "pod", "cpus": "exclusive"}, total=resources(7, 6))
     world.add(of, "a", 2, 3)
     world.add(of, "b", 5, 3)
@@ -499,9 +498,6 @@ def test_it_is_said(world: World) -> None:
 def test_on_one_numa_node_there_is_nothing_to_choose() -> None:
     world = World(machines.single_smt())
     of = pod("a", {**SINGLE, "placed": '{"app":"0"}'}, qos=QoSClass.GUARANTEED)
-    found = admit(
-        world.agent.machine, world.agent.state, of,
-        container(of, wants=resources(2, 1)),
-    )  # fmt: skip
+    found = admit(world.agent.machine, world.agent.state, of, container(of, wants=resources(2, 1)))
     assert isinstance(found, Admitted)
     assert found.warnings == ()

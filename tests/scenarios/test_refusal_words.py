@@ -76,8 +76,7 @@ def test_case_19_best_effort_names_what_is_not_there() -> None:
 
 def test_case_19_huge_pages_that_lie_on_several_numa_nodes_are_named() -> None:
     """Memory is judged together with them, fits on each NUMA node, and was blamed."""
-    topology = two_by_four(hugepages={GIB: GIB},
-    )  # fmt: skip
+    topology = two_by_four(hugepages={GIB: GIB})
     pages = {GIB: 2 * GIB}
     assert (
         clause(topology, "single-numa-node", hugepages=pages)

@@ -215,8 +215,7 @@ def test_resize_that_whole_cores_cannot_make_is_refused() -> None:
 def test_resize_of_memory_alone_does_not_mind_a_cpu_that_is_offline(world: World) -> None:
     world.put("a", SINGLE, 2, 1)
     had = world.allocation("a-app").cpus
-    world.topology = two_by_four(offline=CPUSet([max(had)]),
-    )  # fmt: skip
+    world.topology = two_by_four(offline=CPUSet([max(had)]))
     world.restart()
     assert world.update("a-app", resources(2, 2)) is None
     assert world.allocation("a-app").cpus == had

@@ -32,7 +32,6 @@ MACHINES = [
     machines.inside_cpuset,
 ]
 
-
 pods = st.lists(
     st.tuples(
         st.sampled_from(["best-effort", "restricted", "single-numa-node"]),
@@ -44,7 +43,6 @@ pods = st.lists(
     max_size=14,
 )
 
-
 limits = st.builds(
     Limits,
     # The other quotas are no part of what is free: a refusal says that it is one of them.
@@ -53,7 +51,6 @@ limits = st.builds(
     numa_pool=st.sampled_from([CPUAmount(0), CPUAmount(0), CPUAmount(1), CPUAmount(percent=25)]),
 )
 
-
 setting = st.builds(
     Settings,
     limits=limits,
@@ -61,7 +58,6 @@ setting = st.builds(
     reserved_cpus=st.sampled_from([CPUSet(), CPUSet([0])]),
     strict_reserved=st.booleans(),
 )
-
 
 Steps: TypeAlias = list[tuple[str, str, str, int, bool]]
 

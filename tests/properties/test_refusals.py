@@ -46,7 +46,6 @@ ANNOTATIONS = COMPUTED | COMPUTED | LISTED
 CONTAINERS = st.lists(st.tuples(CPUS, MEMORY, PAGES), min_size=1, max_size=3)
 PODS = st.tuples(ANNOTATIONS, CONTAINERS, st.sampled_from(list(QoSClass)), st.booleans())
 
-
 NODES = st.builds(
     synthetic,
     sockets=st.sampled_from([1, 2]),

@@ -107,7 +107,6 @@ def test_peak_hours_are_the_minutes_of_their_windows(windows: list[tuple[int, in
 
 maybe = st.none() | st.integers(-(2**63), 2**64)
 
-
 TOLD = st.builds(
     Resources,
     cpu_shares=maybe,

@@ -66,7 +66,6 @@ machines = st.sampled_from(
     ]
 )
 
-
 Node: TypeAlias = list[tuple[Mapping[str, str], QoSClass, list[tuple[str, Resources]]]]
 
 

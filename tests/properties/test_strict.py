@@ -43,7 +43,6 @@ OTHERS = st.none() | st.tuples(
 )
 READINGS = st.none() | st.lists(st.integers(0, 6), min_size=4, max_size=4)
 
-
 NODES = st.builds(
     synthetic,
     sockets=st.sampled_from([1, 2]),

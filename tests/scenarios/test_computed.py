@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from functools import partial
@@ -18,7 +19,7 @@ from nri_numa.machine.synthetic import synthetic
 from nri_numa.model.cpuset import NO_NUMA_NODES, CPUSet, NUMASet
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import CPUAmount, IsolatedCPUs, Limits, Settings
-from nri_numa.model.workload import Device, DeviceRequest, QoSClass
+from nri_numa.model.workload import Device, DeviceRequest, QoSClass, Resources
 from tests.beds.world import (
     GIB,
     PREFIX,
@@ -34,7 +35,6 @@ from tests.machines import named as machines
 
 GUARANTEED, BURSTABLE = QoSClass.GUARANTEED, QoSClass.BURSTABLE
 SINGLE = {"policy": "single-numa-node"}
-
 
 usual = partial(World, machines.dual_smt())
 
@@ -116,8 +116,6 @@ def test_hugepages_decide_the_node() -> None:
 
 
 def test_pod_totals_without_quota_count_by_shares() -> None:
-    from nri_numa.model.workload import Resources
-
     world = World(machines.dual_smt())
     total = Resources(cpu_shares=40 * 1024, hugepages={2 << 20: 1 << 30})
     of = pod("a", {**SINGLE, "scope": "pod"}, qos=BURSTABLE, total=total)
@@ -125,8 +123,6 @@ def test_pod_totals_without_quota_count_by_shares() -> None:
 
 
 def test_the_assigned_annotation_and_environment_tell_the_container() -> None:
-    import json
-
     world = World(machines.dual_smt())
     answer = world.admit(pod("a", SINGLE), wants=resources(2, 1))
     cpus, mems = world.has("a-app")
@@ -179,8 +175,6 @@ def test_best_effort_with_too_much_cpu_and_memory_only_a_tier_has_still_runs_whe
 
 
 def test_a_machine_whose_numa_nodes_have_no_cpus_runs_everything_unpinned() -> None:
-    from msgspec.structs import replace
-
     topology = machines.single_no_smt()
     nodes = {i: replace(n, cpus=CPUSet()) for i, n in topology.numa_nodes.items()}
     cpus = {i: replace(c, numa_node=None) for i, c in topology.cpus.items()}

@@ -26,7 +26,6 @@ GPU = "0000:3b:00.0"
 SINGLE = {"policy": "single-numa-node"}
 ON_0, ON_1 = CPUSet.parse("0-3"), CPUSet.parse("4-7")
 
-
 usual = two_nodes
 
 

@@ -25,7 +25,6 @@ OWN = {"cpus": "exclusive"}
 ANNOTATED = Settings(kubelet_override=KubeletOverride.ANNOTATED)
 APP = "app"
 
-
 usual = partial(World, machines.single_no_smt())
 
 

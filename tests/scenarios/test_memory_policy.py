@@ -19,7 +19,6 @@ from tests.beds.world import GIB, World, container, pod, resources, says, two_by
 
 OLD = MemoryPolicies(dict.fromkeys(MemoryPolicy, "oldd 1.0 hands none on; expected oldd 2"))
 
-
 usual = two_nodes
 
 

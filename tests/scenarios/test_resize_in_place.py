@@ -18,7 +18,6 @@ from tests.machines import pods
 SINGLE = {"policy": "single-numa-node"}
 OWN = {"cpus": "exclusive"}
 
-
 usual = two_nodes
 
 

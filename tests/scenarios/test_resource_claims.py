@@ -25,7 +25,6 @@ from tests.unit.dra.test_claims import UID, config, result
 
 OTHER = "0a1b2c3d-0000-4000-8000-00000000000b"
 
-
 usual = two_nodes
 
 

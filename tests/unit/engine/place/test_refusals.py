@@ -22,7 +22,6 @@ MACHINE = Machine(
     settings=Settings(),
 )
 
-
 KUBELETS = Machine(topology=MACHINE.topology, settings=Settings(kubelet_memory=True))
 
 

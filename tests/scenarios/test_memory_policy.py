@@ -143,8 +143,7 @@ def test_the_runtime_is_told_the_kernels_mode(mode: MemoryPolicy) -> None:
 
 def test_the_explanation_says_it(world: World) -> None:
     admitted(world, pod("a", {"numamem": "0-1", "mempolicy": "interleave"}))
-    allocation = world.allocation("a-app")
-    text = "\n".join(sentences(of_allocation(allocation, world.agent.grounds_of("a-app"), "")))
+    text = told(world)
     assert "mempolicy: interleave" in text
     assert "its memory in turn from each of its NUMA nodes" in text
     assert "interleave on NUMA nodes 0-1, from its first instruction." in text

@@ -12,11 +12,5 @@ def allocation(container_id: str = "c", kind: Kind = Kind.UNBOUND, **fields: Any
 
     `fields`: others of `Allocation` that are not as for a container without a request.
     """
-    names = {
-        "pod_id": "p",
-        "pod_uid": "u",
-        "namespace": "shop",
-        "pod": "web",
-        "container": "app",
-    }
+    names = {"pod_id": "p", "pod_uid": "u", "namespace": "shop", "pod": "web", "container": "app"}
     return Allocation(container_id=container_id, kind=kind, **{**names, **fields})

@@ -145,9 +145,7 @@ class FakeView:
             code=200,
             message="OK",
             data=shown.NUMAInfoData(
-                nodenums=2,
-                cpulist=("0,2,4", "1,3,5"),
-                memsize=("67257405440", "67614638080"),
+                nodenums=2, cpulist=("0,2,4", "1,3,5"), memsize=("67257405440", "67614638080")
             ),
         )
 

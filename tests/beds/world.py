@@ -134,9 +134,7 @@ class _Cgroups(CgroupWriter):
     """Writes as a test says, or into the runtime's books, which stand for the cgroups too."""
 
     def __init__(
-        self,
-        world: World,
-        write: Callable[[CgroupPlace, str, str], Written] | None,
+        self, world: World, write: Callable[[CgroupPlace, str, str], Written] | None
     ) -> None:
         super().__init__(world.cgroups)
         self._world, self._as_said = world, write

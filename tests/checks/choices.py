@@ -23,13 +23,7 @@ from nri_numa.engine.cpus.allocator import (
 )
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.machine import Topology
-from nri_numa.model.settings import (
-    CPUOrder,
-    IsolatedCPUs,
-    NohzFullCPUs,
-    PreferredCores,
-    Settings,
-)
+from nri_numa.model.settings import CPUOrder, IsolatedCPUs, NohzFullCPUs, PreferredCores, Settings
 from nri_numa.model.workload import HIGH, LOW, SMT, Load
 from tests.beds.recorded import write_down
 from tests.machines import named

@@ -127,10 +127,6 @@ def _met(one: Span, other: Span) -> tuple[Interval, Interval] | None:
     return (start, end), (max(one.before, other.before), min(one.after, other.after))
 
 
-def _alone(span: Span) -> tuple[Interval, Interval]:
-    return (span.start, span.end), (span.before, span.after)
-
-
 def _memory_right(ground: Ground, fact: Fact, span: Span) -> bool:
     if fact.memory is Memory.ALL:
         return span.mems == ground.memory_nodes
@@ -142,7 +138,7 @@ def _memory_right(ground: Ground, fact: Fact, span: Span) -> bool:
 
 
 def _by_itself(ground: Ground, fact: Fact, span: Span) -> Iterable[Episode]:
-    at, at_most = _alone(span)
+    at, at_most = (span.start, span.end), (span.before, span.after)
 
     def episode(kind: str, what: frozenset[int]) -> Episode:
         return Episode(kind=kind, who=fact.serial, owner=0, cpus=what, at=at, at_most=at_most)

@@ -87,10 +87,7 @@ def _listed(world: World) -> object:
     return world.place(of, container(of, wants=resources(2)))
 
 
-def _keeping(cpus: int) -> Settings:
-    return Settings(limits=Limits(pool=CPUAmount(cpus)))
-
-
+_KEEPING = Settings(limits=Limits(pool=CPUAmount(4)))
 _UNPAID = Permission(name="permissions[0]", unpaid_cpus=True)
 _SHARED_ONLY = Permission(
     name="permissions[1]", keys=("policy", "cpus"), values={"cpus": ("shared",)}
@@ -124,7 +121,7 @@ REFUSALS: dict[str, Callable[[], Refused]] = {
     "SMTAlignmentError": lambda: refuse({"cpus": "exclusive", "smt": "full-core"}, cpus=3),
     "SharedPoolEmpty": lambda: refuse({"cpus": "exclusive"}, cpus=16),
     "SharedPoolFloor": lambda: refuse(
-        {"cpus": "exclusive"}, cpus=12, before=owner("0-1"), settings=_keeping(4)
+        {"cpus": "exclusive"}, cpus=12, before=owner("0-1"), settings=_KEEPING
     ),
     "QuotaExceeded": lambda: refuse(
         {"numacpu": "0-8"}, before=_listed, settings=Settings(permissions=(_UNPAID,))
@@ -149,9 +146,7 @@ REFUSALS: dict[str, Callable[[], Refused]] = {
         {"numacpu": "3-4"}, topology=machine(allowed=CPUSet([0, 1, 2, 3]))
     ),
     "CPUReserved": lambda: refuse(
-        {"numacpu": "0-1"},
-        cpus=2,
-        settings=Settings(reserved_cpus=CPUSet([0, 8])),
+        {"numacpu": "0-1"}, cpus=2, settings=Settings(reserved_cpus=CPUSet([0, 8]))
     ),
     "CPUOwned": lambda: refuse({"numacpu": "2-4"}, before=owner("2-3")),
     "KubeletPinned": lambda: refuse(

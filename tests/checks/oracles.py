@@ -135,10 +135,7 @@ class _Comparison:
     """The comparison of two results, as a table over widths around bnp."""
 
     def __init__(
-        self,
-        bnp: int,
-        distance: Callable[[int, int], int] | None,
-        rank: Mapping[int, int] | None,
+        self, bnp: int, distance: Callable[[int, int], int] | None, rank: Mapping[int, int] | None
     ) -> None:
         self.bnp = bnp
         self.distance = distance

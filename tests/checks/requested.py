@@ -14,21 +14,14 @@ from typing import Final
 from nri_numa.engine.request.annotations import KEYS, resolve
 from nri_numa.engine.request.demand import MAX_SHARES, demand, with_slots
 from nri_numa.model.settings import Otherwise, Permission, Rule, Settings
-from nri_numa.model.workload import (
-    Container,
-    PodSandbox,
-    QoSClass,
-    Refusal,
-    Requested,
-    Resources,
-)
+from nri_numa.model.workload import Container, PodSandbox, QoSClass, Refusal, Requested, Resources
 from tests.beds.recorded import write_down
 
 RECORDED: Final = Path(__file__).parents[1] / "golden" / "requested"
 KINDS: Final = ("one-key", "many-keys", "levels", "amounts", "slots")
 CASES: Final = 60
 CAPACITY: Final = 64 << 30
-_GOOD: Final = {
+GOOD: Final = {
     "numacpu": ("0", "0-3", "1,3,5-7", "0-1023"),
     "numamem": ("0", "0-1", "1,3"),
     "bind": ("cpu", "cpu+mem", "none"),
@@ -48,8 +41,8 @@ _SCORES: Final = (None, 1, 2, 3, 500, 997, 998, 999, 1000, -997)
 
 
 def _value(random: Random, key: str, good: float) -> str:
-    if random.random() < good and key in _GOOD:
-        return random.choice(_GOOD[key])
+    if random.random() < good and key in GOOD:
+        return random.choice(GOOD[key])
     return random.choice((*_BAD, *_LONG))
 
 
@@ -65,7 +58,7 @@ def _annotations(random: Random, kind: str) -> dict[str, str]:
         return {f"{before}{prefix}{key}": _value(random, key, 0.5)}
     if kind in ("amounts", "slots"):
         keys = random.choice(("", "policy", "cpus", "cpus", "smt"))
-        return {prefix + keys: random.choice(_GOOD[keys])} if keys else {}
+        return {prefix + keys: random.choice(GOOD[keys])} if keys else {}
     some = _levels(random, random.choice((2, 3, 4)), 0.97)
     own = _levels(random, random.choice((0, 0, 1, 2)), 0.97)
     return {

@@ -71,12 +71,7 @@ def hard_case(random: Random, sizes: tuple[int, ...]) -> Problem:
         if name != "cpu" and random.random() < 0.3:
             some = random.sample(nodes, 3)
             groups = {i: NUMASet([i]) for i in nodes} | {i: NUMASet(some[:2]) for i in some[:2]}
-            demand = replace(
-                demand,
-                groups=groups,
-                assigned=NUMASet(some),
-                share=share,
-            )
+            demand = replace(demand, groups=groups, assigned=NUMASet(some), share=share)
         elif random.random() < 0.25:
             demand = replace(demand, required=NUMASet(random.sample(nodes, random.choice((1, 2)))))
         demands.append(demand)

@@ -48,11 +48,7 @@ sixteen_nodes = partial(_dual, sockets=4, numa_per_socket=4, memory_gib=8)
 sixty_four_nodes = partial(sixteen_nodes, sockets=16, cores_per_numa=8, memory_gib=32)
 """16 sockets with 4 NUMA nodes each, 1024 CPUs."""
 hybrid = partial(
-    _one,
-    cores_per_numa=6,
-    efficient_cores_per_numa=8,
-    numbering=Numbering.ADJACENT,
-    memory_gib=32,
+    _one, cores_per_numa=6, efficient_cores_per_numa=8, numbering=Numbering.ADJACENT, memory_gib=32
 )
 """One socket: 6 performance cores with 2 threads (CPUs 0-11), 8 efficient ones (12-19)."""
 memory_only = partial(_dual, memory_gib=16, memory_only_gib=(64, 64))

@@ -215,10 +215,7 @@ def qemu_options(machine: Machine) -> list[str]:
         if node.cpus:
             value += "".join(f",cpus={item}" for item in format_list(node.cpus).split(","))
         if node.memory_mib:
-            options += [
-                "-object",
-                f"memory-backend-ram,id=numa{i},size={node.memory_mib}M",
-            ]
+            options += ["-object", f"memory-backend-ram,id=numa{i},size={node.memory_mib}M"]
             value += f",memdev=numa{i}"
         options += ["-numa", value]
     if machine.slit:

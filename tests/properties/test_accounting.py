@@ -32,7 +32,6 @@ MACHINES = [
     machines.inside_cpuset,
 ]
 
-
 pods = st.lists(
     st.tuples(
         st.sampled_from(["best-effort", "restricted", "single-numa-node"]),
@@ -44,7 +43,6 @@ pods = st.lists(
     max_size=14,
 )
 
-
 limits = st.builds(
     Limits,
     # The other quotas are no part of what is free: a refusal says that it is one of them.
@@ -52,7 +50,6 @@ limits = st.builds(
     pool=st.sampled_from([None, None, CPUAmount(1), CPUAmount(3)]),
     numa_pool=st.sampled_from([CPUAmount(0), CPUAmount(0), CPUAmount(1), CPUAmount(percent=25)]),
 )
-
 
 setting = st.builds(
     Settings,
@@ -62,14 +59,11 @@ setting = st.builds(
     strict_reserved=st.booleans(),
 )
 
-
 Steps: TypeAlias = list[tuple[str, str, str, int, bool]]
 
 
 def lived(
-    world: World,
-    steps: Steps,
-    change: Callable[[int, Container], Container] = lambda _, made: made,
+    world: World, steps: Steps, change: Callable[[int, Container], Container] = lambda _, made: made
 ) -> World:
     """A node after some pods came, and some of them went; each may be changed before."""
     for n, (policy, cpus, smt, milli, stays) in enumerate(steps):
@@ -172,10 +166,7 @@ def _told(world: World, smt: SMT) -> dict[int, int]:
 
 @given(st.integers(0, len(MACHINES) - 1), setting, strict, st.integers(1, 12))
 def test_wide_owners_leave_what_was_promised(
-    machine: int,
-    settings: Settings,
-    steps: Steps,
-    count: int,
+    machine: int, settings: Settings, steps: Steps, count: int
 ) -> None:
     """Wherever the CPUs of one that spans NUMA nodes come from."""
     world = lived(World(MACHINES[machine](), settings), steps)
@@ -218,11 +209,7 @@ def _one(name: str, cpus: float, on: int | None = None) -> tuple[PodSandbox, Con
 @hypothesis_settings(deadline=None)
 @given(st.integers(0, len(MACHINES) - 1), setting, pods, smts, st.booleans())
 def test_every_slot_that_is_offered_is_given_one_by_one(
-    number: int,
-    settings: Settings,
-    steps: Steps,
-    smt: str,
-    slots: bool,
+    number: int, settings: Settings, steps: Steps, smt: str, slots: bool
 ) -> None:
     settings = replace(settings, defaults={"smt": smt, "bind": "cpu"} if smt else {"bind": "cpu"})
     world = _lived(number, settings, steps, slots=slots)

@@ -23,13 +23,7 @@ from nri_numa.engine.cpus.allocator import (
 from nri_numa.machine.synthetic import Numbering, synthetic
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.model.machine import Topology
-from nri_numa.model.settings import (
-    CPUOrder,
-    IsolatedCPUs,
-    NohzFullCPUs,
-    PreferredCores,
-    Settings,
-)
+from nri_numa.model.settings import CPUOrder, IsolatedCPUs, NohzFullCPUs, PreferredCores, Settings
 from nri_numa.model.workload import HIGH, LOW, SMT, Load
 from tests.checks.cpu_oracle import KubeletOracle, can_make
 
@@ -112,6 +106,10 @@ def cases(draw: st.DrawFn) -> Case:
     return topology, request
 
 
+def every_case(test: Callable[[Case], None]) -> Callable[[], None]:
+    return _SLOW(given(cases())(test))
+
+
 def aligned(topology: Topology, request: TakeRequest) -> CPUSet:
     """The CPUs of the affinity, by sockets where that is asked for."""
     if request.affinity is None:
@@ -147,8 +145,7 @@ def fewest(topology: Topology, cpus: CPUSet, count: int) -> int:
     return next(k for k, total in totals if total >= count)
 
 
-@_SLOW
-@given(cases())
+@every_case
 def test_what_is_taken_is_free_exact_and_keeps_what_is_held(case: Case) -> None:
     topology, request = case
     result = take_cpus(topology, request)
@@ -166,8 +163,7 @@ def test_what_is_taken_is_free_exact_and_keeps_what_is_held(case: Case) -> None:
     assert (request.smt is SMT.ISOLATE) or not result.idle
 
 
-@_SLOW
-@given(cases())
+@every_case
 def test_affinity_is_used_up_before_anything_outside(case: Case) -> None:
     topology, request = case
     request = replace(request, smt=SMT.ANY)
@@ -178,8 +174,7 @@ def test_affinity_is_used_up_before_anything_outside(case: Case) -> None:
             assert (request.available & inside) <= result.cpus
 
 
-@_SLOW
-@given(cases())
+@every_case
 def test_refusals_are_right(case: Case) -> None:
     """A refusal happens exactly when a plain count says that it cannot be done."""
     topology, request = case
@@ -210,8 +205,7 @@ def test_refusals_are_right(case: Case) -> None:
         assert str(request.count) in str(result)
 
 
-@_SLOW
-@given(cases())
+@every_case
 def test_full_core_gives_whole_cores_only(case: Case) -> None:
     topology, request = case
     result = take_cpus(topology, replace(request, smt=SMT.FULL_CORE))
@@ -220,8 +214,7 @@ def test_full_core_gives_whole_cores_only(case: Case) -> None:
         assert topology.siblings_of(fresh) <= result.cpus
 
 
-@_SLOW
-@given(cases())
+@every_case
 def test_isolate_gives_one_thread_of_each_core_and_an_idle_sibling(case: Case) -> None:
     topology, request = case
     request = replace(request, smt=SMT.ISOLATE, held=NO_CPUS)
@@ -254,8 +247,7 @@ def test_no_core_gives_two_threads_while_another_could_give_one(case: Case, smt:
             assert not spare
 
 
-@_SLOW
-@given(cases())
+@every_case
 def test_spread_shares_no_core_while_a_free_one_is_near(case: Case) -> None:
     """A thread beside somebody else is taken only when its NUMA node has no wholly free core."""
     topology, request = case
@@ -272,8 +264,7 @@ def test_spread_shares_no_core_while_a_free_one_is_near(case: Case) -> None:
                     assert other.cpus & taken, f"core {other.id} is free"
 
 
-@_SLOW
-@given(cases())
+@every_case
 def test_pair_never_joins_the_same_hours_while_another_core_is_free(case: Case) -> None:
     topology, request = case
     settings = replace(request.settings, isolated=IsolatedCPUs.ANY)
@@ -290,8 +281,7 @@ def test_pair_never_joins_the_same_hours_while_another_core_is_free(case: Case) 
         assert not [c for c in cores if c.cpus <= free and not c.cpus & taken]
 
 
-@_SLOW
-@given(cases())
+@every_case
 def test_any_leaves_whole_cores_whole(case: Case) -> None:
     """At most one wholly free core of an L3 group in a NUMA node is taken in part."""
     topology, request = case
@@ -317,8 +307,7 @@ def test_any_leaves_whole_cores_whole(case: Case) -> None:
             assert not half_used
 
 
-@_SLOW
-@given(cases())
+@every_case
 def test_default_uses_the_fewest_numa_nodes_and_one_l3_group_where_one_suffices(case: Case) -> None:
     topology, request = case
     request = alone(request, SMT.ANY, affinity=None)
@@ -357,8 +346,7 @@ def test_the_order_of_inputs_does_not_matter(case: Case, random: Random) -> None
     assert take_cpus(topology, request, tables) == first
 
 
-@_SLOW
-@given(cases())
+@every_case
 def test_taking_in_steps_keeps_everything(case: Case) -> None:
     """Growing by one keeps what is held, and shrinking by one keeps all but one."""
     topology, request = case

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from typing import Any
 
 from hypothesis import example, given, settings
@@ -82,8 +83,6 @@ def test_damaged_bits_in_a_real_conversation_do_no_more_harm(seed: int, flips: i
 
 def test_a_dead_session_keeps_no_more_than_one_message_of_each_connection() -> None:
     """A frame that announces four megabytes and never comes holds only what came."""
-    import tracemalloc
-
     session = plugin()
     body = b"\0\0\0\1\0\x40\0\x0a" + b"\0\x40\0\0\0\0\0\1\1\0"  # 4 MiB each
     tracemalloc.start()

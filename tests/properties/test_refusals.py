@@ -46,7 +46,6 @@ ANNOTATIONS = COMPUTED | COMPUTED | LISTED
 CONTAINERS = st.lists(st.tuples(CPUS, MEMORY, PAGES), min_size=1, max_size=3)
 PODS = st.tuples(ANNOTATIONS, CONTAINERS, st.sampled_from(list(QoSClass)), st.booleans())
 
-
 NODES = st.builds(
     synthetic,
     sockets=st.sampled_from([1, 2]),
@@ -66,12 +65,7 @@ SETTINGS = st.builds(
 )
 
 
-@given(
-    NODES,
-    SETTINGS,
-    st.lists(PODS, min_size=1, max_size=6),
-    st.none() | st.integers(0, 6),
-)
+@given(NODES, SETTINGS, st.lists(PODS, min_size=1, max_size=6), st.none() | st.integers(0, 6))
 @hypothesis_settings(deadline=None, max_examples=6 * hypothesis_settings().max_examples)
 def test_the_first_clause_of_every_refusal_names_what_failed(
     topology: Topology,

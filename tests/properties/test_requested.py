@@ -20,24 +20,12 @@ from nri_numa.model.workload import (
     Requested,
     Resources,
 )
+from tests.checks.requested import GOOD
 
 PREFIX = "numa.kubernetes.io"
-GOOD = {
-    "numacpu": ["1", "0-3,8"],
-    "numamem": ["0", "0-1"],
-    "bind": ["none", "cpu", "cpu+mem"],
-    "policy": ["none", "best-effort", "restricted", "single-numa-node"],
-    "scope": ["container", "pod"],
-    "cpus": ["shared", "exclusive"],
-    "smt": ["any", "spread", "full-core", "isolate", "pair"],
-    "load": ["high", "low", "09:00-18:00"],
-    "on-failure": ["reject", "widen", "unpinned"],
-    "devices": ["align", "ignore"],
-    "mempolicy": [*MemoryPolicy],
-    "movable": ["true", "false"],
-}
+VALUES = {**GOOD, "mempolicy": tuple(MemoryPolicy)}
 pairs = st.sampled_from(KEYS).flatmap(
-    lambda key: st.tuples(st.just(key), st.sampled_from(GOOD[key]))
+    lambda key: st.tuples(st.just(key), st.sampled_from(VALUES[key]))
 )
 levels = st.lists(pairs, max_size=5).map(dict)
 texts = st.text(max_size=12)
@@ -118,7 +106,6 @@ def test_peak_hours_are_the_minutes_of_their_windows(windows: list[tuple[int, in
 
 
 maybe = st.none() | st.integers(-(2**63), 2**64)
-
 
 TOLD = st.builds(
     Resources,

@@ -43,7 +43,6 @@ OTHERS = st.none() | st.tuples(
 )
 READINGS = st.none() | st.lists(st.integers(0, 6), min_size=4, max_size=4)
 
-
 NODES = st.builds(
     synthetic,
     sockets=st.sampled_from([1, 2]),
@@ -96,9 +95,7 @@ def kernel(levels: list[int] | None, topology: Topology) -> Reading | None:
     policy="restricted",
     order=CPUOrder.KUBELET,
     by_socket=False,
-    pods=[
-        (([(2.5, 0.0, 0)], "pod", QoSClass.GUARANTEED, "", "", False), None, None, False),
-    ],
+    pods=[(([(2.5, 0.0, 0)], "pod", QoSClass.GUARANTEED, "", "", False), None, None, False)],
     resizes=[(0, (1.0, 0.0, 0)), (0, (3.0, 0.0, 0))],
 )
 @hypothesis_settings(deadline=None, max_examples=3 * hypothesis_settings().max_examples)

@@ -107,7 +107,6 @@ unpaid_lists = st.tuples(
     st.just(QoSClass.BEST_EFFORT), st.just(0), st.just(0), st.builds(dict, numacpu=lists)
 )
 
-
 owners = st.builds(
     lambda cpus, asks: (
         QoSClass.GUARANTEED,

@@ -80,10 +80,7 @@ several = st.lists(
 @hypothesis_settings(max_examples=60, deadline=None)
 @given(st.integers(0, len(ALL) - 1), setting, pods, several)
 def test_whole_pods(
-    number: int,
-    settings: Settings,
-    steps: Steps,
-    containers: list[tuple[int, float]],
+    number: int, settings: Settings, steps: Steps, containers: list[tuple[int, float]]
 ) -> None:
     """With scope pod all containers must fit one NUMA node together."""
     world = _lived(number, replace(settings, defaults={**POLICY, "scope": "pod"}), steps)

@@ -27,7 +27,6 @@ MANY_IDLE = Settings(limits=Limits(idle=CPUAmount(percent=50), pool=CPUAmount(1)
 ISOLATE = {"policy": "single-numa-node", "smt": "isolate"}
 SINGLE = {"policy": "single-numa-node"}
 
-
 usual = partial(World, machines.dual_no_smt())
 
 

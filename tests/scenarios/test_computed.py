@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from functools import partial
@@ -18,7 +19,7 @@ from nri_numa.machine.synthetic import synthetic
 from nri_numa.model.cpuset import NO_NUMA_NODES, CPUSet, NUMASet
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import CPUAmount, IsolatedCPUs, Limits, Settings
-from nri_numa.model.workload import Device, DeviceRequest, QoSClass
+from nri_numa.model.workload import Device, DeviceRequest, QoSClass, Resources
 from tests.beds.world import (
     GIB,
     PREFIX,
@@ -34,7 +35,6 @@ from tests.machines import named as machines
 
 GUARANTEED, BURSTABLE = QoSClass.GUARANTEED, QoSClass.BURSTABLE
 SINGLE = {"policy": "single-numa-node"}
-
 
 usual = partial(World, machines.dual_smt())
 
@@ -110,17 +110,12 @@ def test_hugepages_decide_the_node() -> None:
     topology = synthetic(
         sockets=2, numa_per_socket=1, cores_per_numa=4, hugepages={2 << 20: 512 << 20}
     )
-    world = World(
-        topology,
-        reading=Reading(hugepages={0: {2 << 20: 0}, 1: {2 << 20: 512 << 20}}),
-    )
+    world = World(topology, reading=Reading(hugepages={0: {2 << 20: 0}, 1: {2 << 20: 512 << 20}}))
     assert world.put("a", SINGLE, 1.5, 1, pages={2 << 20: 256 << 20})[1] == "1"
     says(world.refused("b", SINGLE, 1.5, 1, pages={2 << 20: 300 << 20}), "", "huge pages")
 
 
 def test_pod_totals_without_quota_count_by_shares() -> None:
-    from nri_numa.model.workload import Resources
-
     world = World(machines.dual_smt())
     total = Resources(cpu_shares=40 * 1024, hugepages={2 << 20: 1 << 30})
     of = pod("a", {**SINGLE, "scope": "pod"}, qos=BURSTABLE, total=total)
@@ -128,8 +123,6 @@ def test_pod_totals_without_quota_count_by_shares() -> None:
 
 
 def test_the_assigned_annotation_and_environment_tell_the_container() -> None:
-    import json
-
     world = World(machines.dual_smt())
     answer = world.admit(pod("a", SINGLE), wants=resources(2, 1))
     cpus, mems = world.has("a-app")
@@ -304,8 +297,7 @@ def test_scope_pod_on_one_numa_node_places_what_fits(policy: str) -> None:
 
 
 def test_scope_pod_without_a_policy_places_each_container_by_itself() -> None:
-    world = World(two_by_four(),
-                  Settings())  # fmt: skip
+    world = World(two_by_four(), Settings())
     of = pod("p", {"scope": "pod", "cpus": "exclusive"}, total=resources(7, 6))
     world.add(of, "a", 2, 3)
     world.add(of, "b", 5, 3)
@@ -502,9 +494,6 @@ def test_it_is_said(world: World) -> None:
 def test_on_one_numa_node_there_is_nothing_to_choose() -> None:
     world = World(machines.single_smt())
     of = pod("a", {**SINGLE, "placed": '{"app":"0"}'}, qos=QoSClass.GUARANTEED)
-    found = admit(
-        world.agent.machine, world.agent.state, of,
-        container(of, wants=resources(2, 1)),
-    )  # fmt: skip
+    found = admit(world.agent.machine, world.agent.state, of, container(of, wants=resources(2, 1)))
     assert isinstance(found, Admitted)
     assert found.warnings == ()

@@ -13,13 +13,7 @@ from nri_numa.engine.decision import Reading
 from nri_numa.engine.explain.explanation import of_allocation
 from nri_numa.engine.explain.sentences import sentences
 from nri_numa.model.cpuset import CPUSet, NUMASet
-from nri_numa.model.workload import (
-    Container,
-    Device,
-    DeviceRequest,
-    DeviceUse,
-    PodSandbox,
-)
+from nri_numa.model.workload import Container, Device, DeviceRequest, DeviceUse, PodSandbox
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.observe.metrics import Metrics
 from tests.beds.device_tree import GPU_CLASS, DeviceTree
@@ -31,7 +25,6 @@ from tests.machines import named as machines
 GPU = "0000:3b:00.0"
 SINGLE = {"policy": "single-numa-node"}
 ON_0, ON_1 = CPUSet.parse("0-3"), CPUSet.parse("4-7")
-
 
 usual = two_nodes
 

@@ -1,15 +1,16 @@
-"""Explicit lists: taken as they are, or refused with a sentence that says everything."""
+"""Explicit lists: taken as they are, or refused with a sentence that says everything.
+
+What is offline, not allowed or without memory is in tests/shipped/test_docs_reference.py.
+"""
 
 from __future__ import annotations
 
 import pytest
-from msgspec.structs import replace
 
 from nri_numa.engine.decision import Reading
 from nri_numa.engine.state import Kind
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.model.cpuset import CPUSet, NUMASet
-from nri_numa.model.machine import Topology
 from nri_numa.model.settings import Rule, Settings
 from nri_numa.model.workload import QoSClass, Strategy
 from tests.beds.world import GIB, World, container, pod, resources, says, two_nodes
@@ -52,31 +53,6 @@ def test_what_does_not_exist_is_refused(
         if word != "exclusive":
             assert word in refused.message
     assert not world.agent.state.allocations
-
-
-@pytest.mark.parametrize(
-    ("topology", "asks", "reason", "words"),
-    [
-        (
-            machines.single_smt(offline=CPUSet([5])), {"numacpu": "4-5"},
-            "CPUOffline", ("CPU 5 is offline", "0-4,6-7"),
-        ),
-        (
-            machines.single_smt(allowed=CPUSet(range(4))), {"numacpu": "3-4"},
-            "CPUNotAllowed", ("CPU 4", "0-3"),
-        ),
-        (machines.single_smt(memory_gib=0), {"numamem": "0"}, "NUMANodeWithoutMemory", ()),
-        (
-            replace(machines.snc_smt(), withheld_memory=NUMASet([3])), {"numamem": "3"},
-            "NUMANodeNotAllowed", ("NUMA node 3",),
-        ),
-    ],
-    ids=["offline", "outside our cpuset", "without memory", "memory outside our cpuset"],
-)  # fmt: skip
-def test_what_is_there_and_cannot_be_had_is_refused_as_such(
-    topology: Topology, asks: dict[str, str], reason: str, words: tuple[str, ...]
-) -> None:
-    says(World(topology).refused("a", asks), reason, *words)
 
 
 def test_reserved_cpus_are_out_of_reach_of_lists_but_those_of_a_rule() -> None:

@@ -19,7 +19,6 @@ from tests.machines import named as machines
 
 OWN = {"cpus": "exclusive"}
 
-
 usual = partial(World, machines.single_no_smt())
 
 

@@ -17,20 +17,13 @@ from nri_numa.engine.others import shown_kind
 from nri_numa.engine.state import Kind
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
 from nri_numa.model.settings import Rule, Settings
-from nri_numa.model.workload import (
-    KubeletGrants,
-    KubeletOverride,
-    PodSandbox,
-    QoSClass,
-    Resources,
-)
+from nri_numa.model.workload import KubeletGrants, KubeletOverride, PodSandbox, QoSClass, Resources
 from tests.beds.world import World, container, pod, resources, says
 from tests.machines import named as machines
 
 OWN = {"cpus": "exclusive"}
 ANNOTATED = Settings(kubelet_override=KubeletOverride.ANNOTATED)
 APP = "app"
-
 
 usual = partial(World, machines.single_no_smt())
 

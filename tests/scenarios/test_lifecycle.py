@@ -28,7 +28,6 @@ from tests.machines import named as machines
 SINGLE = {"policy": "single-numa-node"}
 OWN = {"cpus": "exclusive"}
 
-
 usual = partial(World, machines.single_no_smt())
 
 

@@ -30,7 +30,6 @@ OWN = {"cpus": "exclusive"}
 ISOLATED = {"cpus": "exclusive", "smt": "isolate"}
 MARK = PREFIX + "assigned"
 
-
 usual = partial(World, machines.single_no_smt())
 
 

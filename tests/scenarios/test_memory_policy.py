@@ -12,18 +12,12 @@ from nri_numa.engine.explain.explanation import of_allocation
 from nri_numa.engine.explain.sentences import sentences
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.settings import Rule
-from nri_numa.model.workload import (
-    MemoryPolicies,
-    MemoryPolicy,
-    MemoryPolicySetting,
-    PodSandbox,
-)
+from nri_numa.model.workload import MemoryPolicies, MemoryPolicy, MemoryPolicySetting, PodSandbox
 from nri_numa.nri.conversion import create_response
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from tests.beds.world import GIB, World, container, pod, resources, says, two_by_four, two_nodes
 
 OLD = MemoryPolicies(dict.fromkeys(MemoryPolicy, "oldd 1.0 hands none on; expected oldd 2"))
-
 
 usual = two_nodes
 
@@ -103,11 +97,7 @@ def test_weighted_interleave_is_booked_by_the_kernels_weights() -> None:
 
 
 def test_interleaved_huge_pages_are_booked_page_by_page() -> None:
-    world = World(
-        two_by_four(
-            hugepages={GIB: 4 * GIB},
-        )
-    )
+    world = World(two_by_four(hugepages={GIB: 4 * GIB}))
     of = pod("a", {"numamem": "0-1", "mempolicy": "interleave"})
     made = container(of, wants=resources(1, 1, hugepages={GIB: 3 * GIB}))
     assert isinstance(world.create(of, made), Admitted)
@@ -153,8 +143,7 @@ def test_the_runtime_is_told_the_kernels_mode(mode: MemoryPolicy) -> None:
 
 def test_the_explanation_says_it(world: World) -> None:
     admitted(world, pod("a", {"numamem": "0-1", "mempolicy": "interleave"}))
-    allocation = world.allocation("a-app")
-    text = "\n".join(sentences(of_allocation(allocation, world.agent.grounds_of("a-app"), "")))
+    text = told(world)
     assert "mempolicy: interleave" in text
     assert "its memory in turn from each of its NUMA nodes" in text
     assert "interleave on NUMA nodes 0-1, from its first instruction." in text

@@ -8,7 +8,9 @@ from functools import partial
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.engine.decision import Reading
+from nri_numa.engine.admit import admit
+from nri_numa.engine.decision import Admitted, Machine, Reading
+from nri_numa.engine.explain import sentences
 from nri_numa.engine.state import Kind
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.model.cpuset import CPUSet
@@ -22,7 +24,6 @@ OWN = {"cpus": "exclusive"}
 ISOLATED = {**OWN, "smt": "isolate"}
 SINGLE = {"policy": "single-numa-node"}
 BEST_EFFORT, BURSTABLE = QoSClass.BEST_EFFORT, QoSClass.BURSTABLE
-
 
 usual = partial(World, machines.single_smt())
 
@@ -261,10 +262,6 @@ def test_a_refusal_names_only_what_is_needed() -> None:
 
 
 def test_pairing_across_numa_nodes_is_told_as_the_reason() -> None:
-    from nri_numa.engine.admit import admit
-    from nri_numa.engine.decision import Admitted
-    from nri_numa.engine.explain import sentences
-
     world = World(machines.dual_smt())
     pair = {"policy": "best-effort", "smt": "pair"}
     world.put("high", {**pair, "load": "high"}, 2, 1)
@@ -283,8 +280,6 @@ def test_a_quota_comes_back_when_an_owner_becomes_shared_without_a_new_one() -> 
     world.put("a", SINGLE, 2, 1)
     assert world.live["a-app"].resources.cpu_quota == -1
     world.settings = Settings(lift_quota=False)
-    from nri_numa.engine.decision import Machine
-
     world.agent.machine = Machine(topology=world.topology, settings=world.settings)
     assert world.update("a-app", Resources(memory_limit=2 * GIB)) is None
     assert world.live["a-app"].resources.cpu_quota == 200_000

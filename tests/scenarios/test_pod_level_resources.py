@@ -191,7 +191,6 @@ DUAL = synthetic(
     sockets=2, numa_per_socket=1, cores_per_numa=3, memory_gib=16, numbering=Numbering.ALTERNATING
 )
 
-
 INIT_SIDECAR = {"i1": "2,6,8", "s2:1": "6", "i3": "2,8", "c1:1": "2", "c2": "8"}
 SHARED_SIDECAR = {"i1": "2,6,8", "s2": "2,8", "i3": "2,6,8", "c1:1": "6", "c2": "2,8"}
 

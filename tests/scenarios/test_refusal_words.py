@@ -76,8 +76,7 @@ def test_case_19_best_effort_names_what_is_not_there() -> None:
 
 def test_case_19_huge_pages_that_lie_on_several_numa_nodes_are_named() -> None:
     """Memory is judged together with them, fits on each NUMA node, and was blamed."""
-    topology = two_by_four(hugepages={GIB: GIB},
-    )  # fmt: skip
+    topology = two_by_four(hugepages={GIB: GIB})
     pages = {GIB: 2 * GIB}
     assert (
         clause(topology, "single-numa-node", hugepages=pages)
@@ -93,11 +92,7 @@ def test_case_19_huge_pages_that_lie_on_several_numa_nodes_are_named() -> None:
 
 def test_case_19_memory_and_huge_pages_that_never_meet() -> None:
     """Memory is free on one NUMA node, huge pages on the other: both are named, none blamed."""
-    world = World(
-        two_by_four(
-            hugepages={GIB: 2 * GIB},
-        )
-    )
+    world = World(two_by_four(hugepages={GIB: 2 * GIB}))
     for name, memory, pages in (("memory", 5, None), ("pages", 1, {GIB: 2 * GIB})):
         of = pod(name, {"policy": "single-numa-node"})
         wants = resources(1, memory, hugepages=pages)

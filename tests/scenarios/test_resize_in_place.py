@@ -18,7 +18,6 @@ from tests.machines import pods
 SINGLE = {"policy": "single-numa-node"}
 OWN = {"cpus": "exclusive"}
 
-
 usual = two_nodes
 
 
@@ -230,8 +229,7 @@ def test_resize_that_whole_cores_cannot_make_is_refused(single_threads: int, cpu
 def test_resize_of_memory_alone_does_not_mind_a_cpu_that_is_offline(world: World) -> None:
     world.put("a", SINGLE, 2, 1)
     had = world.allocation("a-app").cpus
-    world.topology = two_by_four(offline=CPUSet([max(had)]),
-    )  # fmt: skip
+    world.topology = two_by_four(offline=CPUSet([max(had)]))
     world.restart()
     assert world.update("a-app", resources(2, 2)) is None
     assert world.allocation("a-app").cpus == had

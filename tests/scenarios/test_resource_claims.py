@@ -25,7 +25,6 @@ from tests.unit.dra.test_claims import UID, config, result
 
 OTHER = "0a1b2c3d-0000-4000-8000-00000000000b"
 
-
 usual = two_nodes
 
 
@@ -173,10 +172,7 @@ def test_a_grant_elsewhere_can_be_overridden_or_let_be() -> None:
     world = two_nodes()
     of, made = claiming("a", text, asks={"on-failure": "unpinned"})
     assert world.place(of, granted(world, of, made, "2-3")) == ("2-3", "")
-    world = World(
-        two_by_four(),
-        Settings(kubelet_override=KubeletOverride.ANNOTATED),
-    )
+    world = World(two_by_four(), Settings(kubelet_override=KubeletOverride.ANNOTATED))
     of, made = claiming("a", text)
     cpus, mems = world.place(of, granted(world, of, made, "2-3"))
     assert CPUSet.parse(cpus) <= world.topology.numa_nodes[1].cpus

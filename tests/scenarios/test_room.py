@@ -625,11 +625,7 @@ def test_memory_that_keeps_room_waits_while_pods_start() -> None:
     ],
 )
 def test_far_memory_comes_home_while_no_pod_starts(
-    tmp_path: Path,
-    budget: tuple[int, int],
-    part: float,
-    starts_at: int,
-    said: str,
+    tmp_path: Path, budget: tuple[int, int], part: float, starts_at: int, said: str
 ) -> None:
     """Whether it is movable or not; by the minute no more than the budget has."""
     world = far(tmp_path / "cgroup", 1, {"a": (128 * MIB, 128 * MIB)}, Settings(room_budget=budget))

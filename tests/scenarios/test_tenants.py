@@ -33,7 +33,6 @@ OWN = {"cpus": "exclusive"}
 SINGLE = {"policy": "single-numa-node"}
 ISOLATED = {**OWN, "smt": "isolate"}
 
-
 usual = partial(World, machines.snc_smt())
 
 

@@ -29,8 +29,7 @@ ON = {
 SERVED = (
     *ON["scheduler"],
     "--set=scheduler.kubeScheduler.enabled=false",
-    "--set=config.scheduler.address=:9894",
-    "--set=config.scheduler.lease=nri-numa-scheduler",
+    "--set=config.scheduler.address=:9894,config.scheduler.lease=nri-numa-scheduler",
 )
 SECRET = "/etc/nri-numa-secret"
 TLS = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from enum import StrEnum
 from pathlib import Path
 
 import pytest
@@ -12,20 +13,9 @@ import yaml
 from nri_numa.cli import COMMANDS
 from nri_numa.engine.request.annotations import KEYS, check_value, resolve
 from nri_numa.model.settings import Settings
-from nri_numa.model.workload import (
-    SMT,
-    Bind,
-    Container,
-    CPUMode,
-    DeviceUse,
-    MemoryPolicy,
-    OnFailure,
-    PodSandbox,
-    Policy,
-    Refusal,
-    Scope,
-)
+from nri_numa.model.workload import Container, PodSandbox, Refusal
 from tests.checks.docs_refusals import REFUSALS, line
+from tests.unit.engine.request.test_annotations import CHOICES
 from tools import remedies
 from tools.docs_regions import DOCS, generators, replaced
 from tools.openapi import describe
@@ -84,20 +74,8 @@ def test_every_annotation_key_is_described_and_no_other() -> None:
     assert tuple(rows) == KEYS
 
 
-@pytest.mark.parametrize(
-    ("key", "values"),
-    [
-        ("bind", Bind),
-        ("policy", Policy),
-        ("scope", Scope),
-        ("cpus", CPUMode),
-        ("smt", SMT),
-        ("on-failure", OnFailure),
-        ("devices", DeviceUse),
-        ("mempolicy", MemoryPolicy),
-    ],
-)
-def test_the_values_of_a_key_are_those_of_the_code(key: str, values: type[Policy]) -> None:
+@pytest.mark.parametrize(("key", "values"), CHOICES.items())
+def test_the_values_of_a_key_are_those_of_the_code(key: str, values: type[StrEnum]) -> None:
     row = re.search(rf"^\| \[`{key}`\].*$", page("annotations.md"), re.MULTILINE)
     assert row is not None
     assert re.findall(r"`([^`]+)`", row[0].split(" | ")[1]) == [value.value for value in values]

@@ -34,10 +34,6 @@ APPARMOR = REPOSITORY / "config/security/nri-numa.apparmor"
 UNIT = REPOSITORY / "systemd/nri-numa.service"
 
 
-def by_kind(text: str) -> dict[str, Any]:
-    return {d["kind"]: d for d in yaml.safe_load_all(text) if d}
-
-
 @cache
 def built() -> list[str]:
     """Folders of what the beds have built; looked for once, because Go is asked for its version."""
@@ -83,7 +79,7 @@ def kustomized(directory: str, *components: str) -> dict[str, Any]:
             [tool, *verb, str(overlay)], capture_output=True, text=True, check=False
         )
     assert done.returncode == 0, done.stderr
-    return by_kind(done.stdout)
+    return {d["kind"]: d for d in yaml.safe_load_all(done.stdout) if d}
 
 
 def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -519,24 +515,18 @@ def test_what_the_chart_has_from_elsewhere_is_current() -> None:
 
 
 WIDE = (
-    *("--set", "config.http.address=0.0.0.0:9891"),
-    *("--set", "config.http.tokenFile=/etc/nri-numa-secret/token"),
-    *("--set", "config.http.tlsCert=/etc/nri-numa-secret/tls.crt"),
-    *("--set", "config.http.tlsKey=/etc/nri-numa-secret/tls.key"),
-    *("--set", "secretName=nri-numa-http"),
+    "--set=config.http.address=0.0.0.0:9891,secretName=nri-numa-http",
+    *(f"--set=config.http.{key}={value}" for key, value in {**TOKEN, **TLS}.items()),
 )
 
 
 def test_the_chart_for_the_prometheus_operator() -> None:
     documents = helmed(
         *WIDE,
-        *("--set", "monitoring.podMonitor.enabled=true"),
-        *("--set", "monitoring.podMonitor.labels.release=prometheus"),
-        *("--set", "monitoring.serviceMonitor.enabled=true"),
-        *("--set", "monitoring.prometheusRule.enabled=true"),
-        *("--set", "monitoring.dashboard.enabled=true"),
-        *("--set", "monitoring.interval=15s"),
-        *("--set", "monitoring.runbookBaseURL=https://runbooks.example.org/numa/"),
+        *(f"--set=monitoring.{kind}Monitor.enabled=true" for kind in ("pod", "service")),
+        "--set=monitoring.prometheusRule.enabled=true,monitoring.dashboard.enabled=true",
+        "--set=monitoring.podMonitor.labels.release=prometheus,monitoring.interval=15s",
+        "--set=monitoring.runbookBaseURL=https://runbooks.example.org/numa/",
     )
     pod = documents["DaemonSet"]["spec"]["template"]
     (container,) = pod["spec"]["containers"]
@@ -582,11 +572,8 @@ def test_a_monitor_that_could_reach_nothing_is_refused(values: tuple[str, ...], 
 def test_names_and_what_is_added_to_the_container() -> None:
     digest = f"sha256:{'ab' * 32}"
     documents = helmed(
-        *("--set", "fullnameOverride=placement"),
-        *("--set", "nameOverride=numa"),
-        *("--set", f"image.digest={digest}"),
-        *("--set", "extraArgs={--log-level=debug}"),
-        *("--set", "extraEnv[0].name=TZ,extraEnv[0].value=UTC"),
+        f"--set=fullnameOverride=placement,nameOverride=numa,image.digest={digest}",
+        "--set=extraArgs={--log-level=debug},extraEnv[0].name=TZ,extraEnv[0].value=UTC",
     )
     assert {d["metadata"]["name"] for d in documents.values()} == {"placement"}
     daemonset = documents["DaemonSet"]
@@ -664,9 +651,8 @@ def test_probes_follow_the_address() -> None:
 
 def test_optional_parts_of_the_chart() -> None:
     documents = helmed(
-        *("--set", "hostPaths.kubelet=/var/lib/kubelet"),
-        *("--set", "secretName=nri-numa-http"),
-        *("--set", "seLinuxOptions.type=spc_t"),
+        "--set=hostPaths.kubelet=/var/lib/kubelet,secretName=nri-numa-http",
+        "--set=seLinuxOptions.type=spc_t",
         *("--set-json", 'extraVolumes=[{"name":"x","emptyDir":{}}]'),
         *("--set-json", 'extraVolumeMounts=[{"name":"x","mountPath":"/x"}]'),
         *("--set-json", 'config.rules=[{"match":{"namespaces":["a"]},"set":{"policy":"none"}}]'),

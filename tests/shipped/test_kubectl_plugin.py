@@ -374,12 +374,7 @@ def node(**annotations: str) -> dict[str, Any]:
 )
 @pytest.mark.parametrize("zone", ["1", "node-1"])
 def test_the_annotation_names_the_drained_numa_nodes(
-    run: Run,
-    world: dict[str, Any],
-    command: str,
-    before: str,
-    change: str,
-    zone: str,
+    run: Run, world: dict[str, Any], command: str, before: str, change: str, zone: str
 ) -> None:
     world["node"] = node(numa_ids="0-1", **({"drained": before} if before else {}))
     done = run(command, "worker-1", zone, "--context=east")

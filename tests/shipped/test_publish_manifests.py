@@ -16,6 +16,7 @@ from nri_numa.config.layers import environment_names
 from nri_numa.publisher import topology, wanted
 from tests.beds.http_view import FakeView
 from tests.shipped.test_install_manifests import AS_ROOT, BASE, charted, documents
+from tests.unit.web.test_openapi import closed
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGE = REPOSITORY / "docs/kubernetes-objects.md"
@@ -113,13 +114,3 @@ def test_the_definition_is_of_the_version_that_keeps_attributes() -> None:
     what = topology.contents("x.io", FakeView().zones())
     whole = topology.body("n1", "u", {}, what)
     assert [e.message for e in Draft202012Validator(closed(schema)).iter_errors(whole)] == []
-
-
-def closed(schema: Any) -> Any:
-    """The same schema that also refuses fields it does not name, as the API server prunes them."""
-    if isinstance(schema, dict):
-        made = {key: closed(value) for key, value in schema.items()}
-        if isinstance(schema.get("properties"), dict):
-            made.setdefault("additionalProperties", False)
-        return made
-    return [closed(item) for item in schema] if isinstance(schema, list) else schema

@@ -58,11 +58,7 @@ ALLOWED = (
     ("*", "its owner (may|only)", "the user whose file it is"),
     ("nri_numa/machine/tree.py", r"\(book\|drawer\)", "a level of s390 machines"),
     ("nri_numa/engine/*.py", "^no wish$", "a value in stored explanations"),
-    (
-        "nri_numa/engine/state.py",
-        ".*",
-        "broken invariants, in the words of the fields that differ",
-    ),
+    ("nri_numa/engine/state.py", ".*", "broken invariants, in the words of the fields that differ"),
 )
 """Files, phrases in them, and why the phrase may stay."""
 

@@ -27,10 +27,7 @@ SLICE_UID = UID.replace("-", "_")
         (f"/kubepods/besteffort/pod{UID}", BE),
         (f"/kubepods/pod{UID}", G),
         (f"/kubelet/kubepods/burstable/pod{UID}", B),
-        (
-            f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{SLICE_UID}.slice",
-            B,
-        ),
+        (f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{SLICE_UID}.slice", B),
         (f"kubepods-burstable-pod{SLICE_UID}.slice", B),
         (f"/kubepods.slice/kubepods-pod{SLICE_UID}.slice", G),
         # kind: the kubelet's root is below a slice of its own

@@ -48,9 +48,7 @@ def test_cpus_without_a_numa_node_are_on_none() -> None:
     lost = replace(machine.cpus[0], numa_node=None)
     node = replace(machine.numa_nodes[0], cpus=machine.numa_nodes[0].cpus - CPUSet([0]))
     machine = replace(
-        machine,
-        cpus={**machine.cpus, 0: lost},
-        numa_nodes={**machine.numa_nodes, 0: node},
+        machine, cpus={**machine.cpus, 0: lost}, numa_nodes={**machine.numa_nodes, 0: node}
     )
     assert machine.numa_of(CPUSet([0])) == NUMASet()
     assert machine.numa_of(CPUSet([0, 1])) == NUMASet([0])

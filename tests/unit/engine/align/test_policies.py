@@ -8,13 +8,7 @@ from random import Random
 import pytest
 from msgspec.structs import replace
 
-from nri_numa.engine.align.hints import (
-    STEP_LIMIT,
-    DeviceDemand,
-    HintDemand,
-    ResourceDemand,
-    Steps,
-)
+from nri_numa.engine.align.hints import STEP_LIMIT, DeviceDemand, HintDemand, ResourceDemand, Steps
 from nri_numa.engine.align.hints import hints_of as engine_hints
 from nri_numa.engine.align.policies import Alignment, Problem, align, sets_text
 from nri_numa.model.cpuset import NUMASet
@@ -44,7 +38,7 @@ def gpu(count: int, *numa_nodes: int | None) -> DeviceDemand:
                 Device(id=f"{k}", numa_nodes=frozenset() if node is None else frozenset({node}))
                 for k, node in enumerate(numa_nodes)
             ),
-        ),
+        )
     )
 
 
@@ -121,10 +115,7 @@ def far(i: int, j: int) -> int:
 
 
 def quantity(
-    name: str,
-    need: int,
-    capacity: list[int],
-    available: list[int] | None = None,
+    name: str, need: int, capacity: list[int], available: list[int] | None = None
 ) -> ResourceDemand:
     return ResourceDemand(
         resource=name,
@@ -135,10 +126,7 @@ def quantity(
 
 
 def place(
-    n: int,
-    *demands: HintDemand,
-    policy: Policy = BEST_EFFORT,
-    rank: dict[int, int] | None = None,
+    n: int, *demands: HintDemand, policy: Policy = BEST_EFFORT, rank: dict[int, int] | None = None
 ) -> Alignment:
     return align(Problem(demands, NUMASet(range(n)), policy, far, True, rank))
 

@@ -149,7 +149,6 @@ def test_a_numa_node_that_is_nearly_full_is_the_middle_of_no_set() -> None:
 
 PACKED = Settings(cpu_order=CPUOrder.KUBELET, align_l3=False)
 
-
 DISTRIBUTED = Settings(cpu_order=CPUOrder.KUBELET, align_l3=False, distribute_across_numa=True)
 
 

@@ -6,12 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from nri_numa.engine.place.memory import (
-    Amounts,
-    MemoryTable,
-    kubelet_grant,
-    widen_for_memory,
-)
+from nri_numa.engine.place.memory import Amounts, MemoryTable, kubelet_grant, widen_for_memory
 from nri_numa.model.cpuset import NUMASet
 
 

@@ -22,7 +22,6 @@ MACHINE = Machine(
     settings=Settings(),
 )
 
-
 KUBELETS = Machine(topology=MACHINE.topology, settings=Settings(kubelet_memory=True))
 
 
@@ -30,9 +29,7 @@ def refusal(
     policy: str, cpus: float, memory: float, scope: str = "container", machine: Machine = MACHINE
 ) -> str:
     of = pod(
-        "db",
-        {"policy": policy, "cpus": "exclusive", "scope": scope},
-        total=resources(cpus, memory),
+        "db", {"policy": policy, "cpus": "exclusive", "scope": scope}, total=resources(cpus, memory)
     )
     refused = admit(machine, NodeState(), of, container(of, wants=resources(cpus, memory)))
     assert isinstance(refused, Refused)
@@ -82,11 +79,7 @@ class Left:
     [
         (5, 9, "hugepages-2Mi: 9 B needed, 8 B free here"),
         (6, 8, "memory: 6 B needed, 5 B free here"),
-        (
-            6,
-            9,
-            "memory: 6 B needed, 5 B free here and hugepages-2Mi: 9 B needed, 8 B free here",
-        ),
+        (6, 9, "memory: 6 B needed, 5 B free here and hugepages-2Mi: 9 B needed, 8 B free here"),
     ],
 )
 def test_memory_that_there_is_just_enough_of_is_not_named(

@@ -49,7 +49,6 @@ from tests.machines import named as machines
 
 PREFIX = "numa.kubernetes.io"
 
-
 MAIN = Container(id="c1", pod_id="p1", name="main")
 
 

@@ -33,14 +33,10 @@ def utc_text(seconds: float) -> str:
 
 
 def human_bytes(amount: int) -> str:
-    """``512 B``, ``6 GiB``, ``1.5 TiB``, ``7.97 GiB``."""
+    """``512 B``, ``6 GiB``, ``1.5 TiB``."""
     power = min(max(0, abs(amount).bit_length() - 1) // 10, 5)
     unit = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")[power]
-    number = amount / (1 << 10 * power)
-    text = f"{number:.1f}"
-    if text.endswith(".0"):  # 8 GiB needed and 7.97 GiB free are not the same
-        text = f"{number:.2f}".removesuffix(".00")
-    return f"{text} {unit}"
+    return f"{amount / (1 << 10 * power):.1f}".removesuffix(".0") + f" {unit}"
 
 
 # --- quantities -------------------------------------------------------------------------------

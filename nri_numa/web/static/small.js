@@ -12,8 +12,7 @@ export function size(bytes) {
   const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
   let value = Math.max(0, bytes);
   for (; value >= 1024 && units.length > 1; value /= 1024) units.shift();
-  const text = value.toFixed(1);
-  return `${Number(text.endsWith(".0") ? value.toFixed(2) : text)} ${units[0]}`;
+  return `${Number(value.toFixed(1))} ${units[0]}`;
 }
 
 export const plural = (n, noun, nouns = `${noun}s`) => `${n.toLocaleString("en")} ${n === 1 ? noun : nouns}`;

@@ -369,8 +369,8 @@ class Daemon:
 
     def _ended(self, link: asyncio.Task[None], others: list[asyncio.Task[None]]) -> int:
         for task in others:
-            if task.done() and not task.cancelled() and (error := task.exception()) is not None:
-                raise error
+            if task.done():
+                task.result()  # raises what it failed with, also that it was cancelled
         if link.done() and not link.cancelled():
             error = link.exception()
             if isinstance(error, RefusedForGood):

@@ -59,7 +59,7 @@ def test_no_annotation_makes_it_fail_and_their_order_does_not_matter(
         assert found.message.startswith("pod shop/web, container main: ")
 
 
-@given(levels, levels, levels)
+@given(levels, levels, levels.filter(lambda one: not check_level(one)))
 def test_good_values_are_refused_only_where_one_level_contradicts_itself(
     mine: dict[str, str], everybodys: dict[str, str], defaults: dict[str, str]
 ) -> None:
@@ -67,7 +67,7 @@ def test_good_values_are_refused_only_where_one_level_contradicts_itself(
     annotations |= {f"{PREFIX}/{key}": value for key, value in everybodys.items()}
     found = asked(annotations, Settings(defaults=defaults))
     if isinstance(found, Refusal):
-        assert check_level(mine) or check_level(everybodys) or check_level(defaults)
+        assert check_level(mine) or check_level(everybodys)
         return
     # Of the strongest level everything is heard.
     assert not check_level(mine)

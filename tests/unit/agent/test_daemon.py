@@ -145,13 +145,21 @@ async def test_a_life(bed: Bed) -> None:
     assert bed.output.getvalue().count("waiting for the runtime") == 1
 
 
-async def test_a_part_that_fails_ends_the_agent(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [MemoryError, asyncio.CancelledError])
+async def test_a_part_that_fails_ends_the_agent(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
     """With its error, so that it is started again; another agent it names once."""
     other = RuntimeLock(bed.runtime)
     other.hold()
-    seconds = iter(range(3))
-    monkeypatch.setattr(bed.daemon.store, "maintain", lambda: next(seconds))
-    with pytest.raises(RuntimeError, match="StopIteration"):
+    seconds = itertools.count()
+
+    def maintain() -> None:
+        if next(seconds) == 2:
+            raise error
+
+    monkeypatch.setattr(bed.daemon.store, "maintain", maintain)
+    with pytest.raises(error):
         await bed.daemon.run()
     other.close()
     assert bed.output.getvalue().count("another agent works on this runtime") == 1

@@ -82,9 +82,11 @@ def receiving() -> Iterator[Receiver]:
         receiver.url = f"http://127.0.0.1:{server.server_port}"
         thread = Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
-        yield receiver
-        server.shutdown()
-        thread.join()
+        try:
+            yield receiver
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def test_what_was_decided_is_a_span_below_the_runtimes(tmp_path: Path) -> None:

@@ -188,7 +188,7 @@ def test_helm_pulls_the_chart_of_the_oci_archive(tmp_path: Path) -> None:
     (tmp_path / "pulled").mkdir()
     handler = type("Handler", (_Registry,), {"layout": tmp_path / "layout"})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever).start()
+        threading.Thread(target=server.serve_forever, daemon=True).start()
         where = f"oci://127.0.0.1:{server.server_port}/nri-numa"
         command = [program("helm"), "pull", where, "--plain-http", f"--version={release.version()}"]
         said = subprocess.run(

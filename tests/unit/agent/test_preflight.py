@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from msgspec.structs import replace
@@ -231,6 +233,13 @@ def test_the_address_is_free_or_taken(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(preflight, "_TIMEOUT", 0.05)
         (found,) = http(address=address)
         assert (found.level, "another program" in found.message) == (Level.FAIL, True)
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as ours:
+        Thread(target=ours.serve_forever, daemon=True).start()
+        monkeypatch.setattr(BaseHTTPRequestHandler, "server_version", "nri-numa/1")
+        monkeypatch.setattr(preflight, "_TIMEOUT", 60)
+        (found,) = http(address=f"127.0.0.1:{ours.server_port}")
+        ours.shutdown()
+    assert (found.level, "a running nri-numa" in found.message) == (Level.OK, True)
 
 
 def test_the_token_file_is_looked_at(tmp_path: Path) -> None:

@@ -261,7 +261,7 @@ def capture(target: str, sysfs_root: str | None) -> None:
                 report = pack(Path(sysfs_root or "/"), Path(target))
         except OSError as error:
             raise Failure(f"cannot write {target}: {error.strerror or error}") from error
-    click.echo(f"{report.target}: {len(report.files)} files, {human_bytes(report.size_bytes)}")
+    click.echo(f"{target}: {len(report.files)} files, {human_bytes(len(report.data))}")
     for name in report.unreadable:
         click.echo(f"  could not be read: {harmless(name)}", err=True)
     count = sum(report.left_out.values())
@@ -280,29 +280,39 @@ class CaptureReport(NamedTuple):
     """What a capture holds.
 
     Attributes:
+        data: a ``.tar.gz`` that `discover` reads.
         left_out: how many files were seen and left out, by name with ``*`` for each number.
         unreadable: names on the list that could not be read or did not look as they should.
     """
 
-    target: Path
+    data: bytes
     files: tuple[str, ...]
-    size_bytes: int
     left_out: Mapping[str, int]
     unreadable: tuple[str, ...]
 
 
 def pack(root: Path, target: Path) -> CaptureReport:
-    """Pack the machine below ``root`` into ``target``, a ``.tar.gz`` that `discover` reads.
-
-    Nothing that names the machine or its owner goes in: only files on an allow-list
-    (`nri_numa.machine.tree.NEEDED`) are read, and which CPUs and which memory containers may have
-    is written in its shortest form. Two captures of an unchanged machine differ only in how much
-    memory was free. An archive is packed again, without what does not belong. The target is
-    replaced in one step, and stays untouched when anything fails.
+    """Pack the machine below ``root`` into a file, which stays untouched when anything fails.
 
     Raises:
         TopologyError: when there is no machine below ``root``.
         OSError: when ``target`` cannot be written.
+    """
+    report = packed(root)
+    os.close(replace_file(str(target), report.data, sync=True, mode=0o644))
+    return report
+
+
+def packed(root: Path) -> CaptureReport:
+    """Pack the machine below ``root``.
+
+    Nothing that names the machine or its owner goes in: only files on an allow-list
+    (`nri_numa.machine.tree.NEEDED`) are read, and which CPUs and which memory containers may have
+    is written in its shortest form. Two captures of an unchanged machine differ only in how much
+    memory was free. An archive is packed again, without what does not belong.
+
+    Raises:
+        TopologyError: when there is no machine below ``root``.
     """
     tree = open_tree(root)
     topology = discover(root)
@@ -337,11 +347,9 @@ def pack(root: Path, target: Path) -> CaptureReport:
                 info = tarfile.TarInfo(name)
                 info.size = len(content)
                 archive.addfile(info, io.BytesIO(content))
-    os.close(replace_file(str(target), data.getvalue(), sync=True, mode=0o644))
     return CaptureReport(
-        target=target,
+        data=data.getvalue(),
         files=tuple(sorted(members)),
-        size_bytes=len(data.getvalue()),
         left_out=dict(sorted(left_out.items())),
         unreadable=tuple(unreadable),
     )

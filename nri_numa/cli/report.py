@@ -12,7 +12,6 @@ import re
 import secrets
 import subprocess
 import tarfile
-import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -54,14 +53,13 @@ def report(
     """
     from nri_numa import config as configuration
     from nri_numa.agent.preflight import examine
-    from nri_numa.cli.machine import pack
+    from nri_numa.cli.machine import packed
     from nri_numa.store.files import replace_file
 
     config = load(config_path)
     texts: dict[str, str] = {}
-    with friendly(), progress("asking this node") as at, tempfile.TemporaryDirectory() as scratch:
-        machine = Path(scratch, "machine.tar.gz")
-        pack(Path(config.sysfs_root), machine)
+    with friendly(), progress("asking this node") as at:
+        machine = packed(Path(config.sysfs_root))
         documents: dict[str, Any] = {
             "versions": _versions(),
             "config": configuration.effective(config),
@@ -82,18 +80,18 @@ def report(
             names = {*_names(documents), *_NAMED.findall(texts["log.txt"])}
             texts = _hashed(texts, {part for name in names for part in name.split("/")})
         members = {name: text.encode("utf-8", "replace") for name, text in texts.items()}
-        members["machine.tar.gz"] = machine.read_bytes()
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
-        for name, data in sorted(members.items()):
+        members["machine.tar.gz"] = machine.data
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w:gz") as archive:
+        for name, member in sorted(members.items()):
             info = tarfile.TarInfo(name)
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
+            info.size = len(member)
+            archive.addfile(info, io.BytesIO(member))
     try:
-        os.close(replace_file(target, packed.getvalue(), sync=True, mode=0o600))
+        os.close(replace_file(target, data.getvalue(), sync=True, mode=0o600))
     except OSError as error:
         raise Failure(f"cannot write {target}: {error.strerror or error}") from error
-    size = human_bytes(len(packed.getvalue()))
+    size = human_bytes(len(data.getvalue()))
     click.echo(f"{target}: {', '.join(sorted(members))}; {size}")
     if "agent.txt" in members:
         click.echo(f"nri-numa: without the agent's part: {texts['agent.txt'].rstrip()}", err=True)

@@ -59,7 +59,9 @@ def plan(path: Path) -> Change | None:
     directory = _drop_in_directory(document, path)
     if directory is not None and not section:
         ours = _new_file(directory / "nri-numa.toml", version)
-        return None if ours.path.is_file() and ours.path.read_text() == ours.text else ours
+        return (
+            None if ours.path.is_file() and ours.path.read_bytes() == ours.text.encode() else ours
+        )
     return _edited(path, text, document)
 
 

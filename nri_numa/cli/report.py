@@ -191,7 +191,7 @@ def _hashed(texts: dict[str, str], names: Iterable[str]) -> dict[str, str]:
     def hashed(found: re.Match[str]) -> str:
         return pattern.sub(shown, found[0])
 
-    matched = _MATCHED.sub(hashed, texts["config.json"])
-    return {name: pattern.sub(shown, text) for name, text in texts.items()} | {
-        "config.json": matched
+    return {
+        name: _MATCHED.sub(hashed, text) if name == "config.json" else pattern.sub(shown, text)
+        for name, text in texts.items()
     }

@@ -183,9 +183,9 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def bits_of(self, numa_bits: int) -> int:
         """The bits of the online CPUs of NUMA nodes, given as bits themselves."""
         bits = 0
-        for i in self.numa_nodes:
+        for i, numa_node in self.numa_nodes.items():
             if numa_bits >> i & 1:
-                bits |= self.numa_nodes[i].cpus.bits
+                bits |= numa_node.cpus.bits
         return bits
 
     def numa_of(self, cpus: CPUSet) -> NUMASet:
@@ -277,9 +277,10 @@ def numa_text(ids: Ids, *verb: str) -> str:
     """``NUMA node 1``, ``NUMA nodes 0-1``; with a verb's two forms as `cpus_text`."""
     # A digit or not tells one from several: on the way of every request, nothing is counted.
     text = str(ids)
-    text = (
-        f"NUMA node {text}" if text.isdigit() else f"NUMA nodes {text}" if text else "no NUMA node"
-    )
+    if not text:
+        text = "no NUMA node"
+    else:
+        text = f"NUMA node {text}" if text.isdigit() else f"NUMA nodes {text}"
     return f"{text} {agree(ids, *verb)}" if verb else text
 
 

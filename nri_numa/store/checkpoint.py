@@ -261,7 +261,8 @@ class CheckpointStore:
     def record(self, changes: Mapping[str, Document | None]) -> None:
         """Write down new documents by key, together with all that could not be written so far.
 
-        None forgets what stands under a key, and no changes only try again.
+        The documents are encoded at once and may be changed by the caller afterwards; None forgets
+        what stands under a key, and no changes only try again.
 
         Raises:
             CheckpointError: it is remembered but is not on disk; the next record tries again.

@@ -291,6 +291,15 @@ def test_containers_being_started_wait_until_they_run(bed: Bed) -> None:
     assert bed.has("slow-app") == "2-7"
 
 
+def test_hundreds_of_late_containers_are_said_in_a_few_lines(bed: Bed) -> None:
+    for n in range(31):
+        bed.run(pod(f"p{n}", {"numacpu": "1"}), has="0-7")
+    bed.look()
+    assert bed.count("late_repairs_total") == 31
+    assert len(bed.lines("late container put right")) == 20
+    assert "containers=11" in bed.lines("more late containers put right")[0]
+
+
 class Configured:
     """The configuration in force."""
 

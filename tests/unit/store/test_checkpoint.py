@@ -92,6 +92,15 @@ def test_what_was_recorded_is_there_after_a_restart(node: Node) -> None:
     assert node.kept() == {}
 
 
+def test_the_caller_may_change_its_document_afterwards(node: Node) -> None:
+    store, _ = node.start()
+    document = {"cpus": "0"}
+    store.record({"a": document})
+    document["cpus"] = "changed"
+    store.compact_if_needed()
+    assert node.start()[1].entries == {"a": {"cpus": "0"}}
+
+
 def test_recording_nothing_writes_nothing(node: Node) -> None:
     store, _ = node.start()
     before = node.file.read_bytes()

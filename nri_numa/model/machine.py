@@ -183,9 +183,9 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def bits_of(self, numa_bits: int) -> int:
         """The bits of the online CPUs of NUMA nodes, given as bits themselves."""
         bits = 0
-        for i, numa_node in self.numa_nodes.items():
+        for i in self.numa_nodes:
             if numa_bits >> i & 1:
-                bits |= numa_node.cpus.bits
+                bits |= self.numa_nodes[i].cpus.bits
         return bits
 
     def numa_of(self, cpus: CPUSet) -> NUMASet:

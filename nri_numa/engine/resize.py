@@ -202,8 +202,7 @@ class _Change:
         machine, rest = case.machine, case.state
         pool = rest.pool(machine.topology, machine.settings)
         free = ownable(machine, rest)
-        if machine.isolated:
-            free = free - kept_for_pool(machine, rest, pool - held, free - held)
+        free = free - kept_for_pool(machine, rest, pool - held, free - held)
         free = free - kept_for_groups(machine, rest, pool, free, held)
         home = self._home()
         limits = exclusive_left(machine, rest, free | held, self._smt(), case.cpu_left)

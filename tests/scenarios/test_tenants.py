@@ -617,6 +617,9 @@ def test_an_owner_that_grows_stays_above_a_numa_nodes_floor() -> None:
     world.place(*want("a", SINGLE, resources(4)))
     assert world.update("a-app", resources(6)) is None
     assert world.update("a-app", resources(7)) is not None
+    world.place(*want("wide", {"policy": "best-effort"}, resources(6)))
+    assert world.update("wide-app", resources(8)) is None
+    assert machines.snc_smt().counts(world.cpus("wide-app")) == {1: 6, 2: 2}
 
 
 # --- memory and CPU time are booked as they are paid for ------------------------------------------

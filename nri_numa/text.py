@@ -32,11 +32,12 @@ def utc_text(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-def human_bytes(amount: int) -> str:
-    """``512 B``, ``6 GiB``, ``1.5 TiB``."""
+def human_bytes(amount: int, *, free: bool = False) -> str:
+    """``512 B``, ``6 GiB``, ``1.5 TiB``; what is free is rounded down: 7.97 GiB do not hold 8."""
     power = min(max(0, abs(amount).bit_length() - 1) // 10, 5)
     unit = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")[power]
-    return f"{amount / (1 << 10 * power):.1f}".removesuffix(".0") + f" {unit}"
+    tenths = 10 * amount // (1 << 10 * power) if free else 10 * amount / (1 << 10 * power)
+    return f"{tenths / 10:.1f}".removesuffix(".0") + f" {unit}"
 
 
 # --- quantities -------------------------------------------------------------------------------

@@ -295,7 +295,7 @@ class _Change:
         for what, amount, before, have in needs:
             if amount <= before or have >= amount:
                 continue
-            free = f"{human_bytes(have)} free on {numa_text(mems)}"
+            free = f"{human_bytes(have, free=True)} free on {numa_text(mems)}"
             text = f"{case.who}: {short(what, human_bytes(amount), free)}"
             if case.on_failure is OnFailure.REJECT:
                 return Refusal(reason="NotEnoughMemory", message=text, rule=RULE)

@@ -84,7 +84,9 @@ def test_interleaved_memory_is_booked_as_it_is_used(world: World) -> None:
     assert booked(world) == {0: 5, 1: 5}
     assert world.update("a-app", resources(1, 12)) is None
     assert booked(world) == {0: 6, 1: 6}
-    assert "at most 2 GiB free" in world.refused("b", {"policy": "single-numa-node"}, 1, 3).message
+    assert world.update("a-app", resources(1, 12 + 1 / 64)) is None
+    refused = world.refused("b", {"policy": "single-numa-node"}, 1, 2)
+    assert "2 GiB needed, at most 1.9 GiB free" in refused.message  # was: 2 GiB free
 
 
 def test_weighted_interleave_is_booked_by_the_kernels_weights() -> None:

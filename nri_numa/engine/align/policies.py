@@ -148,21 +148,22 @@ def unit_of(demand: HintDemand) -> str:
     return "bytes" if demand.resource.startswith(("memory", "hugepages")) else ""
 
 
-def amount_text(amount: int, unit: str) -> str:
-    """``1.5 GiB``, ``0.5 CPUs``, ``3``."""
+def amount_text(amount: int, unit: str, *, free: bool = False) -> str:
+    """``1.5 GiB``, ``0.5 CPUs``, ``3``; what is free is rounded down."""
     if unit in ("millicpu", "cpus"):
         return human_milli(amount if unit == "millicpu" else 1000 * amount)
-    return human_bytes(amount) if unit == "bytes" else str(amount)
+    return human_bytes(amount, free=free) if unit == "bytes" else str(amount)
 
 
 def _free(amount: int, unit: str) -> str:
     """``1.5 GiB free``, ``2 CPUs free for exclusive use``: CPUs to share may be more."""
-    return f"{amount_text(amount, unit)} free{' for exclusive use' if unit == 'cpus' else ''}"
+    use = " for exclusive use" if unit == "cpus" else ""
+    return f"{amount_text(amount, unit, free=True)} free{use}"
 
 
 def _number(amount: int, unit: str) -> str:
     """CPUs of a machine beside those that are needed."""
-    return amount_text(amount, unit).removesuffix("s").removesuffix(" CPU")
+    return amount_text(amount, unit, free=True).removesuffix("s").removesuffix(" CPU")
 
 
 def nodes_text(count: int) -> str:
@@ -262,7 +263,7 @@ def lacking(summary: ResourceSummary, demand: HintDemand) -> str:
     if capacity < demand.need:
         if demand.resource == "cpu":
             return f"this machine has {_number(capacity, unit)} for containers"
-        return f"all NUMA nodes that may serve it have {amount_text(capacity, unit)}"
+        return f"all NUMA nodes that may serve it have {amount_text(capacity, unit, free=True)}"
     if free < demand.need:
         return f"{_free(free, unit)} on all NUMA nodes together"
     return f"{_free(free, unit)}, but {demand.obstacle()}"
@@ -336,7 +337,7 @@ def _wider(group: Sequence[_Entry], problem: Problem, order: Order, width: int) 
         capacity = _most(demand, demand.capacity, problem.numa_ids, width)
         where = "one NUMA node" if width == 1 else f"{width} NUMA nodes"
         if capacity < demand.need:
-            text = f"more than the {amount_text(capacity, summary.unit)} of any {where}"
+            text = f"more than the {amount_text(capacity, summary.unit, free=True)} of any {where}"
         else:
             text = f"at most {_free(free, summary.unit)} on {where}"
         if problem.policy is not Policy.SINGLE_NUMA_NODE:

@@ -319,8 +319,8 @@ def check_numamem(case: Case) -> Refusal | None:
             return Refusal(
                 reason="NotEnoughMemory",
                 message=f"{text}, but {what}: {human_bytes(need)} needed, "
-                f"{human_bytes(sum(have.values()))} free there; "
-                + per_node({i: human_bytes(amount) for i, amount in have.items()})
+                f"{human_bytes(sum(have.values()), free=True)} free there; "
+                + per_node({i: human_bytes(amount, free=True) for i, amount in have.items()})
                 + "; expected NUMA nodes that hold it, since "
                 + (
                     "a pin that does not fit ends in the OOM killer"

@@ -282,7 +282,9 @@ def memory_lacking(demand: Demand, table: ResourceTable, mems: NUMASet, where: s
     for name, amount, left in wanted:
         have = sum(left.get(i, 0) for i in mems)
         if amount > have:
-            lacking.append(short(name, human_bytes(amount), f"{human_bytes(have)} free {where}"))
+            lacking.append(
+                short(name, human_bytes(amount), f"{human_bytes(have, free=True)} free {where}")
+            )
     return " and ".join(lacking)
 
 
@@ -296,11 +298,13 @@ def memory_short(table: MemoryTable, demand: Demand, affinity: NUMASet | None) -
         for name, need in needs.items():
             have = sum(table.free[name].get(i, 0) for i in mask)
             if have < need:
-                return short(name, human_bytes(need), f"{human_bytes(have)} free {place}")
+                return short(
+                    name, human_bytes(need), f"{human_bytes(have, free=True)} free {place}"
+                )
     # Enough is free, and tied to groups of other containers.
     name, need = next(iter(needs.items()))
     have = sum(table.free[name].values())
-    free_text = f"{human_bytes(have)} free, but not together by the kubelet's rules"
+    free_text = f"{human_bytes(have, free=True)} free, but not together by the kubelet's rules"
     return short(name, human_bytes(need), free_text)
 
 
@@ -318,10 +322,10 @@ def left_text(case: Case, table: ResourceTable) -> str:
             texts.append(human_milli(table.cpu_left.get(i, 0)))
         if case.requested.bind is Bind.CPU_MEM:
             if demand.memory_bytes:
-                texts.append(f"{human_bytes(table.memory_left.get(i, 0))} memory")
+                texts.append(f"{human_bytes(table.memory_left.get(i, 0), free=True)} memory")
             for size in sorted(demand.hugepages):
                 left = table.hugepages_left[size].get(i, 0)
-                texts.append(f"{human_bytes(left)} in huge pages of {human_bytes(size)}")
+                texts.append(f"{human_bytes(left, free=True)} in huge pages of {human_bytes(size)}")
         text = ", ".join(texts) or human_milli(table.cpu_left.get(i, 0))
         parts[i] = text + lowered_text(machine, (i,))
     return per_node(parts)

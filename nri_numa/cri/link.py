@@ -328,7 +328,6 @@ class Connection:
         self._outbox = Outbox(client)
         self._queries = asyncio.Semaphore(QUERIES_AT_ONCE)
         self._live: dict[str, Live] = {}
-        self._ended: set[str] = set()
         self._pods: dict[str, PodSandbox] = {}
         self._pod_of: dict[str, str] = {}
         # Containers to look at once more when the look under way is over.
@@ -467,7 +466,7 @@ class Connection:
         """Find what no event reported."""
         containers = {c.id: c for c in await self._client.list_containers()}
         pods = set(await self._client.pod_sandbox_ids())
-        for container_id in self._live.keys() - containers.keys():
+        for container_id in self._pod_of.keys() - containers.keys():
             self.query(container_id)
         for container_id, found in containers.items():
             self._pod_of.setdefault(container_id, found.pod_sandbox_id)
@@ -482,7 +481,6 @@ class Connection:
             if container_id in self._live:
                 self.query(container_id)
         self._round = self._round[SIZES_AT_ONCE:]
-        self._ended &= containers.keys()
         for pod_id in self._pods.keys() - pods:
             pod = self._pods.pop(pod_id)
             self._call("RemovePodSandbox", partial(self._handler.remove_pod, pod))
@@ -630,14 +628,11 @@ class Connection:
     def _end(self, container_id: str, *, known: bool) -> None:
         """A container ended, or is gone altogether."""
         if self._live.pop(container_id, None) is not None:
-            self._ended.add(container_id)
             updates = self._call(
                 "StopContainer", lambda: self._handler.stop_container(container_id)
             )
             self._send_all(updates or ())
-        if not known and (container_id in self._ended or container_id in self._pod_of):
-            self._ended.discard(container_id)
-            self._pod_of.pop(container_id, None)
+        if not known and self._pod_of.pop(container_id, None):
             self._call("RemoveContainer", lambda: self._handler.remove_container(container_id))
 
     # --- the handler, and what it answers ---------------------------------------------------------

@@ -305,7 +305,14 @@ async def test_events_that_got_lost_are_made_good_by_listings(listed: Bed) -> No
         runtime.create("short", "p")
         await until(lambda: listed.kind("short") is Kind.EXPLICIT, "seen")
         del runtime.containers["short"]  # nobody tells
+        starts(runtime, "q", "ended", numacpu="2")
+        await until(lambda: "ended" in listed.starts, "seen to run")
         await until(lambda: listed.kind("short") is None, "seen to be gone")
+        runtime.end("ended")
+        await until(lambda: listed.kind("ended") is None, "seen to be over")
+        runtime.remove("ended")
+        removed = 'requests_total{event="RemoveContainer"} 2.0'
+        await until(lambda: removed in listed.world.metrics.text(), "both are forgotten")
 
 
 async def test_a_mistake_of_ours_is_counted_and_the_link_goes_on(bed: Bed) -> None:

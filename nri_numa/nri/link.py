@@ -151,9 +151,12 @@ def preinstalled_from_environment(environ: MutableMapping[str, str]) -> Preinsta
 # --- a second registration ------------------------------------------------------------------------
 
 
-async def push_one_shot(plan: Planner, *, socket_path: str, name: str, index: str) -> str:
+async def push_one_shot(
+    plan: Planner, *, socket_path: str, name: str, index: str, mentions: bool = False
+) -> str:
     """Push the updates that ``plan`` returns through a second registration.
 
+    It gets the devices of containers only for ``mentions``, see `conversion.synchronize_response`.
     Returns why it failed; empty when the runtime took the answer.
     """
     loop = asyncio.get_running_loop()
@@ -172,7 +175,8 @@ async def push_one_shot(plan: Planner, *, socket_path: str, name: str, index: st
                 mask = Event.REMOVE_POD_SANDBOX.bit
                 session.reply(stream, pb.ConfigureResponse(events=mask))
             case ev.SynchronizeRequested(stream, pods, containers, _):
-                session.reply(stream, conversion.synchronize_response(plan, pods, containers))
+                answer = conversion.synchronize_response(plan, pods, containers, mentions=mentions)
+                session.reply(stream, answer)
                 if not answered.done():
                     answered.set_result("")
             case _:
@@ -589,6 +593,7 @@ class NRILink(RuntimeLink):
                 socket_path=settings.socket_path,
                 name=f"{settings.name}-{purpose}",
                 index=settings.index,
+                mentions=self._handler.reads_mentions,
             )
         )
         self.watch.called(PUSH)

@@ -58,10 +58,13 @@ async def test_it_can_look_by_a_second_registration(tmp_path: Path) -> None:
     ours, theirs = socket.socketpair()
     path = str(tmp_path / "nri.sock")
     plugin = RecordingPlugin()
+    plugin.reads_mentions = True
     link = link_to(path, plugin, descriptor=theirs.detach())
     async with EmbeddedRuntime(path, profile=CONTAINERD_1_7) as runtime:
         pod = await runtime.run_pod(pb.PodSandbox(name="web"))
-        await runtime.create_container(pod.id, pb.Container(name="a"))
+        disk = pb.LinuxDevice(path="/dev/nvme0n1", type="b", major=259, minor=1)
+        asks = pb.Container(name="a", linux=pb.LinuxContainer(devices=[disk]))
+        await runtime.create_container(pod.id, asks)
         serving = asyncio.create_task(link.run())
         await runtime.adopt(ours, name="numapin", index="10")
         await eventually(lambda: link.state is LinkState.ACTIVE)
@@ -71,7 +74,8 @@ async def test_it_can_look_by_a_second_registration(tmp_path: Path) -> None:
     said = (await link.refresh()).lower()
     assert "connection refused" in said or "no such file" in said
     await asyncio.wait_for(serving, 180)
-    assert [entry for entry in plugin.log if entry.startswith("Synchronize")]
+    (found,) = plugin.containers.values()
+    assert [(one.major, one.minor) for one in found.mentions.nodes] == [(259, 1)]
 
 
 async def test_a_descriptor_that_is_no_socket_is_named() -> None:

@@ -8,7 +8,7 @@ doors, built from the same parts.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
+from functools import partial, reduce
 from itertools import repeat
 from operator import attrgetter
 from typing import Final
@@ -388,11 +388,11 @@ def kept_again(
         if cpus == one.cpus and idle == one.idle and charges == one.charges:
             state = state.with_allocation(one)
         elif cpus or (charges and not one.owned):
-            memory, numa_nodes = sum(c.memory for c in charges.values()), NUMASet(charges)
-            pages = {size: n for c in charges.values() for size, n in c.hugepages.items()}
+            left = reduce(Charge.plus, charges.values(), NOTHING)
+            mems = one.mems if left.memory or left.hugepages else NO_NUMA_NODES
             rest_of_it = replace(
-                one, cpus=cpus, idle=idle, numa_nodes=numa_nodes, charges=charges, hugepages=pages,
-                mems=one.mems if memory or pages else NO_NUMA_NODES, memory_bytes=memory,
+                one, cpus=cpus, idle=idle, numa_nodes=NUMASet(charges), charges=charges, mems=mems,
+                memory_bytes=left.memory, hugepages=left.hugepages,
             )  # fmt: skip
             state = state.with_allocation(rest_of_it)
     return state

@@ -19,7 +19,7 @@ from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.settings import CPUOrder, Settings
 from nri_numa.model.workload import PodSandbox, QoSClass
 from tests.beds.cgroup_tree import CgroupTree
-from tests.beds.world import GIB, World, container, pod, resources, says
+from tests.beds.world import GIB, World, container, pod, resources, says, two_nodes
 from tests.machines import named as machines
 
 OWN = {"cpus": "exclusive"}
@@ -368,6 +368,16 @@ def test_memory_of_an_init_container_is_kept_for_the_app(world: World) -> None:
     assert world.agent.state.kept_for(of.uid) == (left,)
     world.agent.stop_pod(of.uid, of.id)
     assert not world.agent.state.kept_for(of.uid)
+
+
+def test_huge_pages_that_are_left_of_an_init_container_add_up_over_numa_nodes() -> None:
+    world = two_nodes(pages={GIB: 2 * GIB}, kept_seconds=600.0)
+    of = pod("job", {"policy": "best-effort", "bind": "cpu+mem"})
+    world.place(of, container(of, "init", wants=resources(4, 1, hugepages={GIB: 4 * GIB})))
+    world.stop("job-init")
+    world.place(of, container(of, "app", wants=resources(1, 1, hugepages={GIB: GIB})))
+    (left,) = world.agent.state.kept_for(of.uid)
+    assert left.hugepages == {GIB: 3 * GIB}
 
 
 def test_containers_that_the_scheduler_named_have_their_place_from_the_first_on() -> None:

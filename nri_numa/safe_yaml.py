@@ -53,10 +53,12 @@ def _mapping(loader: Any, node: Any) -> dict[Any, Any]:
             raise BadValue(problem="a key must be a word", problem_mark=mark)
         merged = key_node.tag == _MERGE
         key = _MERGE if merged else loader.construct_object(key_node, deep=True)
-        if key in seen:
+        # 0 and "0" are one key where keys are texts: in JSON, and in our configuration.
+        same = {key, key if isinstance(key, str) else str(key).lower()}
+        if same & seen:
             problem = f"the key {key_node.value!r} stands here a second time"
             raise BadValue(problem=problem, problem_mark=mark)
-        seen.add(key)
+        seen |= same
     # What is merged in (<<) comes first, so that the mapping's own keys win.
     loader.flatten_mapping(node)
     return {

@@ -5,6 +5,7 @@ Nothing is changed and nothing is registered; the runtime's socket is only conne
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 import socket
@@ -369,32 +370,69 @@ def agents(config: AgentConfig) -> Iterator[Finding]:
 
 
 def containerd_disables_nri(root: Path = Path("/")) -> str | None:
-    """Why containerd does not serve NRI, as far as its configuration file says."""
-    import tomllib
-
+    """Why containerd does not serve NRI, as far as its configuration files say."""
     path = root / "etc/containerd/config.toml"
-    text = _read(path)
-    if text is None:
-        return None
     try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        return f"{path} is not valid TOML ({error})"
-    section = nri_section(document)
-    if section.get("disable") is True:
-        return f"{path} disables it"
-    version = document.get("version", 1)
-    if "disable" not in section and isinstance(version, int) and version < 3:
+        version, table, files = containerd_nri(path, root)
+    except OSError as error:
+        return None if error.filename == str(path) else f"{error.filename}: {error.strerror}"
+    except ValueError as error:
+        return str(error)
+    at = files.get("disable", path)
+    if table.get("disable") is True:
+        return f"{at} disables it"
+    if "disable" not in table and isinstance(version, int) and version < 3:
         # A 2.x reads such files too, and has it on all the same.
         installed = containerd_version(root)
         if installed is None:
-            return f"{path} does not turn it on, which containerd before 2.0 needs"
+            return f"{at} does not turn it on, which containerd before 2.0 needs"
         if installed < (2,):
             number = ".".join(map(str, installed))
-            return f"{path} does not turn it on, and containerd {number} has it off by default"
-    if section.get("disable_connections") is True:
-        return f"{path} sets disable_connections"
+            return f"{at} does not turn it on, and containerd {number} has it off by default"
+    if table.get("disable_connections") is True:
+        return f"{files['disable_connections']} sets disable_connections"
     return None
+
+
+def containerd_nri(
+    path: Path, root: Path = Path("/")
+) -> tuple[Any, dict[str, Any], dict[str, Path]]:
+    """The version of containerd's file, the NRI table, and which file each of its keys is from.
+
+    Imported files win over those before them, as in LoadConfig of containerd.
+
+    Raises:
+        OSError, ValueError: a file cannot be read, or is not valid; with its name.
+    """
+    import tomllib
+
+    version, table, by, files = None, dict[str, Any](), dict[str, Path](), [path]
+    for file in files:
+        try:
+            document = tomllib.loads(file.read_text("utf-8"))
+        except ValueError as error:  # of UTF-8, or of TOML
+            raise ValueError(f"{file} is not valid TOML: {error}") from error
+        version = version or document.get("version", 1)
+        section = nri_section(document)
+        if section and file != path and (containerd_version(root) or (2,)) < (2,):
+            table, by = {}, {"disable": file}  # 1.x takes a plugin's whole table from one file
+        table.update(section)
+        by.update(dict.fromkeys(section, file))
+        for imported in _imports(document, file, root):
+            if imported not in files:
+                files.append(imported)
+    return version, table, by
+
+
+def _imports(document: Mapping[str, Any], file: Path, root: Path) -> Iterator[Path]:
+    patterns = document.get("imports", [])
+    if not isinstance(patterns, list):
+        raise ValueError(f"{file}: imports is {patterns!r}, expected a list of files")
+    for pattern in map(str, patterns):
+        base = root if pattern.startswith("/") else file.parent
+        at = os.path.normpath(base / pattern.lstrip("/"))
+        found = sorted(glob.glob(at, include_hidden=True)) if "*" in pattern else [at]
+        yield from map(Path, found)
 
 
 _BINARIES = ("usr/local/bin", "usr/bin", "bin", "usr/local/sbin", "usr/sbin")
@@ -447,7 +485,7 @@ def nri_section(document: Mapping[str, Any]) -> Mapping[str, Any]:
 def state_directory(directory: Path) -> Iterator[Finding]:
     """Whether the checkpoint can be written, and by no other user."""
     at = directory
-    while not at.exists() and at != at.parent:
+    while not os.path.exists(at) and at != at.parent:  # also where we may not look
         at = at.parent
     if not at.is_dir():
         yield _fail("state", f"{at} is no directory", "Set stateDir.")

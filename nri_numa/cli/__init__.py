@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -114,6 +115,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     The runtime launches a pre-installed plugin without arguments and with a connected socket;
     that is ``run``.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):  # whose encoding may lack what is in a table
+        sys.stdout.reconfigure(errors="replace")
     given = list(sys.argv[1:] if arguments is None else arguments)
     if not given and "NRI_PLUGIN_SOCKET" in os.environ:
         given = ["run"]

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from nri_numa.agent.preflight import nri_section
+from nri_numa.agent.preflight import containerd_nri, nri_section
 from nri_numa.cli.common import Failure, Mistake
 from nri_numa.store.files import replace_file
 
@@ -40,28 +40,31 @@ class Change(NamedTuple):
 def plan(path: Path) -> Change | None:
     """The change that turns NRI on; None when it is on."""
     try:
-        text = path.read_text("utf-8")
-        document = tomllib.loads(text)
-    except FileNotFoundError:
-        return _new_file(path, 2)
+        version, table, files = containerd_nri(path)
     except OSError as error:
-        raise Failure(f"{path}: {error.strerror}") from error
-    except ValueError as error:  # of UTF-8, or of TOML
-        raise Mistake(f"{path} is not valid TOML: {error}") from error
-    version = document.get("version", 1)
+        if isinstance(error, FileNotFoundError) and error.filename == str(path):
+            return _new_file(path, 2)
+        raise Failure(f"{error.filename}: {error.strerror}") from error
+    except ValueError as error:
+        raise Mistake(str(error)) from error
     if version < 2:
         raise Mistake(f"{path} has version {version}; migrate it first: containerd config migrate")
-    section = nri_section(document)
     # containerd 1.7 (version 2) has NRI off by default, 2.x (version 3) on. A 2.x reads version 2
     # files too; saying it once more does no harm there.
-    if not section.get("disable", version < 3) and section.get("disable_connections") is not True:
+    off = {"disable": version < 3, "disable_connections": False}
+    deciding = [files.get(key, path) for key, default in off.items() if table.get(key, default)]
+    if not deciding:
         return None
-    directory = _drop_in_directory(document, path)
-    if directory is not None and not section:
-        ours = _new_file(directory / "nri-numa.toml", version)
-        return (
-            None if ours.path.is_file() and ours.path.read_bytes() == ours.text.encode() else ours
+    if other := next((file for file in deciding if file != path), None):
+        raise Mistake(
+            f"{other} decides it, which {path} imports: set disable = false in its "
+            f"[plugins.'{NAME}'], without disable_connections"
         )
+    text = path.read_text("utf-8")
+    document = tomllib.loads(text)
+    directory = _drop_in_directory(document, path)
+    if directory is not None and not nri_section(document):
+        return _new_file(directory / "nri-numa.toml", version)
     return _edited(path, text, document)
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import os
 import re
 import sys
 import uuid
@@ -291,12 +292,12 @@ def read_pod(document: object, source: str = "pod", counted: str = "") -> PodMan
 
 
 def _files(path: Path, problems: list[str]) -> list[Path]:
-    if not path.is_dir():
+    if not os.path.isdir(path):  # or it may not be looked at: reading it says so
         return [path]
     found = sorted(
         file
-        for file in path.iterdir()
-        if file.suffix in (".yaml", ".yml", ".json") and file.is_file()
+        for entry in os.scandir(path)
+        if (file := Path(entry)).suffix in (".yaml", ".yml", ".json") and entry.is_file()
     )
     if not found:
         problems.append(f"{path}: has no .yaml, .yml or .json files, expected manifests")

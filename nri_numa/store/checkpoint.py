@@ -170,8 +170,8 @@ class CheckpointStore:
         """Take the directory, read what is there, and start a clean journal.
 
         Nothing found on disk makes this fail: what cannot be used is said in ``problems`` and kept
-        aside as ``checkpoint.corrupt-<n>``. A directory that cannot be written is said too; the
-        store then runs on in memory, not `healthy`, and tries again with every record.
+        aside as ``checkpoint.corrupt-<n>``, unless another boot wrote it. A directory that cannot
+        be written is said too; the store then runs on in memory, and tries with every record.
 
         Raises:
             StateDirectoryBusy: another agent uses the directory.
@@ -207,14 +207,16 @@ class CheckpointStore:
             return Loaded()
         except OSError as error:
             found, unusable = Loaded(), _explained(self.path, "read", error)
-        foreign = [
-            f"its {key} is {_short(found.head.get(key))}, expected {_short(value)}"
+        foreign = {
+            key: f"its {key} is {_short(found.head.get(key))}, expected {_short(value)}"
             for key, value in self._identity.items()
             if key != "version" and found.head.get(key) != value
-        ]
+        }
         if unusable is None and foreign:
-            why = "is of another machine or boot: " + ", ".join(foreign)
+            why = "is of another machine or boot: " + ", ".join(foreign.values())
             unusable = CheckpointError(self.path, why)
+            if list(foreign) == ["boot"]:  # its containers ended with it
+                return Loaded(problems=[f"{unusable}; it is not used, a new one replaces it"])
         if unusable is not None:
             self._keep_aside = True
             return Loaded(problems=[f"{unusable}; it is not used"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -26,6 +27,7 @@ from tests.machines import named as machines
 from tests.machines.named import write_sysfs, write_tree
 
 CONTAINERD = "etc/containerd/config.toml"
+NRI = "[plugins.'io.containerd.nri.v1.nri']\n"
 
 
 def only(findings: object) -> Finding:
@@ -158,13 +160,11 @@ def test_over_cri_its_socket_is_looked_at_and_not_that_of_nri(tmp_path: Path) ->
         ("version = 2\n", "which containerd before 2.0 needs"),
         ("version = 3\n", "there is no socket"),
         ("", "which containerd before 2.0 needs"),
-        ("version = 2\n[plugins.'io.containerd.nri.v1.nri']\ndisable = true\n", "disables it"),
+        (f"version = 2\n{NRI}disable = true\n", "disables it"),
         ('version = 3\n[plugins."io.containerd.nri.v1.nri"]\ndisable = true\n', "disables it"),
-        (
-            "version = 3\n[plugins.'io.containerd.nri.v1.nri']\ndisable_connections = true\n",
-            "disable_connections",
-        ),
+        (f"version = 3\n{NRI}disable_connections = true\n", "disable_connections"),
         ("version = [", "not valid TOML"),
+        ("imports = ['a']", "/etc/containerd/a: No such file or directory"),
         ("plugins = 3\n", "which containerd before 2.0 needs"),
     ],
 )
@@ -203,9 +203,28 @@ def test_a_file_of_version_2_is_blamed_only_where_containerd_is_older_than_that(
     assert found.level is Level.FAIL
     assert ("does not turn it on" in found.message) is blames, found
     assert remedy in found.remedy
-    disabled = "[plugins.'io.containerd.nri.v1.nri']\ndisable = true\n"
-    write_tree(tmp_path, {CONTAINERD: f"version = 2\n{disabled}"})
+    write_tree(tmp_path, {CONTAINERD: f"version = 2\n{NRI}disable = true\n"})
     assert "--fix-containerd" in runtime(tmp_path / "nri.sock", tmp_path).remedy
+
+
+@pytest.mark.parametrize(
+    ("told", "files", "said"),
+    [
+        ("v2.1.9", {"b": "disable = false"}, "nri.sock$"),
+        ("v2.1.9", {"a": "disable = true", "b": "disable = false"}, "nri.sock$"),
+        ("v2.1.9", {"b": "plugin_path = '/x'"}, "config.toml disables it"),  # key by key
+        ("v1.7.24", {"b": "plugin_path = '/x'"}, "b.toml does not turn it on, and"),
+        ("v1.7.24", {"b": "disable_connections = true\ndisable = false"}, "b.toml sets disable_c"),
+    ],
+)
+def test_the_files_that_containerd_imports_win(
+    tmp_path: Path, told: str, files: dict[str, str], said: str
+) -> None:
+    main = f"version = 2\nimports = ['/etc/containerd/conf.d/*.toml', '../*/config.toml']\n{NRI}"
+    parts = {f"etc/containerd/conf.d/{name}.toml": NRI + text for name, text in files.items()}
+    write_tree(tmp_path, {CONTAINERD: f"{main}disable = true\n", **parts})
+    installed(tmp_path, told)
+    assert re.search(said, runtime(tmp_path / "nri.sock", tmp_path).message)
 
 
 # --- our own needs ------------------------------------------------------------------------------
@@ -309,9 +328,8 @@ def test_everything_is_examined_and_every_complaint_has_a_remedy(tmp_path: Path)
     assert {"machine", "configuration", "cgroups", "NRI", "state", "http"} <= set(found), set(found)
     assert found["machine"][0].level is Level.OK
     assert "NUMA nodes" in found["machine"][0].message
-    assert found["configuration"] == [
-        Finding(subject="configuration", level=Level.OK, message="sound, and fits this machine")
-    ]
+    sound = Finding(subject="configuration", level=Level.OK, message="sound, and fits this machine")
+    assert found["configuration"] == [sound]
 
 
 def test_a_machine_with_one_numa_node_and_the_configuration_of_another(tmp_path: Path) -> None:
@@ -346,19 +364,13 @@ def test_a_list_of_cpus_without_a_tick_that_nobody_asks_for_is_mentioned(tmp_pat
     found = examined(tmp_path, machines.nohz_full_cpus())["kernel"]
     assert "CPUs 1-3,7,9-11,15 run without a timer tick" in found[0].message
     assert "nohzFullCPUs: prefer" in found[0].message
-    assert not list(
-        preflight.tickless(
-            AgentConfig(nohz_full_cpus=NohzFullCPUs.PREFER), machines.nohz_full_cpus()
-        )
-    )
+    asked = AgentConfig(nohz_full_cpus=NohzFullCPUs.PREFER)
+    assert not list(preflight.tickless(asked, machines.nohz_full_cpus()))
 
 
 def test_isolated_cpus_are_mentioned_where_containers_would_share_nothing_else() -> None:
-    some, every = (
-        machines.isolated_cpus(),
-        replace(machines.dual_smt_16(), isolated=CPUSet(range(16))),
-    )
-    assert not list(preflight.isolation(AgentConfig(), some))
+    every = replace(machines.dual_smt_16(), isolated=CPUSet(range(16)))
+    assert not list(preflight.isolation(AgentConfig(), machines.isolated_cpus()))
     message = only(preflight.isolation(AgentConfig(), every)).message
     assert "all shared CPUs of NUMA nodes 0-1 are isolated" in message
     one = replace(machines.dual_smt_16(), isolated=CPUSet.parse("0-3,8-11"))
@@ -392,15 +404,14 @@ def test_what_containerd_says_of_pod_level_resources(
 # --- the kubelet ---------------------------------------------------------------------------------
 
 HEAD = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
+PINS = f"{HEAD}cpuManagerPolicy: static\n"
+UNREAD = "its configuration cannot be read"
 STATIC = '{"policyName":"static","defaultCpuSet":"0-1","entries":{"u":{"c":"2-3"}}}'
 
 
 def look(directory: Path, reserved: str = "", **section: str) -> list[Finding]:
-    config = AgentConfig(
-        kubelet_root=str(directory),
-        kubelet=Kubelet(**section),  # type: ignore[arg-type]
-        reserved_cpus=reserved,
-    )
+    kubelet = Kubelet(**section)  # type: ignore[arg-type]
+    config = AgentConfig(kubelet_root=str(directory), kubelet=kubelet, reserved_cpus=reserved)
     found = list(preflight.kubelet(config, machines.dual_smt(), str(directory / "proc")))
     assert all(f.subject == "kubelet" for f in found)
     assert all(bool(f.remedy) == (f.level is Level.WARN) for f in found)
@@ -410,34 +421,27 @@ def look(directory: Path, reserved: str = "", **section: str) -> list[Finding]:
 @pytest.mark.parametrize(
     ("files", "words"),
     [
-        ({}, ["its configuration cannot be read"]),
+        ({}, [UNREAD]),
         ({"config.yaml": HEAD + "cpuManagerPolicy: none\n"}, ["cpuManagerPolicy none"]),
-        ({"config.yaml": HEAD + "cpuManagerPolicy: static\n"}, ["CPU manager policy is static"]),
+        ({"config.yaml": PINS}, ["CPU manager policy is static"]),
         (
-            {"config.yaml": HEAD + "cpuManagerPolicy: static\nmemoryManagerPolicy: Static\n"},
+            {"config.yaml": f"{PINS}memoryManagerPolicy: Static\n"},
             ["CPU manager policy is static", "memory manager policy is Static"],
         ),
         # The state file is what the kubelet really runs with.
         (
-            {
-                "config.yaml": HEAD + "cpuManagerPolicy: static\n",
-                "cpu_manager_state": '{"policyName":"none","defaultCpuSet":""}',
-            },
+            {"config.yaml": PINS, "cpu_manager_state": '{"policyName":"none","defaultCpuSet":""}'},
             ["does not start again", "cpuManagerPolicy none"],
         ),
         ({"cpu_manager_state": STATIC}, ["static: it pins Guaranteed pods itself; CPUs 2-3 gra"]),
         ({"memory_manager_state": '{"policyName":"Static"}'}, ["policy is Static"]),
         (
             {"cpu_manager_state": "garbage", "config.yaml": "{"},
-            ["its configuration: ", "its state: ", "its configuration cannot be read"],
+            ["its configuration: ", "its state: ", UNREAD],
         ),
         (
             {"cpu_manager_state": "[]", "config.yaml": "[]"},
-            [
-                "expected a KubeletConfiguration",
-                "Expected `object`",
-                "its configuration cannot be read",
-            ],
+            ["expected a KubeletConfiguration", "Expected `object`", UNREAD],
         ),
         (
             {"config.yaml": HEAD + "reservedSystemCPUs: '0'\n"},
@@ -452,7 +456,7 @@ def test_what_the_kubelet_does_beside_us(
     assert len(found) == len(words), found
     for finding, part in zip(found, words, strict=True):
         assert part in finding.message
-        fine = ("its configuration cannot be read", "cpuManagerPolicy none", "ours by")
+        fine = (UNREAD, "cpuManagerPolicy none", "ours by")
         assert (finding.level is Level.OK) == any(one in finding.message for one in fine)
 
 

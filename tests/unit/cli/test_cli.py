@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import socket
@@ -160,6 +161,33 @@ def test_check_ends_with_what_failed_and_its_verdict(
     (sound.parent / "kubelet").mkdir()
     (sound.parent / "kubelet/cpu_manager_state").write_text("{}")
     assert "hostPaths.kubelet" not in invoke("check", "--config", str(sound)).output
+    # A terminal without the letter for an arrow gets another.
+    command = [sys.executable, "-m", "nri_numa", "check", "--config", str(sound)]
+    env = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    done = subprocess.run(command, env=env, capture_output=True, check=False)
+    assert (done.returncode, b" ? Turn NRI on" in done.stdout) == (1, True), done
+
+
+def test_a_folder_that_may_not_be_entered_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NRI_NUMA_CONFIG")
+    locked, user = tmp_path / "locked", os.geteuid()
+    locked.mkdir(mode=0)
+    for line, code, said in (
+        (f"check --state-dir {locked}/x", 1, " cannot be written"),
+        (f"simulate {locked}/x", 2, f"{locked}/x: cannot be read: Permission denied"),
+        ("check", 3, f"nri-numa: {locked}/cpuset: Permission denied"),
+    ):
+        if line == "check":
+            monkeypatch.setenv("NRI_NUMA_CGROUP_ROOT", str(locked))
+        invoke(*line.split())  # imports what only this user may read
+        os.setresuid(user or 65534, user or 65534, user)
+        try:
+            result = invoke(*line.split())
+        finally:
+            os.setresuid(user, user, user)
+        assert (result.exit_code, said in result.output) == (code, True), result.output
 
 
 def test_check_in_json_has_every_finding_with_its_remedy(sound: Path) -> None:
@@ -217,8 +245,7 @@ def test_status_shows_nodes_containers_and_refusals_within_80_columns(
 def test_status_is_1_when_the_agent_is_not_ready(agent: tuple[str, object]) -> None:
     agent[1].ready = False  # type: ignore[attr-defined]
     result = invoke("status", "--api", agent[0])
-    assert result.exit_code == 1
-    assert "NOT READY" in result.output
+    assert (result.exit_code, "NOT READY" in result.output) == (1, True)
 
 
 def test_status_in_json_and_yaml_is_the_same_document(agent: tuple[str, object]) -> None:
@@ -255,10 +282,8 @@ def test_status_tells_what_is_meant_and_what_is_there(
 def test_status_marks_who_is_on_the_pool_because_its_own_cpus_are_offline(
     agent: tuple[str, FakeView],
 ) -> None:
-    agent[1].containers = [
-        replace(assignment(1), displaced="2"),
-        replace(intruder(2), displaced="2-3"),
-    ]
+    displaced = replace(assignment(1), displaced="2"), replace(intruder(2), displaced="2-3")
+    agent[1].containers = [*displaced]
     told = " ".join(invoke("status", "--api", agent[0]).output.split())
     assert "0-3!" in told
     assert "displaced, own CPU 2 offline: on the shared pool until one is back" in told
@@ -308,13 +333,12 @@ def test_explain_adds_the_kubelets_word_where_a_kubelet_is(
 
 
 def test_explain_of_an_unknown_pod_suggests_known_ones(agent: tuple[str, object]) -> None:
-    result = invoke("explain", "default/pod-1", "--api", agent[0])
-    assert result.exit_code == 1
-    assert "Did you mean shop/pod-1?" in result.output
-    result = invoke("explain", "pod-11", "--api", agent[0])
-    assert result.exit_code == 1
-    assert "called pod-11 in any namespace" in result.output
-    assert "Did you mean shop/pod-1" in result.output
+    for pod, *words in (
+        ("default/pod-1", "Did you mean shop/pod-1?"),
+        ("pod-11", "called pod-11 in any namespace", "Did you mean shop/pod-1"),
+    ):
+        result = invoke("explain", pod, "--api", agent[0])
+        assert (result.exit_code, all(each in result.output for each in words)) == (1, True)
     assert invoke("explain", "/", "--api", agent[0]).exit_code == 2
 
 

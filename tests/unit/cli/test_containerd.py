@@ -6,11 +6,14 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from click.testing import Result
 
 from nri_numa.cli.common import Mistake
 from nri_numa.cli.containerd import NAME, plan
+from tests.machines.named import write_tree
 from tests.unit.cli.conftest import invoke
 
+TABLE = f"[plugins.'{NAME}']\n"
 FULL = """\
 # comment at the top
 version = 2
@@ -37,16 +40,19 @@ def write(tmp_path: Path, text: str) -> Path:
     return path
 
 
+def fix(path: Path, *options: str) -> Result:
+    return invoke("check", "--fix-containerd", *options, "--containerd-config", str(path))
+
+
 @pytest.mark.parametrize(
     "text",
     [
         FULL,
         "version = 2\n",
         "version = 2",
-        "version = 3\n[plugins.'io.containerd.nri.v1.nri']\ndisable = true",
+        f"version = 3\n{TABLE}disable = true",
         "version = 2\n[plugins.'io.containerd.nri.v1.nri']",
-        "version = 2\nimports = ['/etc/x/*.toml']\n[plugins.'io.containerd.nri.v1.nri']\n"
-        "disable = true\n",
+        f"version = 2\nimports = ['/etc/x/*.toml']\n{TABLE}disable = true\n",
     ],
 )
 def test_exactly_the_nri_table_changes(tmp_path: Path, text: str) -> None:
@@ -70,14 +76,24 @@ def test_exactly_the_nri_table_changes(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("main", "files", "code", "said"),
     [
-        "version = 3\n",
-        "version = 2\n[plugins.'io.containerd.nri.v1.nri']\ndisable = false\n",
+        ("disable = false", {}, 0, "turns NRI on already"),
+        ("disable = true", {"a": "disable = true", "b": "disable = false"}, 0, "on already"),
+        ("disable = true", {"a": "disable = false", "b": "disable = true"}, 2, "/b.toml decides"),
+        ("", {"a": "disable_connections = true"}, 2, "/a.toml decides it"),
+        ("", {"a": "["}, 2, "/a.toml is not valid TOML: "),
+        ("", {"a.toml/x": ""}, 1, "/a.toml: Is a directory"),
     ],
 )
-def test_what_is_on_stays_as_it_is(tmp_path: Path, text: str) -> None:
-    assert plan(write(tmp_path, text)) is None
+def test_the_files_that_are_imported_decide(
+    tmp_path: Path, main: str, files: dict[str, str], code: int, said: str
+) -> None:
+    write_tree(tmp_path / "conf.d", {f"{n}.toml": TABLE + text for n, text in files.items()})
+    path = write(tmp_path, text := f"version = 2\nimports = ['conf.d/*.toml']\n{TABLE}{main}\n")
+    result = fix(path, "--write")
+    assert (result.exit_code, said in result.output) == (code, True), result.output
+    assert path.read_text() == text
 
 
 @pytest.mark.parametrize(
@@ -85,6 +101,7 @@ def test_what_is_on_stays_as_it_is(tmp_path: Path, text: str) -> None:
     [
         "version = [",
         "version = 1\n",
+        "version = 2\nimports = 'x'\n",
         "version = 2 # \udce4",
         "version = 2\n[plugins]\n'io.containerd.nri.v1.nri' = {disable = true}\n",
         "version = 2\nplugins.'io.containerd.nri.v1.nri'.disable = true\n",
@@ -96,6 +113,7 @@ def test_what_cannot_be_edited_safely_is_left_to_the_operator(tmp_path: Path, te
 
 
 def test_a_drop_in_is_used_where_containerd_reads_them(tmp_path: Path) -> None:
+    assert plan(write(tmp_path, "version = 3\n")) is None, "on by default"
     change = plan(write(tmp_path, "version = 2\nimports = ['conf.d/*.toml']\n"))
     assert change is not None
     assert change.path == tmp_path / "conf.d" / "nri-numa.toml"
@@ -105,37 +123,26 @@ def test_a_drop_in_is_used_where_containerd_reads_them(tmp_path: Path) -> None:
     assert plan(tmp_path / "config.toml") is None
 
 
-def test_nothing_is_written_without_being_told(tmp_path: Path) -> None:
-    path = write(tmp_path, FULL)
-    arguments = ["check", "--fix-containerd", "--containerd-config", str(path)]
-    result = invoke(*arguments)
-    assert result.exit_code == 0
-    assert "disable = false" in result.output
-    assert path.read_text() == FULL
-
-
-def test_writing_keeps_every_old_file(tmp_path: Path) -> None:
+def test_nothing_is_written_without_being_told_and_then_every_old_file_is_kept(
+    tmp_path: Path,
+) -> None:
     path = write(tmp_path, FULL)
     path.chmod(0o600)
-    arguments = ["check", "--fix-containerd", "--write", "--containerd-config", str(path)]
-    assert invoke(*arguments).exit_code == 0
+    result = fix(path)
+    assert (result.exit_code, "disable = false" in result.output) == (0, True)
+    assert path.read_text() == FULL
+    assert fix(path, "--write").exit_code == 0
     assert (tmp_path / "config.toml.backup").read_text() == FULL
     assert path.stat().st_mode & 0o777 == 0o600
-    assert "turns NRI on already" in invoke(*arguments).output
+    assert "turns NRI on already" in fix(path, "--write").output
     path.write_text("version = 2\n")
-    assert invoke(*arguments).exit_code == 0
+    assert fix(path, "--write").exit_code == 0
     assert (tmp_path / "config.toml.backup1").read_text() == "version = 2\n"
 
 
 def test_a_missing_file_is_made(tmp_path: Path) -> None:
+    """Where one can be; where not, that is said."""
     path = tmp_path / "etc" / "config.toml"
-    arguments = ["check", "--fix-containerd", "--write", "--containerd-config", str(path)]
-    assert invoke(*arguments).exit_code == 0
+    assert fix(path, "--write").exit_code == 0
     assert plan(path) is None
-
-
-def test_a_place_that_cannot_be_written_is_said(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    arguments = ["check", "--fix-containerd", "--write", "--containerd-config"]
-    result = invoke(*arguments, str(tmp_path / "file" / "config.toml"))
-    assert result.exit_code == 1
+    assert fix(path / "config.toml", "--write").exit_code == 1

@@ -303,7 +303,7 @@ def test_a_checkpoint_of_another_machine_or_boot_is_not_used(
     assert "another machine or boot" in loaded.problems[0]
     assert said in loaded.problems[0]
     assert len(loaded.problems[0]) < 500
-    assert node.kept() == {"checkpoint.corrupt-1": data}
+    assert node.kept() == ({} if list(now) == ["boot"] else {"checkpoint.corrupt-1": data})
 
 
 def test_kept_files_are_never_overwritten(node: Node) -> None:

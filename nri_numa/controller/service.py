@@ -381,7 +381,9 @@ class Service:
         if request.output == self.capacity.name:
             log.info("capacity", node=request.name, wanted=_zones(request))
         elif request.resource is Resource.EVICTIONS:
-            log.info("evicted", pod=f"{request.namespace}/{request.name}")
+            dry_run = "dryRun" in request.body["deleteOptions"]
+            said = evictor.WOULD if dry_run else "evicted"
+            log.info(said, pod=f"{request.namespace}/{request.name}")
 
 
 def _rules(section: Drain | Stuck | Steal) -> evictor.Rules:

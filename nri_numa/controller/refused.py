@@ -30,7 +30,7 @@ from nri_numa.scheduler.fit import Fits
 from nri_numa.scheduler.node_room import NodeRoom
 from nri_numa.scheduler.nodes import Hold, Nodes
 from nri_numa.scheduler.pod_request import PodRequest
-from nri_numa.scheduler.published import Freshness, read
+from nri_numa.scheduler.published import Freshness
 
 WAITS: Final = "CreateContainerError"
 FIELDS: Final = "involvedObject.kind=Pod,reason=Failed"
@@ -111,8 +111,7 @@ class Refused(Evictor[RefusedPod]):
 
     def topology(self, name: str, document: Mapping[str, Any], now: float) -> None:
         """A NodeResourceTopology exists, new or changed."""
-        self._fresh.seen(name, document, now)
-        self._nodes.put(name, read(document, self._prefix))
+        self._nodes.put(name, self._fresh.read(name, document, now))
 
     def topology_removed(self, name: str) -> None:
         """A NodeResourceTopology does not exist any more."""
@@ -159,7 +158,7 @@ class Refused(Evictor[RefusedPod]):
         """Time has passed."""
         super().tick(now, wall)
         for name in self._fresh.stale(now):
-            self._nodes.remove(name)  # nothing is known of it any more
+            self._nodes.silence(name)
         self._nodes.expire(now)
 
     # --- pods in the phase Running ----------------------------------------------------------------

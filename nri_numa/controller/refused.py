@@ -131,7 +131,7 @@ class Refused(Evictor[RefusedPod]):
         running, known = _runs(document), self.pods.get(uid)
         if known is not None and known.running == running:
             known.version, known.refusal = version, said
-            known.missing = missing(asks, document)
+            known.asks, known.missing = asks, missing(asks, document)
         elif len(self.pods) < MOST:
             self.pods[uid] = RefusedPod(
                 namespace=str(metadata.get("namespace", "")),
@@ -213,7 +213,8 @@ class Refused(Evictor[RefusedPod]):
         """The first node by name with room, where its own has none as it says itself."""
         own = self._nodes.room(pod.node)
         here = self._candidates.verdict(pod.missing, pod.node)
-        if not isinstance(own, NodeRoom) or (isinstance(here, Fits) and not here.moves):
+        known = isinstance(own, NodeRoom) and not own.silent
+        if not known or (isinstance(here, Fits) and not here.moves):
             # What it publishes says nothing of why it refuses: a successor could come back.
             return None
         for name in sorted(self._nodes.names):

@@ -36,6 +36,7 @@ INTERVAL: Final = 20.0
 """Seconds between two looks at the pods of a node that is emptied."""
 WELL: Final = 0.9
 """A measured factor of this or more is well again."""
+WOULD: Final = "would be evicted (dry run)"
 AT_ONCE: Final = 4
 """Pods that are considered in one turn."""
 REMEMBERED: Final = 65536
@@ -265,7 +266,7 @@ class Evictor(Output, Generic[C]):
         return self._create(Resource.EVICTIONS, body)
 
     def _event(self, pod: C, why: str) -> Request:
-        would = "would be evicted (dry run)" if self._rules.dry_run else "evicted"
+        would = WOULD if self._rules.dry_run else "evicted"
         body = pod_event(
             pod.namespace,
             pod.name,

@@ -23,7 +23,7 @@ from nri_numa.scheduler.node_room import NodeRoom
 from nri_numa.scheduler.nodes import Nodes
 from nri_numa.scheduler.pod_reader import POLICIES, PodReader
 from nri_numa.scheduler.pod_request import PodRequest
-from nri_numa.scheduler.published import read
+from nri_numa.scheduler.published import Freshness
 from nri_numa.text import BadQuantity, whole_bytes
 
 MOST: Final = 500
@@ -185,7 +185,7 @@ class Overview:
         self._prefix = config.annotation_prefix
         found = settings(config)
         self._reader = PodReader(found)
-        self._nodes = Nodes()
+        self._nodes, self._fresh = Nodes(), Freshness(config.annotation_prefix)
         self._candidates = CandidateIndex(self._nodes, found.strategy)
         self._drained: dict[str, frozenset[int]] = {}
         self._page = config.controller.page.node_url
@@ -219,14 +219,20 @@ class Overview:
     def topology(self, name: str, document: Mapping[str, Any], now: float) -> None:
         """A NodeResourceTopology exists, new or changed."""
         before = self._nodes.published(name)
-        self._nodes.put(name, read(document, self._prefix))
+        self._nodes.put(name, self._fresh.read(name, document, now))
         if self._nodes.published(name) is not before:
             self.revision += 1
 
     def topology_removed(self, name: str) -> None:
         """A NodeResourceTopology does not exist any more."""
+        self._fresh.remove(name)
         self._nodes.remove(name)
         self.revision += 1
+
+    def tick(self, now: float, wall: float) -> None:
+        """Time has passed."""
+        for name in self._fresh.stale(now):
+            self.revision += self._nodes.silence(name)
 
     # --- what is shown ----------------------------------------------------------------------------
 

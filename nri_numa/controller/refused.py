@@ -30,7 +30,7 @@ from nri_numa.scheduler.fit import Fits
 from nri_numa.scheduler.node_room import NodeRoom
 from nri_numa.scheduler.nodes import Hold, Nodes
 from nri_numa.scheduler.pod_request import PodRequest
-from nri_numa.scheduler.published import Freshness, read
+from nri_numa.scheduler.published import Freshness
 
 WAITS: Final = "CreateContainerError"
 FIELDS: Final = "involvedObject.kind=Pod,reason=Failed"
@@ -111,8 +111,7 @@ class Refused(Evictor[RefusedPod]):
 
     def topology(self, name: str, document: Mapping[str, Any], now: float) -> None:
         """A NodeResourceTopology exists, new or changed."""
-        self._fresh.seen(name, document, now)
-        self._nodes.put(name, read(document, self._prefix))
+        self._nodes.put(name, self._fresh.read(name, document, now))
 
     def topology_removed(self, name: str) -> None:
         """A NodeResourceTopology does not exist any more."""
@@ -132,7 +131,7 @@ class Refused(Evictor[RefusedPod]):
         running, known = _runs(document), self.pods.get(uid)
         if known is not None and known.running == running:
             known.version, known.refusal = version, said
-            known.missing = missing(asks, document)
+            known.asks, known.missing = asks, missing(asks, document)
         elif len(self.pods) < MOST:
             self.pods[uid] = RefusedPod(
                 namespace=str(metadata.get("namespace", "")),
@@ -159,7 +158,7 @@ class Refused(Evictor[RefusedPod]):
         """Time has passed."""
         super().tick(now, wall)
         for name in self._fresh.stale(now):
-            self._nodes.remove(name)  # nothing is known of it any more
+            self._nodes.silence(name)
         self._nodes.expire(now)
 
     # --- pods in the phase Running ----------------------------------------------------------------
@@ -214,7 +213,8 @@ class Refused(Evictor[RefusedPod]):
         """The first node by name with room, where its own has none as it says itself."""
         own = self._nodes.room(pod.node)
         here = self._candidates.verdict(pod.missing, pod.node)
-        if not isinstance(own, NodeRoom) or (isinstance(here, Fits) and not here.moves):
+        known = isinstance(own, NodeRoom) and not own.silent
+        if not known or (isinstance(here, Fits) and not here.moves):
             # What it publishes says nothing of why it refuses: a successor could come back.
             return None
         for name in sorted(self._nodes.names):

@@ -212,6 +212,7 @@ class Service:
         overview = Overview(config) if self._section.page.enabled else None
         shown = [overview] if overview is not None else []
         every = [self.capacity, *self._evictors, *shown]
+        self._ticking = [*self._evictors, *shown]
         nodes = _Objects(clock, [one.node for one in every], [one.node_removed for one in every])
         # Annotations, but for these two: specs of nodes, and the addresses of their pages.
         whole = self.refused is not None or (overview is not None and overview.addresses)
@@ -365,7 +366,7 @@ class Service:
     async def _tick(self) -> None:
         while True:
             now, wall = self._clock(), time.time()
-            for one in self._evictors:
+            for one in self._ticking:
                 one.tick(now, wall)  # also where this replica does not lead: a new leader goes on
             if self._may_write():
                 self.capacity.tick(now, wall)
@@ -381,7 +382,9 @@ class Service:
         if request.output == self.capacity.name:
             log.info("capacity", node=request.name, wanted=_zones(request))
         elif request.resource is Resource.EVICTIONS:
-            log.info("evicted", pod=f"{request.namespace}/{request.name}")
+            dry_run = "dryRun" in request.body["deleteOptions"]
+            said = evictor.WOULD if dry_run else "evicted"
+            log.info(said, pod=f"{request.namespace}/{request.name}")
 
 
 def _rules(section: Drain | Stuck | Steal) -> evictor.Rules:

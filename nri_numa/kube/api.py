@@ -501,14 +501,14 @@ class Watch:
                     version = ""
                 if 0 < error.code < _BUSY:
                     self._token, self._found = "", set()
-                if error.code == _GONE:
-                    self._log.info("listing again", kind=self._what)
-                    failures = 0
-                    continue
                 if error.code == _MISSING:
                     self._listed(set())  # nothing of this kind can exist
-                code = f"{self._what}: {error.code}: " if error.code else ""
-                self._fails(f"{code}{str(error)[:300]}", missed=error.code != _MISSING)
+                if error.code == _GONE and failures < 2:  # as it happens after a watch that ended
+                    self._log.info("listing again", kind=self._what)
+                else:
+                    code = f"{self._what}: {error.code}: " if error.code else ""
+                    missed = error.code not in (_GONE, _MISSING)  # for it is listed again
+                    self._fails(f"{code}{str(error)[:300]}", missed=missed)
             except (ValueError, TypeError, KeyError, AttributeError) as error:
                 version, self._token, self._found = "", "", set()
                 self._fails(f"{self._what}: cannot read the answer: {str(error)[:300]}")

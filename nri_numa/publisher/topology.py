@@ -292,7 +292,7 @@ class TopologyOutput(AppliedObject):
         self._steady: Zones | None = None
         self._applied_last: Object | None = None
         self._object_uid = ""
-        self._object_read = self._reset = self._cured = False
+        self._silent = self._object_read = self._reset = self._cured = False
         self._freed, self._touch_at = 0, float("inf")
 
     def renew(self, wall: float) -> None:
@@ -303,8 +303,9 @@ class TopologyOutput(AppliedObject):
         """This is what the agent says; None when it has said nothing for a while.
 
         Free memory goes up and down by itself: it is taken over when something else changed, and
-        at every look.
+        at every look. If the agent said nothing yet, an earlier publisher's object is looked for.
         """
+        self._silent = found is None
         if found is None:
             if self._wanted is not None:
                 self._wanted, self._steady = silent(self._prefix, self._wanted), None
@@ -320,7 +321,8 @@ class TopologyOutput(AppliedObject):
 
     def waiting(self) -> int:
         """1 while it is not known to be there as it should, and whose it is."""
-        return int(self._wanted is not None and not self._object_read) or super().waiting()
+        looks = self._silent or self._wanted is not None
+        return int(looks and not self._object_read) or super().waiting()
 
     def next_due(self) -> float:
         """When the next request may be made."""
@@ -328,7 +330,7 @@ class TopologyOutput(AppliedObject):
 
     def _due(self, now: float) -> Request | None:
         """The Node's UID first, then who owns the object, then the object."""
-        if not self._owner_uid:
+        if not self._owner_uid and self._wanted is not None:
             return self._read_node()
         if not self._object_read:
             return self._request(Verb.GET, self.resource, self._object)
@@ -345,9 +347,7 @@ class TopologyOutput(AppliedObject):
         result = outcome.result
         about = request.resource is self.resource
         if about and request.verb is Verb.GET and result in (Result.DONE, Result.MISSING):
-            self._read_object(
-                outcome.documents[0]["metadata"] if outcome.documents else {}, now, jitter
-            )
+            self._read_object(outcome.documents[0] if outcome.documents else {}, now, jitter)
         elif result is Result.DONE and request.form is Form.JSON:
             self._reset = False
         elif result is Result.FAILED and PRUNE in outcome.text and not self._cured:
@@ -357,15 +357,21 @@ class TopologyOutput(AppliedObject):
                 self._object_read = self._reset = False
             super()._done(request, outcome, now, jitter)
 
-    def _read_object(self, metadata: Mapping[str, Any], now: float, jitter: float) -> None:
+    def _read_object(self, document: Mapping[str, Any], now: float, jitter: float) -> None:
+        metadata = document.get("metadata") or {}
         self._object_read, self._sent, self._object_uid = True, None, metadata.get("uid", "")
         freed = str((metadata.get("annotations") or {}).get(self._key))
         if freed.isdecimal() and len(freed) < 16:
             self._freed = max(self._freed, int(freed))
-        others = owners(metadata.get("managedFields") or ())
+        managed = metadata.get("managedFields") or ()
+        others = owners(managed)
         if others and not self._force:
             self._object_read = False
             self._contested(others, now, jitter)
+        elif self._wanted is None and managed and not others and "zones" in document:
+            # An earlier publisher of ours left it, perhaps with `ready` in it.
+            left = {key: document.get(key) or [] for key in ("attributes", "zones")}
+            self._wanted = silent(self._prefix, left)
 
     def _applied(self, request: Request, document: Mapping[str, Any], now: float) -> None:
         if self._touch and rose(self._applied_last, request.body):

@@ -148,6 +148,14 @@ class Nodes:
                 self.release(uid)
         return _more(before, self.room(name))
 
+    def silence(self, name: str) -> bool:
+        """A node's object is not valid any more: its agent is silent; whether it was not."""
+        known = self._nodes.get(name)
+        if not isinstance(known, NodeRoom) or known.silent:
+            return False
+        self.put(name, replace(known, silent=True))
+        return True
+
     def remove(self, name: str) -> None:
         """A node's object does not exist any more."""
         self._nodes.pop(name, None)

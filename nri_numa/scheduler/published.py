@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from nri_numa.kube.requests import annotations_of
 from nri_numa.model.charged import CHARGED
 from nri_numa.model.cpuset import NUMASet
@@ -238,10 +240,18 @@ class Freshness:
     """
 
     def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
         self._renewed, self._valid = f"{prefix}/{RENEWED}", f"{prefix}/{VALID}"
         self._known: dict[str, tuple[str, float]] = {}
 
-    def seen(self, name: str, document: Mapping[str, Any], now: float) -> bool:
+    def read(self, name: str, document: Mapping[str, Any], now: float) -> NodeRoom | Unreadable:
+        """Read an object; the agent of one that is not valid is silent."""
+        known = read(document, self._prefix)
+        if not self._seen(name, document, now) and isinstance(known, NodeRoom):
+            return replace(known, silent=True)
+        return known
+
+    def _seen(self, name: str, document: Mapping[str, Any], now: float) -> bool:
         """An object exists; whether it is valid. One that names no validity is so for ever."""
         found = annotations_of(document)
         text, seconds = found.get(self._renewed), _seconds(found.get(self._valid))

@@ -16,7 +16,7 @@ from nri_numa.observe.logs import get_logger
 from nri_numa.scheduler.node_room import NodeRoom, Unreadable
 from nri_numa.scheduler.nodes import Hold, Nodes
 from nri_numa.scheduler.pod_reader import PodReader
-from nri_numa.scheduler.published import Freshness, read
+from nri_numa.scheduler.published import Freshness
 from nri_numa.text import harmless
 
 log = get_logger("scheduler")
@@ -141,14 +141,13 @@ class NodeWatcher(Watched):
     def __init__(
         self, nodes: Nodes, activator: PodActivator, prefix: str, clock: Callable[[], float]
     ) -> None:
-        self._nodes, self._activator, self._prefix, self._clock = nodes, activator, prefix, clock
+        self._nodes, self._activator, self._clock = nodes, activator, clock
         self._fresh = Freshness(prefix)
 
     def put(self, document: Mapping[str, Any]) -> None:
         """An object exists, new or changed."""
-        name, known = name_of(document), read(document, self._prefix)
-        if not self._fresh.seen(name, document, self._clock()) and isinstance(known, NodeRoom):
-            known = replace(known, silent=True)
+        name = name_of(document)
+        known = self._fresh.read(name, document, self._clock())
         if isinstance(known, Unreadable) and self._nodes.published(name) != known:
             log.warning(
                 "a NodeResourceTopology cannot be read: nothing is known of the node",
@@ -166,14 +165,12 @@ class NodeWatcher(Watched):
     def tick(self) -> None:
         """Time has passed."""
         for name in self._fresh.stale(self._clock()):
-            known = self._nodes.published(name)
-            if isinstance(known, NodeRoom) and not known.silent:
+            if self._nodes.silence(name):
                 log.warning(
                     "a NodeResourceTopology is not renewed: no pod is sent there",
                     node=name,
                     remedy="look at nri-numa publish of that node",
                 )
-                self._nodes.put(name, replace(known, silent=True))
 
 
 class PodWatcher(Watched):

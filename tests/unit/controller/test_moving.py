@@ -21,8 +21,9 @@ def stuck_pods(cluster: Cluster, *pods: dict[str, Any], **spec: Any) -> None:
     cluster.pending = list(pods)
 
 
+@pytest.mark.parametrize("dry", [False, True])
 async def test_a_stuck_pod_and_one_whose_time_is_taken_go(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, dry: bool
 ) -> None:
     def prepare(cluster: Cluster) -> None:
         stuck_pods(cluster, stuck.pod("web"))
@@ -30,16 +31,15 @@ async def test_a_stuck_pod_and_one_whose_time_is_taken_go(
         cluster.topologies.append(stolen.topology("n", "0.6", None))
         cluster.running = [stolen.pod("slow", "0-1")]
 
-    evicting = {
-        "stuck": Stuck(evict=True, after=0),
-        "steal": Steal(evict=True, after=0, at_most=1.0),
-    }
-    async with started(tmp_path, monkeypatch, prepare, **evicting) as world:
+    moved = Stuck(evict=True, after=0, dry_run=dry)
+    slow = Steal(evict=True, after=0, at_most=1.0, dry_run=dry)
+    async with started(tmp_path, monkeypatch, prepare, stuck=moved, steal=slow) as world:
         await until(lambda: len(world.cluster.events) == 2)
         metrics = (await world.ask("GET", "/metrics"))[1]
     assert sorted(world.cluster.evicted) == ["slow", "web"]
-    said = [vars(one)["fields"]["pod"] for one in caplog.records if one.message == "evicted"]
-    assert sorted(said) == ["shop/slow", "shop/web"]
+    wanted = "would be evicted (dry run)" if dry else "evicted"
+    said = [(r.message, vars(r)["fields"]["pod"]) for r in caplog.records if "evicted" in r.message]
+    assert sorted(said) == [(wanted, "shop/slow"), (wanted, "shop/web")]
     assert {one["reason"] for one in world.cluster.events} == {"NUMAPodMoved", "NUMANodeStolen"}
     assert all(one["eventTime"] > "2020" for one in world.cluster.events)
     assert "nri_numa_controller_stolen_numa_nodes 1.0" in metrics

@@ -46,11 +46,8 @@ def pod(
     waiting = {"reason": "CreateContainerError", "message": said}
     owner = {"kind": "ReplicaSet", "uid": workload or f"rs-{name}", "controller": True}
     made = single(4, name=name, node="full")
-    made["metadata"] |= {
-        "namespace": "shop",
-        "resourceVersion": version,
-        "ownerReferences": [owner] if owners is None else owners,
-    }
+    made["metadata"] |= {"namespace": "shop", "resourceVersion": version}
+    made["metadata"]["ownerReferences"] = [owner] if owners is None else owners
     made["metadata"]["annotations"] |= annotations or {}
     made["spec"] |= spec
     made["status"]["containerStatuses"] = [{"name": "main", "state": {"waiting": waiting}}]
@@ -71,11 +68,9 @@ def partly(name: str, *, phase: str = "Running", **keys: Any) -> dict[str, Any]:
 
 def node(name: str, *taints: tuple[str, str, str], cordoned: bool = False, **labels: str) -> Any:
     keys = ("key", "value", "effect")
-    spec = {"taints": [dict(zip(keys, one, strict=True)) for one in taints]}
-    return {
-        "metadata": {"name": name, "labels": labels},
-        "spec": {**spec, "unschedulable": cordoned},
-    }
+    listed = [dict(zip(keys, one, strict=True)) for one in taints]
+    spec = {"taints": listed, "unschedulable": cordoned}
+    return {"metadata": {"name": name, "labels": labels}, "spec": spec}
 
 
 class Cluster(EvictingCluster):
@@ -111,8 +106,9 @@ class Cluster(EvictingCluster):
     def node(self, document: Any) -> None:
         self.output.node(document["metadata"]["name"], document, self.now)
 
-    def publish(self, name: str, *free: int) -> None:
-        self.output.topology(name, topology(*free, of=8, name=name), self.now)
+    def publish(self, name: str, *free: int, agent: str = "ready") -> None:
+        told = topology(*free, of=8, name=name, attributes={f"{PREFIX}/agent": agent})
+        self.output.topology(name, told, self.now)
 
     def see(self, *pods: dict[str, Any]) -> None:
         for one in pods:
@@ -174,8 +170,11 @@ def test_the_watch_may_tell_of_its_end_before_the_answer_comes() -> None:
 def test_its_time_is_counted_over_changes_of_its_status() -> None:
     cluster = Cluster(ROOM)
     cluster.run(40, pod("web"))
+    # It was resized in place, to more than any node has, and back.
+    cluster.run(40, pod("web", version="8", containers=single(9)["spec"]["containers"]))
+    assert cluster.evicted == []
     cluster.run(40, pod("web", version="9"))
-    assert cluster.evicted == [("web", 60.0)]
+    assert cluster.evicted == [("web", 80.0)]
     assert cluster.requests[0].body["deleteOptions"]["preconditions"]["resourceVersion"] == "9"
 
 
@@ -243,6 +242,9 @@ def test_a_node_whose_object_nobody_renews_is_no_way_out() -> None:
     assert cluster.requests == []
     cluster.publish("free", 8, 8)
     cluster.run(20)
+    assert cluster.names == ["web"]
+    cluster.publish("full", 2, 2, agent="not-ready")  # nothing says that it has no room
+    cluster.run(100, pod("next"))
     assert cluster.names == ["web"]
     cluster.output.topology_removed("full")
     cluster.run(100, pod("next"))

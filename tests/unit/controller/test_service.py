@@ -20,7 +20,7 @@ from nri_numa.controller.service import Service
 from nri_numa.errors import ConfigError
 from tests.beds.certificates import make_certificate
 from tests.unit.controller.replica import TOKEN, Cluster, World, started, until
-from tests.unit.scheduler.objects import topology
+from tests.unit.scheduler.objects import PREFIX, topology
 
 
 @pytest.fixture
@@ -29,6 +29,8 @@ async def world(
 ) -> AsyncIterator[World]:
     def prepare(cluster: Cluster) -> None:
         cluster.topologies = [topology(8, 4, name="n1")]
+        valid = {f"{PREFIX}/renewed": "12:00", f"{PREFIX}/valid-seconds": "1"}
+        cluster.topologies[0]["metadata"]["annotations"] = valid
 
     async with started(tmp_path, monkeypatch, prepare, **getattr(request, "param", {})) as made:
         yield made
@@ -261,6 +263,8 @@ async def test_the_page_of_the_cluster_is_there_where_switched_on(world: World) 
 
     async with asyncio.timeout(180):
         one, other = await nodes()
+        while (await nodes())[0]["agentReady"]:  # until nobody renewed what it publishes
+            await asyncio.sleep(0.05)
     assert (one["name"], one["largestExclusiveRequest"]) == ("n1", 8)
     assert (other["name"], other["zones"]) == ("n2", [])
     # The token of the PUT is not asked for, and nothing of it is told.
@@ -308,12 +312,8 @@ def test_a_renewed_certificate_is_served(tmp_path: Path) -> None:
 
 
 def test_files_that_are_no_certificate_end_it(tmp_path: Path) -> None:
-    for name in ("cert.pem", "key.pem"):
-        (tmp_path / name).write_text("nothing")
-    section = Controller(
-        credentials=str(tmp_path),
-        tls_cert=str(tmp_path / "cert.pem"),
-        tls_key=str(tmp_path / "key.pem"),
-    )
+    file = tmp_path / "no.pem"
+    file.write_text("nothing")
+    section = Controller(credentials=str(tmp_path), tls_cert=str(file), tls_key=str(file))
     with pytest.raises(ConfigError, match=r"controller\.tlsCert: .* cannot be used"):
         Service(AgentConfig(controller=section))

@@ -7,6 +7,7 @@ import json
 import re
 import time
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,11 @@ from nri_numa.web.api import AgentServer
 from nri_numa.web.responses import Assignments
 from tests.beds.fake_api_server import Asked, Said, fake, status
 from tests.beds.http_view import FakeView, get
+from tests.unit.publisher.test_topology_output import OURS
 from tests.unit.publisher.test_wanted import NOTICE
 
 NOW = 1_700_000_010.0
+WAS_GOOD = '{"type":"BOOKMARK","object":{"metadata":{}}}\n{"type":"ERROR","object":{"code":410}}'
 
 
 class Cluster:
@@ -42,6 +45,10 @@ class Cluster:
         self.down = False
         self.invalid = False
 
+    def attribute(self, name: str) -> object:
+        """Of the object; None before it is there."""
+        return {a["name"]: a["value"] for a in self.topology.get("attributes", ())}.get(name)
+
     def __call__(self, asked: Asked) -> Said:
         if self.down:
             return status(503, "shutting down")
@@ -54,14 +61,14 @@ class Cluster:
             if not self.defined:
                 return status(404, "the server could not find the requested resource")
             if asked.method == "PATCH":
-                self.topology = asked.body
+                self.topology = {**asked.body, "metadata": {"managedFields": [OURS]}}
                 self.topologies.append(asked.body)
             found = self.topology or None
             return Said(200, found) if found else status(404, 'noderesourcetopologies "n1" gone')
         if path == "/api/v1/pods":
             self.asked_bound.append(asked.path)
             listed = {"metadata": {"resourceVersion": "7"}, "items": self.bound}
-            return status(410, "too old") if "watch=true" in asked.path else Said(200, listed)
+            return Said(200, WAS_GOOD if "watch=true" in asked.path else listed)
         if "/resourceslices/" in path:
             self.slices.append(asked.path)
             return Said(200, asked.body)
@@ -315,25 +322,27 @@ async def test_the_topology_follows_the_agent(world: World) -> None:
         found = world.cluster.topology
         return found and found["zones"][0]["resources"][0]["available"]
 
-    def agent(world: World) -> object:
-        return {a["name"]: a["value"] for a in world.cluster.topology["attributes"]}[
-            "numa.kubernetes.io/agent"
-        ]
-
+    agent = partial(world.cluster.attribute, "numa.kubernetes.io/agent")
     await until(lambda: left(world) == "3")
     world.view.free_cpus = 1
     world.view.changed()
     await until(lambda: left(world) == "1")
-    assert agent(world) == "ready"
+    assert agent() == "ready"
     world.view.ready = False
     world.view.changed()
-    await until(lambda: agent(world) == "not-ready")
+    await until(lambda: agent() == "not-ready")
     assert 'requests_total{output="topology",result="done",verb="patch"}' in world.text()
     world.view.ready = True
     world.view.changed()
-    await until(lambda: agent(world) == "ready")
+    await until(lambda: agent() == "ready")
+    before = world.cluster.topology
     await world.stop_agent()
-    await until(lambda: agent(world) == "not-ready")
+    await until(lambda: agent() == "not-ready")
+    await world.stop_publisher()
+    world.cluster.topology = before  # left by one that died with its agent
+    world.start_publisher()
+    await until(lambda: agent() == "not-ready")
+    assert left(world) == "1"
     await world.start_agent()
 
 
@@ -342,11 +351,7 @@ async def test_the_topology_follows_the_agent(world: World) -> None:
 )
 async def test_guaranteed_pods_are_named_from_their_binding_on(world: World) -> None:
     """What the plugin set aside for them stays as long as the names differ from what it counts."""
-
-    def named() -> object:
-        found = {a["name"]: a["value"] for a in world.cluster.topology.get("attributes", ())}
-        return found.get("nodeTopologyPodsFingerprint")
-
+    named = partial(world.cluster.attribute, "nodeTopologyPodsFingerprint")
     await until(lambda: named() and len(world.cluster.asked_bound) > 1)
     before = named()
 

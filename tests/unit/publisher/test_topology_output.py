@@ -103,10 +103,15 @@ def started() -> Topology:
     return made
 
 
-def test_nothing_is_asked_before_the_agent_spoke(new: Topology) -> None:
+def test_before_the_agent_spoke_nothing_is_written_but_to_our_own_object() -> None:
+    new = Topology(force=True)
+    new.later(1000)  # nothing is asked
     new.output.want(None)
-    new.later(1000)
-    assert (new.server.requests, new.output.waiting()) == ([], 0)
+    for there in ({}, {"zones": []}, {"zones": [], "metadata": {"managedFields": [NFD]}}):
+        new.cluster.there = there
+        new.output.resync()
+        new.later(1000)
+    assert (new.server.verbs(), new.output.waiting()) == (["get"] * 3, 0)
 
 
 def test_the_object_is_made_with_its_node_as_owner(new: Topology) -> None:

@@ -366,7 +366,7 @@ class Extender:
             before, answers = answers, not self.not_ready()
             if answers and not before:
                 # Others may have refused pods before.
-                self.activator.wake(min(self.nodes.names, default=""))
+                self.activator.wake(*self.nodes.names)
 
 
 async def _in_turns(steps: Steps[T]) -> T:

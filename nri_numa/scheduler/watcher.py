@@ -63,7 +63,8 @@ class PodActivator:
         self._annotation = f"{config.annotation_prefix}/{ROOM}"
         self._waiting: dict[str, float] = {}
         self._seen: dict[str, float] = {}
-        self._node, self._again = "", False
+        self._nodes: dict[str, None] = {}
+        self._again = False
         self._due = asyncio.Event()
 
     def refused(self, uid: str) -> None:
@@ -98,10 +99,10 @@ class PodActivator:
                 return self.wake(node)
             del self._waiting[uid]
 
-    def wake(self, node: str) -> None:
-        """Wake all pods, also those that another replica refused."""
-        if node:
-            self._node = node
+    def wake(self, *nodes: str) -> None:
+        """Wake all pods by one of these nodes, also those that another replica refused."""
+        if nodes:
+            self._nodes |= dict.fromkeys(nodes)
             self._due.set()
 
     @property
@@ -114,25 +115,32 @@ class PodActivator:
         while True:
             await self._due.wait()
             self._due.clear()
+            nodes, self._nodes = self._nodes, {}
             if leads():
-                await self._write(self._node)
+                await self._write(nodes)
             await asyncio.sleep(WAKE_INTERVAL)
 
-    async def _write(self, node: str) -> None:
+    async def _write(self, nodes: dict[str, None]) -> None:
         body = {"metadata": {"annotations": {self._annotation: str(int(self._wall() * 1000))}}}
-        try:
-            await self._api.ask("PATCH", Resource.NODES.path(name=node), body, form=Form.MERGE)
-        except KubeError as error:
-            level = log.debug if self._again else log.warning
-            level("refused pods are not woken", node=node, problem=str(error)[:300])
-            # Busy or away: once more, or they would wait for minutes.
-            self._again = not error.code or error.code >= 429
-            if self._again:
-                self._due.set()
-            return
-        self._again = False
-        self._wakes.inc()
-        log.debug("refused pods are woken", node=node)
+        while nodes:
+            node = next(reversed(nodes))
+            try:
+                await self._api.ask("PATCH", Resource.NODES.path(name=node), body, form=Form.MERGE)
+            except KubeError as error:
+                level = log.debug if self._again else log.warning
+                level("refused pods are not woken", node=node, problem=str(error)[:300])
+                # Busy or away: once more, or they would wait for minutes.
+                self._again = not error.code or error.code >= 429
+                if self._again:
+                    self.wake(*nodes)
+                if error.code != 404:
+                    return
+                del nodes[node]  # that Node is gone: by another one
+            else:
+                self._again = False
+                self._wakes.inc()
+                log.debug("refused pods are woken", node=node)
+                return
 
 
 class NodeWatcher(Watched):

@@ -552,18 +552,20 @@ async def test_room_wakes_who_was_refused_and_nobody_else(
     made.refused("b")
     now = 601.0
     made.more_room("n0")  # it was tried again since, or does not exist any more
+    made.wake()  # no node is known
     assert not made.due
     made.refused("c")
     # A pod that fits on another node than those of the sample; not for ever.
     assert [made.once_more("c", 2.5) for _ in range(5)] == [True, True, True, False, False]
     made.more_room("n1")
+    made.more_room("gone")  # its Node is, its object not yet
     assert made.once_more("c", 2.5)
-    answers = iter([status(429, "slow down")])
+    answers = iter([status(404, "not found"), status(429, "slow down")])
     server.answer = lambda asked: next(answers, Said(200, {}))
     async with working(made.run(lambda: True)):
-        while len(server.asked) < 2:
+        while len(server.asked) < 3:
             await asyncio.sleep(0.01)
-    asked = server.asked[1]
+    asked = server.asked[2]
     assert (asked.method, asked.content_type) == ("PATCH", "application/merge-patch+json")
     assert asked.path.startswith("/api/v1/nodes/n1")
     assert asked.body == {"metadata": {"annotations": {"numa.kubernetes.io/room": "1500"}}}
@@ -579,9 +581,3 @@ async def test_who_takes_over_wakes_the_pods_that_were_refused_before(
         while "wakes_total 1.0" not in made.measured().decode():
             await asyncio.sleep(0.01)
     assert [asked.path.partition("?")[0] for asked in server.asked] == ["/api/v1/nodes/n1"]
-
-
-async def test_without_a_node_no_pod_is_activated(api: KubeAPI) -> None:
-    made = activator(api, lambda: 0.0)
-    made.wake("")
-    assert not made.due

@@ -145,6 +145,7 @@ class Node(LoopThread):
         request_timeout: seconds the runtime waits.
         state_directory: of the plugin, below ``directory`` when None.
         mirrored: whether containers have cgroups, which follow the runtime.
+        version: of the cgroups; what comes of a list follows a moment after it on version 2.
     """
 
     def __init__(
@@ -156,11 +157,12 @@ class Node(LoopThread):
         request_timeout: float = 2.0,
         state_directory: Path | None = None,
         mirrored: bool = True,
+        version: int = 1,
     ) -> None:
         self.directory, self._mirrors = directory, mirrored
         self.topology = topology or synthetic(memory_gib=64)
         self.cgroups = CgroupTree(
-            directory / "cgroup", 2, self.topology.online, self.topology.memory_nodes
+            directory / "cgroup", version, self.topology.online, self.topology.memory_nodes
         )
         self.sysfs_root = directory / "machine"
         self.write_machine(self.topology)

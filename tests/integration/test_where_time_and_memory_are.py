@@ -17,7 +17,7 @@ ON = {
 
 
 def test_memory_elsewhere_waiting_and_a_reason_where_nothing_is_known(tmp_path: Path) -> None:
-    with Node(tmp_path, config=ON) as node:
+    with Node(tmp_path, config=ON, version=2) as node:
         node.start()
         one, silent = node.listed("one"), node.listed("silent", cpus="2")
 

@@ -464,6 +464,7 @@ class Connection:
 
     async def _list(self) -> None:
         """Find what no event reported."""
+        known = set(self._pods)  # one that is met during the listing is not gone
         containers = {c.id: c for c in await self._client.list_containers()}
         pods = set(await self._client.pod_sandbox_ids())
         for container_id in self._pod_of.keys() - containers.keys():
@@ -481,7 +482,7 @@ class Connection:
             if container_id in self._live:
                 self.query(container_id)
         self._round = self._round[SIZES_AT_ONCE:]
-        for pod_id in self._pods.keys() - pods:
+        for pod_id in known - pods:
             pod = self._pods.pop(pod_id)
             self._call("RemovePodSandbox", partial(self._handler.remove_pod, pod))
 
@@ -583,7 +584,6 @@ class Connection:
         if pod_id not in self._pods:
             pod = await self._client.pod_sandbox(pod_id) if pod_id else None
             if pod is None:
-                self._soon.set()
                 return None
             if pod_id not in self._pods:  # another container of it may have been quicker
                 self._pods[pod_id] = pod

@@ -382,6 +382,7 @@ class Connection:
 
     async def close(self) -> None:
         """End what is under way."""
+        await asyncio.sleep(0)  # a task that never began would end who waits for it
         tasks: list[asyncio.Task[Any]] = [*self._querying.values(), *self._careful]
         tasks += [self._listener] if self._listener else []
         for task in tasks:

@@ -256,6 +256,15 @@ async def test_a_runtime_that_hangs_fails_what_is_pushed_and_ends_nobody(
         lift = [ContainerUpdate("owner", cpus="0-1", cpu_quota=-1)]
         assert (await listed.link.push(lift)).detail == "the connection was closed"
         runtime.hangs = False
+        # The same where the connection ends in the moment in which it is pushed.
+        listed.link._listing = 50
+        await until(lambda: listed.link.state is LinkState.ACTIVE, "it is back")
+        await asyncio.sleep(0.1)
+        connection, pushed = listed.link._connection, asyncio.create_task(listed.link.push(lift))
+        assert connection is not None
+        connection._failure = RuntimeUnavailable("gone")
+        connection._soon.set()
+        assert (await pushed).detail == "the connection was closed"
     assert "Exception in callback" not in caplog.text
 
 

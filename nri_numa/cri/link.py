@@ -443,9 +443,11 @@ class Connection:
                 async for event in self._client.container_events():
                     whose = event.pod_sandbox_status.id
                     if event.container_id == whose or event.container_id in self._pods:
-                        # The pod's own container: nothing to place, but did the pod go away?
+                        # The pod's own container: nothing to place, but did the pod come or go?
                         if event.container_event_type == cri_pb2.CONTAINER_DELETED_EVENT:
                             self._soon.set()
+                        elif event.container_id not in self._pods:
+                            self.query(event.container_id)
                         continue
                     if whose:
                         self._pod_of.setdefault(event.container_id, whose)
@@ -483,6 +485,8 @@ class Connection:
             if container_id in self._live:
                 self.query(container_id)
         self._round = self._round[SIZES_AT_ONCE:]
+        for pod_id in pods - self._pods.keys():
+            self.query(pod_id)
         for pod_id in known - pods:
             pod = self._pods.pop(pod_id)
             self._call("RemovePodSandbox", partial(self._handler.remove_pod, pod))
@@ -514,6 +518,8 @@ class Connection:
             self._querying.pop(container_id, None)
 
     async def _query_once(self, container_id: str) -> None:
+        if container_id not in self._pod_of and await self._pod(container_id) is not None:
+            return  # it is a pod, ahead of its containers as over NRI
         answer = await self._client.container_status(container_id)
         if answer is None or answer.status.state not in LIVE:
             self._end(container_id, known=answer is not None)
@@ -524,7 +530,7 @@ class Connection:
             return
         if one is not None and container.starting:
             return
-        pod = await self._pod(container)
+        pod = await self._pod(container.pod_id or self._pod_of.get(container_id, ""))
         if pod is None:
             return  # removed with all of its containers, or not there yet: a listing finds it
         container = replace(container, pod_id=pod.id)
@@ -580,8 +586,7 @@ class Connection:
             )
             self._callbacks.started(container_id, started)
 
-    async def _pod(self, container: Container) -> PodSandbox | None:
-        pod_id = container.pod_id or self._pod_of.get(container.id, "")
+    async def _pod(self, pod_id: str) -> PodSandbox | None:
         if pod_id not in self._pods:
             pod = await self._client.pod_sandbox(pod_id) if pod_id else None
             if pod is None:

@@ -133,6 +133,14 @@ async def test_a_container_gets_its_cpus_and_its_neighbours_leave_them(bed: Bed)
         await until(lambda: "own" not in bed.world.agent.state.pods, "the pod is forgotten")
 
 
+async def test_a_pod_is_known_before_its_first_container(bed: Bed) -> None:
+    """So that what the kubelet gave it can be found out ahead."""
+    async with linked(bed) as runtime:
+        runtime.pod("new")
+        known = 'requests_total{event="RunPodSandbox"} 1.0'
+        await until(lambda: known in bed.world.metrics.text(), "it is known")
+
+
 async def test_what_runs_already_is_adopted_by_a_listing(bed: Bed) -> None:
     runtime = bed.runtime
     starts(runtime, "old", "before", numacpu="2")

@@ -446,10 +446,7 @@ class Connection:
                         # The pod's own container: nothing to place, but did the pod come or go?
                         if event.container_event_type == cri_pb2.CONTAINER_DELETED_EVENT:
                             self._soon.set()
-                        elif event.container_id not in self._pods:
-                            self.query(event.container_id)
-                        continue
-                    if whose:
+                    elif whose:
                         self._pod_of.setdefault(event.container_id, whose)
                     self.query(event.container_id)
             except RuntimeUnavailable as error:

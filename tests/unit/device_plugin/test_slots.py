@@ -134,8 +134,7 @@ def test_preferred_are_few_numa_nodes(
 
 
 steps = st.lists(
-    st.tuples(st.sampled_from(["count", "start", "stop", "silent"]), st.integers(0, 5)),
-    max_size=30,
+    st.tuples(st.sampled_from(["count", "start", "stop", "silent"]), st.integers(0, 5)), max_size=30
 )
 
 

@@ -28,10 +28,7 @@ SAID = {
     "snc_asymmetric": (
         "the distance from NUMA node 0 to 2 is 20 and back 21, and 1 more pairs differ",
     ),
-    "cpu_only": (
-        "NUMA node 0 has CPUs but no memory",
-        "NUMA node 1 has CPUs but no memory",
-    ),
+    "cpu_only": ("NUMA node 0 has CPUs but no memory", "NUMA node 1 has CPUs but no memory"),
     "inside_cpuset": ("/proc/self/status allows only CPUs 0-1,4-5,8-9,12-13 of 0-15",),
 }
 
@@ -88,10 +85,7 @@ def _renamed(end: str, other: str) -> Change:
 # What kernels before leave out or call otherwise; the machine is the same.
 SAME: dict[str, tuple[Callable[[], Topology], Change]] = {
     "NUMA nodes are listed from directories": (machines.sparse_ids, _without("node/online")),
-    "offline CPUs have directories": (
-        machines.offline_cpus,
-        _without("cpu/online", "cpu/present"),
-    ),
+    "offline CPUs have directories": (machines.offline_cpus, _without("cpu/online", "cpu/present")),
     "siblings are called core_cpus": (
         machines.dual_smt,
         _renamed("thread_siblings_list", "core_cpus_list"),
@@ -509,8 +503,7 @@ def test_isolated_cpus_are_not_lost_to_our_affinity(tmp_path: Path) -> None:
 
 def test_limits_without_any_online_cpu_are_ignored_and_said(tmp_path: Path) -> None:
     machine = _allowed(
-        tmp_path,
-        {"proc/self/status": "Cpus_allowed_list:\t100\nMems_allowed_list:\t9\n"},
+        tmp_path, {"proc/self/status": "Cpus_allowed_list:\t100\nMems_allowed_list:\t9\n"}
     )
     assert machine.allowed == machine.online
     assert machine.withheld_memory == NUMASet()

@@ -114,16 +114,11 @@ def test_without_numa_everything_belongs_to_node_0(tmp_path: Path) -> None:
 
     machine = _discover(tmp_path, machines.dual_smt(), change)
     (numa_node,) = machine.numa_nodes.values()
-    assert numa_node.id == 0
-    assert str(numa_node.cpus) == "0-63"
-    assert numa_node.memory_bytes == 128 * GIB
-    assert numa_node.distances == {0: 10}
-    assert numa_node.hugepages == {2 * MIB: 6 * MIB}
-    assert machine.cpus[63].numa_node == 0
-    assert len(machine.sockets) == 2
-    assert machine.warnings == (
-        "the kernel reports no NUMA nodes; everything belongs to NUMA node 0",
-    )
+    assert (numa_node.id, str(numa_node.cpus), numa_node.memory_bytes) == (0, "0-63", 128 * GIB)
+    assert (numa_node.distances, numa_node.hugepages) == ({0: 10}, {2 * MIB: 6 * MIB})
+    assert (machine.cpus[63].numa_node, len(machine.sockets)) == (0, 2)
+    (said,) = machine.warnings
+    assert said == "the kernel reports no NUMA nodes; everything belongs to NUMA node 0"
 
 
 def test_without_numa_and_meminfo_the_size_of_memory_is_not_known(tmp_path: Path) -> None:

@@ -635,7 +635,7 @@ class Connection:
                 "StopContainer", lambda: self._handler.stop_container(container_id)
             )
             self._send_all(updates or ())
-        if not known and self._pod_of.pop(container_id, None):
+        if not known and self._pod_of.pop(container_id, ""):
             self._call("RemoveContainer", lambda: self._handler.remove_container(container_id))
 
     # --- the handler, and what it answers ---------------------------------------------------------

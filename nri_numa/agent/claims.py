@@ -163,9 +163,9 @@ class ClaimBook:
 
         if not is_uid(uid):
             raise BadClaim(f"claim {namespace}/{name} has UID {uid[:60]!r}, expected a UUID")
+        claim = self._read(namespace, name, uid)  # may take long, and holds up no other claim
         with self._turn:
             known = self.claims.get(uid)
-            claim = self._read(namespace, name, uid)
             judge(self._agent.machine, claim)
             if known is not None and known.results != claim.results:
                 raise BadClaim(

@@ -382,6 +382,7 @@ class Connection:
 
     async def close(self) -> None:
         """End what is under way."""
+        await asyncio.sleep(0)  # a task that never began would end who waits for it
         tasks: list[asyncio.Task[Any]] = [*self._querying.values(), *self._careful]
         tasks += [self._listener] if self._listener else []
         for task in tasks:
@@ -442,11 +443,10 @@ class Connection:
                 async for event in self._client.container_events():
                     whose = event.pod_sandbox_status.id
                     if event.container_id == whose or event.container_id in self._pods:
-                        # The pod's own container: nothing to place, but did the pod go away?
+                        # The pod's own container: nothing to place, but did the pod come or go?
                         if event.container_event_type == cri_pb2.CONTAINER_DELETED_EVENT:
                             self._soon.set()
-                        continue
-                    if whose:
+                    elif whose:
                         self._pod_of.setdefault(event.container_id, whose)
                     self.query(event.container_id)
             except RuntimeUnavailable as error:
@@ -464,6 +464,7 @@ class Connection:
 
     async def _list(self) -> None:
         """Find what no event reported."""
+        known = set(self._pods)  # one that is met during the listing is not gone
         containers = {c.id: c for c in await self._client.list_containers()}
         pods = set(await self._client.pod_sandbox_ids())
         for container_id in self._pod_of.keys() - containers.keys():
@@ -481,7 +482,9 @@ class Connection:
             if container_id in self._live:
                 self.query(container_id)
         self._round = self._round[SIZES_AT_ONCE:]
-        for pod_id in self._pods.keys() - pods:
+        for pod_id in pods - self._pods.keys():
+            self.query(pod_id)
+        for pod_id in known - pods:
             pod = self._pods.pop(pod_id)
             self._call("RemovePodSandbox", partial(self._handler.remove_pod, pod))
 
@@ -512,6 +515,8 @@ class Connection:
             self._querying.pop(container_id, None)
 
     async def _query_once(self, container_id: str) -> None:
+        if container_id not in self._pod_of and await self._pod(container_id) is not None:
+            return  # it is a pod, ahead of its containers as over NRI
         answer = await self._client.container_status(container_id)
         if answer is None or answer.status.state not in LIVE:
             self._end(container_id, known=answer is not None)
@@ -522,7 +527,7 @@ class Connection:
             return
         if one is not None and container.starting:
             return
-        pod = await self._pod(container)
+        pod = await self._pod(container.pod_id or self._pod_of.get(container_id, ""))
         if pod is None:
             return  # removed with all of its containers, or not there yet: a listing finds it
         container = replace(container, pod_id=pod.id)
@@ -578,12 +583,10 @@ class Connection:
             )
             self._callbacks.started(container_id, started)
 
-    async def _pod(self, container: Container) -> PodSandbox | None:
-        pod_id = container.pod_id or self._pod_of.get(container.id, "")
+    async def _pod(self, pod_id: str) -> PodSandbox | None:
         if pod_id not in self._pods:
             pod = await self._client.pod_sandbox(pod_id) if pod_id else None
             if pod is None:
-                self._soon.set()
                 return None
             if pod_id not in self._pods:  # another container of it may have been quicker
                 self._pods[pod_id] = pod
@@ -632,7 +635,7 @@ class Connection:
                 "StopContainer", lambda: self._handler.stop_container(container_id)
             )
             self._send_all(updates or ())
-        if not known and self._pod_of.pop(container_id, None):
+        if not known and self._pod_of.pop(container_id, ""):
             self._call("RemoveContainer", lambda: self._handler.remove_container(container_id))
 
     # --- the handler, and what it answers ---------------------------------------------------------

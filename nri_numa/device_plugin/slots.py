@@ -126,8 +126,8 @@ class SlotList:
             offered = f"{len(self.slots)} ids such as {self.slots[0].id}" if self.slots else "none"
             shown = ", ".join(repr(id[:64]) for id in strange[:3]) or "no ids"
             raise UnknownSlots(f"Allocate of {shown}, expected ids that were offered: {offered}")
-        held = self._counted.ids if self._counted is not None else ()
-        self._under_way.update((id, now) for id in ids if id not in held)
+        # Also of one that is held by the last count: the kubelet knows first that its pod ended.
+        self._under_way.update(dict.fromkeys(ids, now))
         return ",".join(sorted(ids, key=_order))
 
     def prefer(self, available: Iterable[str], must: Sequence[str], size: int) -> list[str]:

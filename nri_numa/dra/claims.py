@@ -167,11 +167,12 @@ def _result(
     driver: str,
     pool: str,
 ) -> Result:
-    request = _text(result.get("request"), "request").partition("/")[0]
+    name = _text(result.get("request"), "request")
+    request = name.partition("/")[0]
     try:
         numa_node = _numa_node(result, pool)
         capacity = _capacity(result, driver)
-        parameters = dict(_parameters(request, configs, driver))
+        parameters = dict(_parameters({name, request}, configs, driver))
     except BadClaim as error:
         raise BadClaim(f"{who}, request {request}: {error}") from None
     return Result(
@@ -221,12 +222,12 @@ def _capacity(result: Mapping[str, Any], driver: str) -> dict[str, int]:
 
 
 def _parameters(
-    request: str, configs: Sequence[Mapping[str, Any]], driver: str
+    request: set[str], configs: Sequence[Mapping[str, Any]], driver: str
 ) -> Iterator[tuple[str, str]]:
-    """Keys and values for a request; what the claim says comes after what its class says."""
+    """Keys and values for a request, by its names; a claim's come after those of its class."""
     for config in sorted(configs, key=lambda one: one.get("source") != "FromClass"):
         names = _list(config.get("requests") or [], "config.requests")
-        if names and request not in (str(name).partition("/")[0] for name in names):
+        if names and request.isdisjoint(map(str, names)):
             continue
         opaque = _mapping(config.get("opaque") or {}, "config.opaque")
         if opaque.get("driver") != driver:

@@ -344,12 +344,27 @@ def _process(kubelet_root: str, proc: str) -> tuple[Flags, str] | None:
             if os.path.basename(words[0]) != "kubelet":
                 continue
             flags = command_line(words)
-            theirs = os.stat(os.path.join(base, "root") + flags.root_dir)
+            theirs = _stat_below(os.path.join(base, "root"), flags.root_dir)
         except OSError:
             continue  # it ended meanwhile, or we may not look
         if (theirs.st_dev, theirs.st_ino) == (ours.st_dev, ours.st_ino):
             return flags, os.path.join(base, "root")
     return None
+
+
+def _stat_below(root: str, path: str) -> os.stat_result:
+    """A directory of a process with this root; a container's link to ours makes it no kubelet."""
+    if os.path.samestat(os.stat(root), os.stat("/")):
+        return os.stat(path)
+    at = os.open(root, os.O_PATH | os.O_CLOEXEC)
+    try:
+        for part in path.split("/"):
+            below = os.open(part or ".", os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
+            os.close(at)
+            at = below
+        return os.fstat(at)
+    finally:
+        os.close(at)
 
 
 def _drop_ins(directory: str, skip: int) -> Iterator[str]:

@@ -472,6 +472,7 @@ class NRILink(RuntimeLink):
             return
         described = f"{info.name} {info.version} (NRI {info.nri_version or 'before 0.12'})"
         if self._settings.descriptor is not None and not synchronizes_launched_plugins(info):
+            self.watch.answered(REGISTRATION)  # no Synchronize will come
             self._change(
                 LinkState.ACTIVE,
                 f"{described}, which does not report running containers to launched plugins",

@@ -340,10 +340,7 @@ async def test_a_link_that_held_starts_its_pauses_from_the_beginning(
         made.clear()
         plugin = RecordingPlugin()
         path = str(tmp_path / f"{stable}.sock")
-        async with (
-            EmbeddedRuntime(path) as runtime,
-            running(link_to(path, plugin, delays=delays)),
-        ):
+        async with EmbeddedRuntime(path) as runtime, running(link_to(path, plugin, delays=delays)):
             for times in (1, 2, 3):
                 await runtime.wait_for_plugin()
                 await eventually(partial(became_active, plugin, times))

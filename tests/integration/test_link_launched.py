@@ -48,6 +48,7 @@ async def test_an_old_runtime_that_never_synchronises_what_it_launched(tmp_path:
         await runtime.adopt(ours, name="numapin", index="10")
         await eventually(lambda: link.state is LinkState.ACTIVE)
         await runtime.wait_for_plugin()
+        assert link.watch.waiting() == ("", 0.0), "no Synchronize is owed"
         await runtime.run_pod(pb.PodSandbox(name="web"))
     await asyncio.wait_for(serving, 180)
     assert plugin.log == ["Configure", "RunPodSandbox web"]

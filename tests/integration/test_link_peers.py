@@ -137,10 +137,7 @@ async def test_a_runtime_that_never_answers_the_registration_is_left(tmp_path: P
     plugin = RecordingPlugin()
     async with linked(tmp_path, plugin, serve, registration_wait=0.02):
         await eventually(lambda: became_active(plugin))
-    assert (
-        LinkState.DISCONNECTED,
-        "no answer to the registration within 0.02 s",
-    ) in plugin.states
+    assert (LinkState.DISCONNECTED, "no answer to the registration within 0.02 s") in plugin.states
 
 
 async def test_a_refused_registration_is_fatal_when_it_would_repeat_for_ever(

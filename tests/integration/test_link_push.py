@@ -38,11 +38,7 @@ from tests.beds.recording_plugin import RecordingPlugin, update
 pytestmark = pytest.mark.asyncio
 
 OLD_CONTAINERD = RuntimeProfile(
-    version="1.7.13",
-    nri_version="",
-    tells_timeouts=False,
-    events=EVENTS_OF_0_2,
-    per_event=False,
+    version="1.7.13", nri_version="", tells_timeouts=False, events=EVENTS_OF_0_2, per_event=False
 )
 
 

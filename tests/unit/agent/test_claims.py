@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,8 @@ class Bed:
             def ask(self, namespace: str, name: str, uid: str) -> object:
                 if uid not in bed.objects:
                     raise BadClaim("not found")
-                return bed.objects[uid]
+                found = bed.objects[uid]
+                return found() if callable(found) else found
 
         self.book = ClaimBook(
             DRIVER, "n1",
@@ -132,6 +134,21 @@ def test_it_does_not_wait_for_ever_nor_again(bed: Bed) -> None:
     assert bed.waits == 100
     bed.prepare()  # as after a restart of the kubelet, when its container may have them
     assert bed.waits == 100
+
+
+def test_a_claim_that_nobody_hands_over_holds_up_no_other(bed: Bed) -> None:
+    bed.prepare()
+
+    def late() -> None:
+        other = threading.Thread(target=bed.book.unprepare, args=(UID,), daemon=True)
+        other.start()
+        other.join(10)
+        assert bed.files() == NONE
+        raise BadClaim("nobody answers")
+
+    bed.objects[OTHER] = late
+    with pytest.raises(BadClaim, match="nobody answers"):
+        bed.prepare(OTHER)
 
 
 @pytest.mark.parametrize("gone", ["", "record", "cdi", "both"])

@@ -10,12 +10,7 @@ from typing import Any
 
 import pytest
 
-from nri_numa.cri.client import (
-    CRIClient,
-    UpdateFailed,
-    container_from,
-    pod_from,
-)
+from nri_numa.cri.client import CRIClient, UpdateFailed, container_from, pod_from
 from nri_numa.cri.pb import cri_pb2
 from nri_numa.errors import RuntimeUnavailable
 from nri_numa.model.workload import Container, ContainerUpdate, QoSClass

@@ -133,6 +133,14 @@ async def test_a_container_gets_its_cpus_and_its_neighbours_leave_them(bed: Bed)
         await until(lambda: "own" not in bed.world.agent.state.pods, "the pod is forgotten")
 
 
+async def test_a_pod_is_known_before_its_first_container(bed: Bed) -> None:
+    """So that what the kubelet gave it can be found out ahead."""
+    async with linked(bed) as runtime:
+        runtime.pod("new")
+        known = 'requests_total{event="RunPodSandbox"} 1.0'
+        await until(lambda: known in bed.world.metrics.text(), "it is known")
+
+
 async def test_what_runs_already_is_adopted_by_a_listing(bed: Bed) -> None:
     runtime = bed.runtime
     starts(runtime, "old", "before", numacpu="2")
@@ -200,12 +208,9 @@ async def test_a_resize_that_cannot_be_had_moves_nobody_and_is_said_once(listed:
         assert "resize refused" in refused.message
         assert (runtime.cpus("owner"), runtime.cpus("neighbour")) == ("0", "1-3")
         assert runtime.containers["owner"].cpu["quota"] == 900_000, "as docs/install.md says"
+        cpus, mems = CPUSet.parse("0"), NUMASet.parse("0")
         observed = Observed(
-            cpus=CPUSet.parse("0"),
-            mems=NUMASet.parse("0"),
-            effective_cpus=CPUSet.parse("0"),
-            effective_mems=NUMASet.parse("0"),
-            quota=900_000,
+            cpus=cpus, mems=mems, effective_cpus=cpus, effective_mems=mems, quota=900_000
         )
         agent = listed.world.agent
         assert plan_corrections(agent.machine, agent.state, {"owner": observed}) == ()
@@ -259,6 +264,15 @@ async def test_a_runtime_that_hangs_fails_what_is_pushed_and_ends_nobody(
         lift = [ContainerUpdate("owner", cpus="0-1", cpu_quota=-1)]
         assert (await listed.link.push(lift)).detail == "the connection was closed"
         runtime.hangs = False
+        # The same where the connection ends in the moment in which it is pushed.
+        listed.link._listing = 50
+        await until(lambda: listed.link.state is LinkState.ACTIVE, "it is back")
+        await asyncio.sleep(0.1)
+        connection, pushed = listed.link._connection, asyncio.create_task(listed.link.push(lift))
+        assert connection is not None
+        connection._failure = RuntimeUnavailable("gone")
+        connection._soon.set()
+        assert (await pushed).detail == "the connection was closed"
     assert "Exception in callback" not in caplog.text
 
 
@@ -270,13 +284,8 @@ async def test_pushed_updates_arrive_and_failures_are_told(bed: Bed) -> None:
             runtime.run(name)
         await until(lambda: {"good", "bad"} <= set(bed.starts), "both run")
         runtime.refuse_updates.add("bad")
-        pushed = await bed.link.push(
-            [
-                ContainerUpdate("good", cpus="1"),
-                ContainerUpdate("bad", cpus="1"),
-                ContainerUpdate("gone", cpus="1"),
-            ]
-        )
+        updates = [ContainerUpdate(name, cpus="1") for name in ("good", "bad", "gone")]
+        pushed = await bed.link.push(updates)
         assert runtime.cpus("good") == "1"
         # One that is gone needs nothing.
         assert (pushed.ok, pushed.detail) == (False, "permission denied")
@@ -313,6 +322,30 @@ async def test_events_that_got_lost_are_made_good_by_listings(listed: Bed) -> No
         runtime.remove("ended")
         removed = 'requests_total{event="RemoveContainer"} 2.0'
         await until(lambda: removed in listed.world.metrics.text(), "both are forgotten")
+
+
+async def test_a_pod_met_during_a_listing_stays_and_one_that_is_not_there_causes_none(
+    directory: Path,
+) -> None:
+    bed = Bed(SmallCRI(directory / "c.sock"))
+    runtime, list_pods = bed.runtime, bed.runtime._ListPodSandbox
+
+    async def late(request: Any, context: Any) -> Any:
+        answer = await list_pods(request, context)
+        if bed.link.state is LinkState.ACTIVE and not bed.kind("owner"):
+            starts(runtime, "own", "owner", milli=1000, cpus="exclusive")
+            await until(lambda: "owner" in bed.starts, "it is met")
+        return answer
+
+    runtime._ListPodSandbox = late  # type: ignore[method-assign]
+    async with linked(bed):
+        runtime.create("orphan", "gone")
+        for listings in (2, 3):
+            runtime._tell("before", "before", cri_pb2.CONTAINER_DELETED_EVENT)
+            await until(lambda n=listings: runtime.listings >= n, "it is listed")
+            await asyncio.sleep(0.1)
+        assert bed.kind("owner") is Kind.EXCLUSIVE
+        assert runtime.listings < 10
 
 
 async def test_a_mistake_of_ours_is_counted_and_the_link_goes_on(bed: Bed) -> None:

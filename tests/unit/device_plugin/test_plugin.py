@@ -54,10 +54,7 @@ class FakeAgent:
 
 @asynccontextmanager
 async def running(
-    directory: Path,
-    agent: FakeAgent,
-    allocated: Callable[[], set[str]] = set,
-    pace: Pace = QUICK,
+    directory: Path, agent: FakeAgent, allocated: Callable[[], set[str]] = set, pace: Pace = QUICK
 ) -> AsyncIterator[DevicePlugin]:
     plugin = DevicePlugin(
         str(directory), RESOURCE, agent.ask, SlotList(), allocated=allocated, pace=pace

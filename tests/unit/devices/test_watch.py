@@ -108,9 +108,7 @@ def test_one_gpu_is_one_hint_whoever_tells_of_it(bed: Bed, mentions: Mentions) -
     assert found.device_notes == ()
 
 
-def test_a_cdi_file_that_came_later_is_read_when_a_pod_begins_or_a_name_is_missed(
-    bed: Bed,
-) -> None:
+def test_a_cdi_file_that_came_later_is_read_when_a_pod_begins_or_a_name_is_missed(bed: Bed) -> None:
     watch = bed.watch()
     wanted = Mentions(cdi=("x.com/gpu=g0",))
     missed = seen(watch, POD, container(POD), wanted)

@@ -76,11 +76,13 @@ def test_what_the_claim_says_beats_its_class() -> None:
         config({"smt": "isolate"}, "FromClaim", "cpus"),
         config({"smt": "spread", "load": "low"}, "FromClass"),
         config({"smt": "pair"}, "FromClaim", "others"),
+        config({"bind": "cpu"}, "FromClaim", "others", "cpus/small"),
+        config({"bind": "none"}, "FromClaim", "cpus/large"),
         {"source": "FromClaim", "opaque": {"driver": "gpu.example.com", "parameters": {"x": 1}}},
         {"source": "FromClaim"},
     ]
-    (one,) = read(claim(configs=configs)).results
-    assert one.parameters == {"smt": "isolate", "load": "low"}
+    (one,) = read(claim(result(request="cpus/small"), configs=configs)).results
+    assert one.parameters == {"smt": "isolate", "load": "low", "bind": "cpu"}
 
 
 WRONG: list[tuple[Any, str]] = [

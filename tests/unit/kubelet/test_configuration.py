@@ -339,6 +339,13 @@ def test_the_command_line_of_the_kubelet_that_uses_our_directory(
     (tmp_path / "other").mkdir()
     assert read("auto", "", str(tmp_path / "other")) == Found()
     assert read("auto", "", str(tmp_path / "nowhere")) == Found()
+    # A container's program may call itself kubelet, and have a link to what looks like ours.
+    root = tmp_path / "proc" / "7" / "root"
+    root.mkdir(parents=True)
+    (root / "x").symlink_to(tmp_path)
+    for directory in ("x", "x/"):
+        (root / "../cmdline").write_bytes(f"kubelet\0--root-dir=/{directory}\0".encode())
+        assert read("auto", "", str(tmp_path), str(tmp_path / "proc")) == Found()
     # The Node is called what that kubelet was told to call it, unless the configuration says so.
     here = AgentConfig(kubelet_root=str(tmp_path))
     assert configuration.node_name(here, hostname_override) == "kube-node"

@@ -28,10 +28,7 @@ SAID = {
     "snc_asymmetric": (
         "the distance from NUMA node 0 to 2 is 20 and back 21, and 1 more pairs differ",
     ),
-    "cpu_only": (
-        "NUMA node 0 has CPUs but no memory",
-        "NUMA node 1 has CPUs but no memory",
-    ),
+    "cpu_only": ("NUMA node 0 has CPUs but no memory", "NUMA node 1 has CPUs but no memory"),
     "inside_cpuset": ("/proc/self/status allows only CPUs 0-1,4-5,8-9,12-13 of 0-15",),
 }
 
@@ -88,10 +85,7 @@ def _renamed(end: str, other: str) -> Change:
 # What kernels before leave out or call otherwise; the machine is the same.
 SAME: dict[str, tuple[Callable[[], Topology], Change]] = {
     "NUMA nodes are listed from directories": (machines.sparse_ids, _without("node/online")),
-    "offline CPUs have directories": (
-        machines.offline_cpus,
-        _without("cpu/online", "cpu/present"),
-    ),
+    "offline CPUs have directories": (machines.offline_cpus, _without("cpu/online", "cpu/present")),
     "siblings are called core_cpus": (
         machines.dual_smt,
         _renamed("thread_siblings_list", "core_cpus_list"),
@@ -120,16 +114,11 @@ def test_without_numa_everything_belongs_to_node_0(tmp_path: Path) -> None:
 
     machine = _discover(tmp_path, machines.dual_smt(), change)
     (numa_node,) = machine.numa_nodes.values()
-    assert numa_node.id == 0
-    assert str(numa_node.cpus) == "0-63"
-    assert numa_node.memory_bytes == 128 * GIB
-    assert numa_node.distances == {0: 10}
-    assert numa_node.hugepages == {2 * MIB: 6 * MIB}
-    assert machine.cpus[63].numa_node == 0
-    assert len(machine.sockets) == 2
-    assert machine.warnings == (
-        "the kernel reports no NUMA nodes; everything belongs to NUMA node 0",
-    )
+    assert (numa_node.id, str(numa_node.cpus), numa_node.memory_bytes) == (0, "0-63", 128 * GIB)
+    assert (numa_node.distances, numa_node.hugepages) == ({0: 10}, {2 * MIB: 6 * MIB})
+    assert (machine.cpus[63].numa_node, len(machine.sockets)) == (0, 2)
+    (said,) = machine.warnings
+    assert said == "the kernel reports no NUMA nodes; everything belongs to NUMA node 0"
 
 
 def test_without_numa_and_meminfo_the_size_of_memory_is_not_known(tmp_path: Path) -> None:
@@ -509,8 +498,7 @@ def test_isolated_cpus_are_not_lost_to_our_affinity(tmp_path: Path) -> None:
 
 def test_limits_without_any_online_cpu_are_ignored_and_said(tmp_path: Path) -> None:
     machine = _allowed(
-        tmp_path,
-        {"proc/self/status": "Cpus_allowed_list:\t100\nMems_allowed_list:\t9\n"},
+        tmp_path, {"proc/self/status": "Cpus_allowed_list:\t100\nMems_allowed_list:\t9\n"}
     )
     assert machine.allowed == machine.online
     assert machine.withheld_memory == NUMASet()

@@ -91,15 +91,9 @@ def test_outside_the_kubelets_cgroups_score_and_resources_tell_the_class(
 
 def test_a_whole_container_is_converted() -> None:
     message = pb.Container(
-        id="c" * 64,
-        pod_sandbox_id="sandbox",
-        name="main",
-        labels={"a": "b"},
-        annotations={"x": "y"},
-        args=["sleep"],
-        env=["A=b"],
-        pid=42,
-    )
+        id="c" * 64, pod_sandbox_id="sandbox", name="main", labels={"a": "b"},
+        annotations={"x": "y"}, args=["sleep"], env=["A=b"], pid=42,
+    )  # fmt: skip
     message.linux.cgroups_path = "kubepods.slice:cri-containerd:c"
     message.linux.oom_score_adj.value = -997
     given = message.linux.resources
@@ -108,23 +102,13 @@ def test_a_whole_container_is_converted() -> None:
     for size, limit in (("64KB", 0), ("2MB", 4 << 20), ("1GB", 1 << 30)):
         given.hugepage_limits.add(page_size=size, limit=limit)
     assert container_from(pb.Container.FromString(message.SerializeToString())) == Container(
-        id="c" * 64,
-        pod_id="sandbox",
-        name="main",
-        annotations={"x": "y"},
+        id="c" * 64, pod_id="sandbox", name="main", annotations={"x": "y"},
         resources=Resources(
-            cpu_shares=2048,
-            cpu_quota=200_000,
-            cpu_period=100_000,
-            memory_limit=1 << 30,
-            hugepages={2 << 20: 4 << 20, 1 << 30: 1 << 30},
-            cpus="2-3",
-            mems="0",
+            cpu_shares=2048, cpu_quota=200_000, cpu_period=100_000, memory_limit=1 << 30,
+            hugepages={2 << 20: 4 << 20, 1 << 30: 1 << 30}, cpus="2-3", mems="0",
         ),
-        oom_score_adj=-997,
-        pid=42,
-        cgroups_path="kubepods.slice:cri-containerd:c",
-    )
+        oom_score_adj=-997, pid=42, cgroups_path="kubepods.slice:cri-containerd:c",
+    )  # fmt: skip
 
 
 def test_resources_are_the_same_however_much_else_is_told_with_them() -> None:

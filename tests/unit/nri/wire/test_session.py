@@ -12,12 +12,7 @@ from nri_numa.nri.wire import events as ev
 from nri_numa.nri.wire import ttrpc
 from nri_numa.nri.wire.pb import nri_pb2 as pb
 from nri_numa.nri.wire.pb import ttrpc_pb2
-from nri_numa.nri.wire.session import (
-    PLUGIN_METHODS,
-    Phase,
-    PluginSession,
-    RuntimeSession,
-)
+from nri_numa.nri.wire.session import PLUGIN_METHODS, Phase, PluginSession, RuntimeSession
 from nri_numa.nri.wire.versions import AGENT_EVENTS, Event
 from tests.beds.wire import SessionPair, drain, golden, request_frame
 
@@ -37,10 +32,7 @@ def answers_of(session: Any) -> dict[int, ttrpc_pb2.Response]:
 def to_runtime(stream: int, method: str) -> bytes:
     """A request of a plugin."""
     return request_frame(
-        stream,
-        method,
-        service="nri.pkg.api.v1alpha1.Runtime",
-        connection=ttrpc.RUNTIME_CONNECTION,
+        stream, method, service="nri.pkg.api.v1alpha1.Runtime", connection=ttrpc.RUNTIME_CONNECTION
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from nri_numa.model.settings import Settings
 from tests.beds.browser import Page
 from tests.beds.page_bed import PageBed, page_bed
 from tests.checks.page_expressions import (
@@ -147,6 +148,17 @@ def test_one_number_for_one_thing(page: Page, bed: PageBed) -> None:
     }
     state, machine = bed.agent.state, bed.agent.machine
     assert told == {str(len(state.pool(machine.topology, machine.settings)))}
+
+
+def test_what_is_kept_for_a_pod_is_not_another_programs(page: Page) -> None:
+    with page_bed(machines.snc_smt(), Settings(kept_seconds=600.0)) as bed:
+        bed.create("crashing", cpus=2)
+        (one,) = bed.agent.state.allocations.values()
+        bed.do(lambda: bed.agent.stop_container(one.container_id))
+        visit(page, bed)
+        for cpu in one.cpus:
+            assert page.run(label(cpu)).endswith("exclusive to shop/crashing, server")
+        assert "Containers0" in page.run(FIGURES), "as nri-numa status counts them"
 
 
 def test_refusals_that_say_the_same_are_one_and_lead_to_the_remedy(

@@ -52,7 +52,10 @@ def python(*words: str, home: Path, **more: str) -> subprocess.CompletedProcess[
     )
 
 
-def test_the_page_stays_up_with_the_storys_pods_until_it_is_interrupted(home: Path) -> None:
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGHUP])  # or its terminal is closed
+def test_the_page_stays_up_with_the_storys_pods_until_it_is_interrupted(
+    home: Path, end: signal.Signals
+) -> None:
     with subprocess.Popen(
         [sys.executable, "-m", "nri_numa", "demo", "--serve"],
         stdout=subprocess.PIPE,
@@ -69,7 +72,7 @@ def test_the_page_stays_up_with_the_storys_pods_until_it_is_interrupted(home: Pa
             with urllib.request.urlopen(f"{page}v1/assignments", timeout=30) as answer:
                 pods = {one["pod"] for one in json.load(answer)["containers"]}
         finally:
-            serving.send_signal(signal.SIGINT)
+            serving.send_signal(end)
         assert "Where to look next" in serving.stdout.read()
     assert {"pinned", "database-0", "trading"} <= pods
     assert serving.returncode == 0
@@ -112,6 +115,12 @@ def test_the_demo_goes_as_told_and_leaves_nothing(home: Path) -> None:
     done = python("-m", "nri_numa", *words.split(), home=home)
     assert done.returncode == 1, done.stderr
     assert re.findall(r"(\S+) +\S+ +REFUSED", done.stdout) == ["too-big"]
+
+
+def test_a_reader_that_leaves_finds_nothing_left(home: Path) -> None:
+    shell = f"{sys.executable} -m nri_numa demo | head -1"
+    subprocess.run(shell, shell=True, cwd=home, env=environment(home), timeout=120, check=True)
+    assert list(home.iterdir()) == []
 
 
 def test_kept_files_can_be_looked_at(home: Path) -> None:

@@ -244,7 +244,7 @@ seLinuxOptions: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- if .Values.hostPaths.kubelet }}
 - name: kubelet
-  mountPath: /var/lib/kubelet
+  mountPath: {{ .Values.config.kubeletRoot | default "/var/lib/kubelet" }}
   readOnly: true
 {{- end }}
 {{- if .Values.secretName }}

@@ -381,6 +381,19 @@ FILES = {
     "far.yaml": "nvidia.com/gpu: [{id: a, numaNodes: 9}]\n",
     "mig.yaml": "nvidia.com/mig: [{id: a, numaNodes: 0}]\n",
 }
+
+
+def test_what_may_not_be_read_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def examine(config: object) -> None:
+        raise PermissionError(13, "Permission denied", "/var/lib/kubelet")
+
+    monkeypatch.setattr("nri_numa.agent.preflight.examine", examine)
+    for command in (["check"], ["report", str(tmp_path / "report.tar.gz")]):
+        done = invoke(*command)
+        assert (done.exit_code, done.stdout) == (3, "")
+        assert done.stderr == "nri-numa: /var/lib/kubelet: Permission denied\n"
+
+
 NOBODY = "--api 127.0.0.1:1"
 """Before anybody is asked."""
 

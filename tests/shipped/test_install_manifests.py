@@ -589,6 +589,8 @@ def test_names_and_what_is_added_to_the_container() -> None:
     assert [one["name"] for one in container["env"]] == names
     (config,) = [v["configMap"]["name"] for v in pod["volumes"] if "configMap" in v]
     assert config == documents["ConfigMap"]["metadata"]["name"]
+    # With -controller behind it, it is the value of a label.
+    assert "maxLength: got 53, want 52" in refusal(f"--set=fullnameOverride={'a' * 53}")
 
 
 def test_what_helm_says_after_an_installation_knows_the_value_of_today() -> None:

@@ -3,7 +3,7 @@
 {{- end }}
 
 {{- define "nri-numa.fullname" -}}
-{{ .Values.fullnameOverride | default .Release.Name | trunc 63 | trimSuffix "-" }}
+{{ .Values.fullnameOverride | default .Release.Name | trunc 52 | trimSuffix "-" }}
 {{- end }}
 
 {{- define "nri-numa.selector" -}}

@@ -19,6 +19,7 @@ from nri_numa.model.machine import MemoryReading, NUMAMemory
 from tests.machines.named import snc_smt, write_sysfs
 from tests.machines.pods import container, document, pod, replicated
 from tests.unit.cli.conftest import invoke
+from tests.unit.kubelet.test_configuration import HEAD
 
 SINGLE = {"policy": "single-numa-node"}
 MODEL = "synthetic:sockets=2,numa=2,cores=4,threads=2,memory=16Gi,hugepages-2Mi=1Gi"
@@ -314,6 +315,19 @@ def test_this_machine_is_the_default() -> None:
     done = simulate(write(pod("a")), machine="")
     assert done.exit_code == 0, done.output
     assert "Machine: this machine" in done.output
+
+
+def test_what_the_kubelet_of_this_machine_reserves_is_not_given() -> None:
+    kubelet = {**HEAD, "kubeReserved": {"memory": "1Gi"}}
+    Path("kubelet.yaml").write_text(json.dumps(kubelet))
+    Path("agent.yaml").write_text(f"kubelet: {{config: {Path('kubelet.yaml').resolve()}}}")
+
+    def free(*arguments: str, machine: str) -> int:
+        done = simulate(write(pod("p")), *arguments, "-o", "json", machine=machine)
+        return sum(n["before"]["memoryLeftBytes"] for n in json.loads(done.stdout)["numaNodes"])
+
+    assert free("--config", "agent.yaml", machine="") < free(machine="")
+    assert free("--config", "agent.yaml", machine=MODEL) == free(machine=MODEL)
 
 
 def test_sysfs_root_and_machine_are_the_same_thing_given_once(tmp_path: Path) -> None:

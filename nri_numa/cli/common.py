@@ -97,19 +97,6 @@ def named(ctx: click.Context, parameter: click.Parameter, value: str | None) -> 
     return value
 
 
-def _replaceable(ctx: click.Context, parameter: click.Parameter, value: str) -> str:
-    """Refuse what is no file, such as /dev/stdout: a file would be put in its place."""
-    if os.path.exists(value) and not os.path.isfile(value):
-        raise click.BadParameter(f"{value} is no regular file; expected one, or a new name")
-    return value
-
-
-archive_argument = click.argument(
-    "target",
-    metavar="FILE.tar.gz",
-    type=click.Path(dir_okay=False, resolve_path=True),
-    callback=_replaceable,
-)
 _SETTINGS: Final = "nri_numa.settings"
 
 

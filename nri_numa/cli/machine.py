@@ -21,7 +21,6 @@ import click
 
 from nri_numa.cli.common import (
     Failure,
-    archive_argument,
     friendly,
     listing_option,
     machine_option,
@@ -248,7 +247,7 @@ def _lines(
 
 
 @click.command()
-@archive_argument
+@click.argument("target", metavar="FILE.tar.gz", type=click.Path(dir_okay=False))
 @sysfs_option
 def capture(target: str, sysfs_root: str | None) -> None:
     """Pack the files that describe this machine's topology, for a bug report.

@@ -20,15 +20,7 @@ import click
 
 from nri_numa import __version__
 from nri_numa.cli.agent_client import AgentClient, client, segment
-from nri_numa.cli.common import (
-    Failure,
-    api_options,
-    archive_argument,
-    config_option,
-    friendly,
-    load,
-    progress,
-)
+from nri_numa.cli.common import Failure, api_options, config_option, friendly, load, progress
 from nri_numa.text import human_bytes
 
 _ASKED: Final = ("status", "assignments", "refusals", "zones", "kubelet", "slots", "notices")
@@ -41,7 +33,7 @@ _MATCHED: Final = re.compile(r'"(?:namespaces|containers)": \[\n.*?\n *\]', re.D
 
 
 @click.command()
-@archive_argument
+@click.argument("target", metavar="FILE.tar.gz", type=click.Path(dir_okay=False))
 @click.option("--hash-names", is_flag=True, help="Names of pods, namespaces and containers hashed.")
 @config_option
 @api_options

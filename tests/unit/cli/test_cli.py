@@ -417,8 +417,6 @@ NOBODY = "--api 127.0.0.1:1"
         ),
         ("topology --sysfs-root .", 3, "there is no sys/devices/system/cpu in it"),
         ("capture absent/x.tar.gz", 1, "cannot write"),
-        ("capture /dev/null", 2, "/dev/null is no regular file; expected one, or a new name"),
-        ("report /dev/null", 2, "/dev/null is no regular file"),
         ("topology --machine synthetic:cores=100000000", 2, "expected a whole number from 0 to"),
         ("topology --machine syntetic:sockets=2", 2, "no such file, and no kind of machine 'syn"),
         ("simulate pod.yaml --machine syntetic:", 2, "did you mean synthetic:?"),

@@ -177,6 +177,8 @@ def test_who_has_no_token_sees_nothing(page: Page, tmp_path: Path) -> None:
             page.wait("document.getElementById('login').hidden === false")
             page.run(f"document.getElementById('token').value = '{given}'")
             page.click("#login .primary")
-            page.wait(f"{LIVE} && {NAMES} === 'secret-node' && !document.getElementById('main').hidden")
+            page.wait(
+                f"{LIVE} && {NAMES} === 'secret-node' && !document.getElementById('main').hidden"
+            )
         page.open("about:blank")
         page.wait("location.href === 'about:blank'")

@@ -249,7 +249,7 @@ function disturbs(actual) {
 }
 
 /** Whether a container lacks what would be ideal: it has a wider set, or none of what it asked for. */
-const isWide = (c) => !c.preferred;
+const isWide = (c) => !c.preferred && c.kind !== "kept";
 const wideWord = (c) => (c.kind === "unbound" ? "not pinned" : "wider");
 const wideBadge = (c) => el("span", { class: "wide", title: `${c.kind === "unbound" ? "asked for a place and has none" : "wider than ideal"}: ${c.reason}` },
   wideWord(c));

@@ -39,9 +39,9 @@ def environment(home: Path) -> dict[str, str]:
     return {**kept, "TMPDIR": str(home), "PYTHONPATH": os.getcwd(), "PYTHONUNBUFFERED": "1"}
 
 
-def python(*words: str, home: Path, **more: str) -> subprocess.CompletedProcess[str]:
-    """Run it in a folder that is not the checkout."""
-    return subprocess.run(
+def python(*words: str, home: Path, code: int = 0, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run it in a folder that is not the checkout; it ends with this exit code."""
+    done = subprocess.run(
         [sys.executable, *words],
         capture_output=True,
         text=True,
@@ -50,6 +50,8 @@ def python(*words: str, home: Path, **more: str) -> subprocess.CompletedProcess[
         timeout=120,
         check=False,
     )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done
 
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGHUP])  # or its terminal is closed
@@ -90,7 +92,6 @@ def test_the_demo_goes_as_told_and_leaves_nothing(home: Path) -> None:
         NRI_PLUGIN_SOCKET="99",
         http_proxy="http://127.0.0.1:9",
     )
-    assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
     for word in (
         "pinned/app",
@@ -112,8 +113,7 @@ def test_the_demo_goes_as_told_and_leaves_nothing(home: Path) -> None:
     # The next step names the machine of the demo; only the pod that is too big is refused.
     (words,) = re.findall(r"nri-numa (simulate .*)", text.replace("\\\n", ""))
     assert f"--machine {demo_stage.MODEL}" in words
-    done = python("-m", "nri_numa", *words.split(), home=home)
-    assert done.returncode == 1, done.stderr
+    done = python("-m", "nri_numa", *words.split(), home=home, code=1)
     assert re.findall(r"(\S+) +\S+ +REFUSED", done.stdout) == ["too-big"]
 
 
@@ -125,7 +125,6 @@ def test_a_reader_that_leaves_finds_nothing_left(home: Path) -> None:
 
 def test_kept_files_can_be_looked_at(home: Path) -> None:
     done = python("-m", "nri_numa", "demo", "--keep", home=home)
-    assert done.returncode == 0
     (folder,) = home.iterdir()
     assert str(folder) in done.stderr
     assert "container placed" in (folder / "plugin.log").read_text()
@@ -142,8 +141,7 @@ def test_a_plugin_that_does_not_start_is_told(home: Path) -> None:
         f"old = stage._environment; stage._environment = lambda: {{**old(), "
         f"'PYTHONPATH': {str(broken)!r}}}; nri_numa.cli.main(['demo'])"
     )
-    done = python("-c", code, home=home)
-    assert done.returncode == 1, done.stdout + done.stderr
+    done = python("-c", code, home=home, code=1)
     assert "the demo did not go as expected: the plugin ended at once" in done.stderr
     assert "broken on purpose" in done.stderr
     assert "Traceback" not in done.stderr.partition("log ends:")[0]

@@ -61,6 +61,8 @@ def friendly() -> Iterator[None]:
     except AgentError as error:
         kind = Unreachable if isinstance(error, RuntimeUnavailable | TopologyError) else Failure
         raise kind(harmless(str(error))) from error
+    except PermissionError as error:
+        raise Unreachable(f"{harmless(str(error.filename))}: {error.strerror}") from error
 
 
 def mistakes(problems: Iterable[str], where: str) -> str:

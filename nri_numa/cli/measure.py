@@ -59,6 +59,7 @@ def measure(
             f"or numpy beside {sys.executable}"
         )
     document = _measured(rounds, seconds, only)
+    answer(document, output, lines(document))
     if plot is not None:
         from nri_numa.measure.results import svg
 
@@ -67,7 +68,6 @@ def measure(
                 file.write(svg(document))
         except OSError as error:
             raise Failure(f"cannot write {plot}: {error.strerror or error}") from error
-    answer(document, output, lines(document))
 
 
 def _measured(rounds: int, seconds: float, only: tuple[str, ...]) -> dict[str, Any]:

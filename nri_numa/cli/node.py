@@ -102,11 +102,8 @@ def check(
         ]
         emit({"ready": False, "findings": to_builtins(found), "config": None}, output)
         ctx.exit(2)
-    try:
-        with progress("looking at this node"):
-            found = sorted(examine(config), key=lambda one: list(Level).index(one.level))
-    except PermissionError as error:  # not the state directory, of which there is a line
-        raise Unreachable(f"{error.filename}: {error.strerror}") from error
+    with friendly(), progress("looking at this node"):  # a state directory has a line of its own
+        found = sorted(examine(config), key=lambda one: list(Level).index(one.level))
     ready, effective = worst(found) is not Level.FAIL, configuration.effective(config)
     document = {"ready": ready, "findings": to_builtins(found), "config": effective}
     if show_config and output == "table":

@@ -139,8 +139,8 @@ def simulate(
     values = [_pairs("--set", settings)]
     if compare:
         values.append({**values[0], **_pairs("--compare", compare)})
-    configured = [_configured(path, topology, one) for one in values]
-    first, counted_by, hinted = configured[0]
+    configured = [_configured(path, topology, one, here=given is None) for one in values]
+    first, counted_by, hinted, adopted = configured[0]
     devices = None if inventory is None else _inventory(inventory, topology, tree, counted_by)
     # Nothing is shown while manifests may be typed in.
     reading_them = nullcontext() if "-" in pods else progress("reading manifests")
@@ -159,7 +159,7 @@ def simulate(
     every = [pod for workload in manifests.workloads for pod in workload.pods]
     mistaken = misaddressed(every, first.settings.prefix)
     ignored = without_effect(manifests.workloads, first.settings.prefix)
-    notes = [*manifests.notes, *mistaken, *ignored, *topology.warnings]
+    notes = [*adopted, *manifests.notes, *mistaken, *ignored, *topology.warnings]
     notes += [*_warnings(result), *_memory_policies(result)]
     if devices is not None and not hinted:
         notes.append(
@@ -302,17 +302,28 @@ def _pairs(option: str, texts: Iterable[str]) -> dict[str, object]:
 
 
 def _configured(
-    path: str | None, topology: Topology, values: Mapping[str, object]
-) -> tuple[Machine, str, bool]:
-    """The machine and how to use it, what counts exclusive CPUs, and whether devices are on."""
+    path: str | None, topology: Topology, values: Mapping[str, object], *, here: bool
+) -> tuple[Machine, str, bool, tuple[str, ...]]:
+    """The machine and how to use it, what counts exclusive CPUs, and whether devices are on.
+
+    And notes on the kubelet's configuration, which counts where both are here.
+    """
     from nri_numa import config as configuration
     from nri_numa.config.derived import slots_resource
+    from nri_numa.engine.cpus.index import index
     from nri_numa.engine.decision import Machine
+    from nri_numa.kubelet.adoption import Adopted, adopt
+    from nri_numa.kubelet.configuration import OFF, read
 
     with friendly():
         config = configuration.load(path, {}, values)
         problems = configuration.problems(config, topology)
         if problems:
             raise ConfigError(path or "configuration", problems)
-    machine = Machine(topology=topology, settings=configuration.settings(config))
-    return machine, slots_resource(config), config.devices.enabled
+    one, ours = config.kubelet, Adopted(settings=configuration.settings(config))
+    found = read(one.config if here else OFF, one.config_dir, config.kubelet_root)
+    if found.facts is not None:
+        ours = adopt(ours.settings, config, found.facts, topology, index(topology))
+    machine = Machine(topology=topology, settings=ours.settings)
+    notes = (*ours.adopted, *found.problems)
+    return machine, slots_resource(config), config.devices.enabled, notes

@@ -62,21 +62,18 @@ def main(keep: bool, serve: bool) -> None:
     back, and a plugin killed and restarted. Takes seconds, needs no privileges, leaves nothing.
     """
     directory = Path(tempfile.mkdtemp(prefix="nri-numa-demo-", dir=_short_directory()))
-    done = False
+    kept = keep
     try:
         asyncio.run(play(directory, serve=serve))
-        done = True
     except NotAsExpected as problem:
+        kept = True
         raise click.ClickException(
             f"the demo did not go as expected: {problem}{_log(directory)}"
         ) from None
-    except KeyboardInterrupt:
-        done = not keep
-        raise click.Abort from None
     finally:
         if keep:
             click.echo(f"\nThe files are in {directory}", err=True)
-        elif done:
+        if not kept:
             shutil.rmtree(directory, ignore_errors=True)
 
 
@@ -97,7 +94,7 @@ def _log(directory: Path) -> str:
 async def play(directory: Path, *, serve: bool = False) -> None:
     """Play the demo in an empty directory, for the model of the machine and the plugin's files.
 
-    Afterwards ``serve`` keeps the plugin until SIGINT or SIGTERM.
+    Afterwards ``serve`` keeps the plugin until SIGINT, SIGTERM, or the terminal is closed.
 
     Raises:
         NotAsExpected: something came out differently.
@@ -110,7 +107,7 @@ async def play(directory: Path, *, serve: bool = False) -> None:
         paragraph(f"Everything above was checked as it happened. It took {took:.1f} seconds.")
         if serve:
             stopped, loop = asyncio.Event(), asyncio.get_running_loop()
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 loop.add_signal_handler(number, stopped.set)
             say()
             say(f"These pods are on the page http://{await stage.address()}/ until Ctrl-C.")

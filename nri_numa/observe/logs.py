@@ -298,12 +298,12 @@ class _Handler(logging.Handler):
             get_logger("logs").warning("log lines dropped: stderr was not read", count=count)
 
     def _put(self, record: logging.LogRecord) -> None:
-        event = _event(record)
+        event, before = _event(record), self.dropped
         # A full disk or a closed terminal must not be the reason why a container does not start.
         try:
             self.write(event["level"], self.render(event))
         except (OSError, ValueError):
-            self.lost += 1
+            self.lost += self.dropped == before  # else the outlet has counted it
         self._try_later()
 
     def _try_later(self) -> None:

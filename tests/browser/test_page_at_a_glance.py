@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from nri_numa.model.cpuset import CPUSet
+from nri_numa.model.settings import Settings
 from tests.beds.browser import Page
 from tests.beds.page_bed import PageBed, page_bed
 from tests.checks.page_expressions import (
@@ -31,8 +33,9 @@ SHOWN = "getComputedStyle(document.getElementById('details')).display !== 'none'
 
 @pytest.fixture
 def bed() -> Iterator[PageBed]:
-    """Two sockets, four NUMA nodes of eight CPUs."""
-    with page_bed(machines.snc_smt()) as made:
+    """Two sockets, four NUMA nodes of eight CPUs; pods keep those of containers that end."""
+    settings = Settings(reserved_cpus=CPUSet([0]), kept_seconds=600.0)
+    with page_bed(machines.snc_smt(), settings) as made:
         yield made
 
 
@@ -54,7 +57,7 @@ def test_who_is_not_aligned(page: Page, bed: PageBed) -> None:
     (wide,) = (a for a in bed.agent.state.allocations.values() if a.pod == "wide-0")
     assert not wide.preferred
     page.wait(f"{FIGURES}.includes('Wider than ideal1')")
-    for cpu in wide.cpus if wide.kind == "exclusive" else ():
+    for cpu in wide.cpus:
         assert "wider than ideal" in page.run(label(cpu))
     page.run(press_button("#figures button", "Show"))
     assert page.run(PODS) == [wide.pod]
@@ -68,6 +71,9 @@ def test_who_is_not_aligned(page: Page, bed: PageBed) -> None:
     assert page.run(PODS) == [wide.pod]
     bed.do(lambda: bed.agent.stop_container(wide.container_id))
     page.wait(f"{FIGURES}.includes('Wider than ideal0')")
+    assert "Containers5" in page.run(FIGURES), "as nri-numa status counts them"
+    for cpu in wide.cpus:  # which are kept for its pod
+        assert page.run(label(cpu)).endswith("exclusive to shop/wide-0, server")
 
 
 def test_room_for_details_is_taken_when_something_is_chosen(page: Page, bed: PageBed) -> None:

@@ -172,8 +172,13 @@ def test_who_has_no_token_sees_nothing(page: Page, tmp_path: Path) -> None:
         page.click("#login .primary")
         problem = "document.getElementById('login-problem').textContent"
         page.wait(f"{problem}.includes('does not accept')")
-        page.run("document.getElementById('token').value = '0123456789abcdef0123456789abcdef'")
-        page.click("#login .primary")
-        page.wait(f"{LIVE} && {NAMES} === 'secret-node'")
+        for given in ("0123456789abcdef0123456789abcdef", "changed-9876543210fedcba"):
+            token.write_text(given)
+            page.wait("document.getElementById('login').hidden === false")
+            page.run(f"document.getElementById('token').value = '{given}'")
+            page.click("#login .primary")
+            page.wait(
+                f"{LIVE} && {NAMES} === 'secret-node' && !document.getElementById('main').hidden"
+            )
         page.open("about:blank")
         page.wait("location.href === 'about:blank'")

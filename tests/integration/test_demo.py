@@ -39,9 +39,9 @@ def environment(home: Path) -> dict[str, str]:
     return {**kept, "TMPDIR": str(home), "PYTHONPATH": os.getcwd(), "PYTHONUNBUFFERED": "1"}
 
 
-def python(*words: str, home: Path, **more: str) -> subprocess.CompletedProcess[str]:
-    """Run it in a folder that is not the checkout."""
-    return subprocess.run(
+def python(*words: str, home: Path, code: int = 0, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run it in a folder that is not the checkout; it ends with this exit code."""
+    done = subprocess.run(
         [sys.executable, *words],
         capture_output=True,
         text=True,
@@ -50,9 +50,14 @@ def python(*words: str, home: Path, **more: str) -> subprocess.CompletedProcess[
         timeout=120,
         check=False,
     )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done
 
 
-def test_the_page_stays_up_with_the_storys_pods_until_it_is_interrupted(home: Path) -> None:
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGHUP])  # or its terminal is closed
+def test_the_page_stays_up_with_the_storys_pods_until_it_is_interrupted(
+    home: Path, end: signal.Signals
+) -> None:
     with subprocess.Popen(
         [sys.executable, "-m", "nri_numa", "demo", "--serve"],
         stdout=subprocess.PIPE,
@@ -69,7 +74,7 @@ def test_the_page_stays_up_with_the_storys_pods_until_it_is_interrupted(home: Pa
             with urllib.request.urlopen(f"{page}v1/assignments", timeout=30) as answer:
                 pods = {one["pod"] for one in json.load(answer)["containers"]}
         finally:
-            serving.send_signal(signal.SIGINT)
+            serving.send_signal(end)
         assert "Where to look next" in serving.stdout.read()
     assert {"pinned", "database-0", "trading"} <= pods
     assert serving.returncode == 0
@@ -87,7 +92,6 @@ def test_the_demo_goes_as_told_and_leaves_nothing(home: Path) -> None:
         NRI_PLUGIN_SOCKET="99",
         http_proxy="http://127.0.0.1:9",
     )
-    assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
     for word in (
         "pinned/app",
@@ -109,14 +113,18 @@ def test_the_demo_goes_as_told_and_leaves_nothing(home: Path) -> None:
     # The next step names the machine of the demo; only the pod that is too big is refused.
     (words,) = re.findall(r"nri-numa (simulate .*)", text.replace("\\\n", ""))
     assert f"--machine {demo_stage.MODEL}" in words
-    done = python("-m", "nri_numa", *words.split(), home=home)
-    assert done.returncode == 1, done.stderr
+    done = python("-m", "nri_numa", *words.split(), home=home, code=1)
     assert re.findall(r"(\S+) +\S+ +REFUSED", done.stdout) == ["too-big"]
+
+
+def test_a_reader_that_leaves_finds_nothing_left(home: Path) -> None:
+    shell = f"{sys.executable} -m nri_numa demo | head -1"
+    subprocess.run(shell, shell=True, cwd=home, env=environment(home), timeout=120, check=True)
+    assert list(home.iterdir()) == []
 
 
 def test_kept_files_can_be_looked_at(home: Path) -> None:
     done = python("-m", "nri_numa", "demo", "--keep", home=home)
-    assert done.returncode == 0
     (folder,) = home.iterdir()
     assert str(folder) in done.stderr
     assert "container placed" in (folder / "plugin.log").read_text()
@@ -133,8 +141,7 @@ def test_a_plugin_that_does_not_start_is_told(home: Path) -> None:
         f"old = stage._environment; stage._environment = lambda: {{**old(), "
         f"'PYTHONPATH': {str(broken)!r}}}; nri_numa.cli.main(['demo'])"
     )
-    done = python("-c", code, home=home)
-    assert done.returncode == 1, done.stdout + done.stderr
+    done = python("-c", code, home=home, code=1)
     assert "the demo did not go as expected: the plugin ended at once" in done.stderr
     assert "broken on purpose" in done.stderr
     assert "Traceback" not in done.stderr.partition("log ends:")[0]

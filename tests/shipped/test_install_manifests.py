@@ -589,6 +589,8 @@ def test_names_and_what_is_added_to_the_container() -> None:
     assert [one["name"] for one in container["env"]] == names
     (config,) = [v["configMap"]["name"] for v in pod["volumes"] if "configMap" in v]
     assert config == documents["ConfigMap"]["metadata"]["name"]
+    # With -controller behind it, it is the value of a label.
+    assert "maxLength: got 53, want 52" in refusal(f"--set=fullnameOverride={'a' * 53}")
 
 
 def test_what_helm_says_after_an_installation_knows_the_value_of_today() -> None:
@@ -650,17 +652,19 @@ def test_probes_follow_the_address() -> None:
 
 
 def test_optional_parts_of_the_chart() -> None:
+    root = "/data/kubelet"
     documents = helmed(
-        "--set=hostPaths.kubelet=/var/lib/kubelet,secretName=nri-numa-http",
-        "--set=seLinuxOptions.type=spc_t",
+        f"--set=hostPaths.kubelet={root},config.kubeletRoot={root},secretName=nri-numa-http",
+        "--set=devicePlugin.enabled=true,seLinuxOptions.type=spc_t",
         *("--set-json", 'extraVolumes=[{"name":"x","emptyDir":{}}]'),
         *("--set-json", 'extraVolumeMounts=[{"name":"x","mountPath":"/x"}]'),
         *("--set-json", 'config.rules=[{"match":{"namespaces":["a"]},"set":{"policy":"none"}}]'),
     )
     pod = documents["DaemonSet"]["spec"]["template"]["spec"]
-    (container,) = pod["containers"]
-    mounts = {m["name"]: m for m in container["volumeMounts"]}
-    assert mounts["kubelet"]["readOnly"]
+    container, plugin = pod["containers"]
+    mounts = {m["name"]: m for m in (*plugin["volumeMounts"], *container["volumeMounts"])}
+    assert mounts["kubelet"] == {"name": "kubelet", "mountPath": root, "readOnly": True}
+    assert mounts["pod-resources"]["mountPath"] == f"{root}/pod-resources"
     assert mounts["secret"]["readOnly"]
     assert {"name": "x", "emptyDir": {}} in pod["volumes"]
     assert mounts["x"] == {"name": "x", "mountPath": "/x"}

@@ -96,7 +96,7 @@ function login() {
   $("login").hidden = false;
   $("main").hidden = true;
   setText($("login-problem"), state.token ? "The controller does not accept this token." : "");
-  state.token = "";
+  state.token = state.tag = "";
   $("link").className = "state wait";
   setText($("link"), "controller: token needed");
   $("token").focus();

@@ -134,7 +134,7 @@ const link = { lost: "", heard: 0, version: "", upgraded: false, odd: "" };
 const numbers = new Map();
 
 function numberOwners(containers) {
-  const owners = containers.filter((c) => c.kind === "exclusive" || c.kind === "explicit");
+  const owners = containers.filter((c) => ["exclusive", "explicit"].includes(c.kind) || (c.kind === "kept" && cpus.get(first(c.cpus))?.owners.includes(c)));
   const alive = new Set(owners.map((c) => c.id));
   for (const id of numbers.keys()) if (!alive.has(id)) numbers.delete(id);
   const used = new Set(numbers.values());
@@ -207,7 +207,7 @@ function picture() {
     each(node.kubelet, (info) => { info.state = "kubelet"; });
   }
   for (const c of assignments.containers) {
-    if (c.kind === "exclusive") each(c.cpus, (info) => info.owners.push(c));
+    if (["exclusive", "kept"].includes(c.kind)) each(c.cpus, (info) => { if (info.state === "exclusive") info.owners.push(c); });
     else if (c.kind === "kubelet") each(c.pinned, (info) => { if (info.state === "kubelet") info.owners.push(c); });
     else if (c.kind === "explicit") {
       each(c.cpus, (info) => {
@@ -249,7 +249,7 @@ function disturbs(actual) {
 }
 
 /** Whether a container lacks what would be ideal: it has a wider set, or none of what it asked for. */
-const isWide = (c) => !c.preferred;
+const isWide = (c) => !c.preferred && c.kind !== "kept";
 const wideWord = (c) => (c.kind === "unbound" ? "not pinned" : "wider");
 const wideBadge = (c) => el("span", { class: "wide", title: `${c.kind === "unbound" ? "asked for a place and has none" : "wider than ideal"}: ${c.reason}` },
   wideWord(c));
@@ -512,8 +512,8 @@ let order = []; // cells as they are drawn, for the arrow keys
 const nodes = new Map(); // by NUMA node: {bars, badge}
 
 function draw(isNew) {
-  numberOwners(known.assignments.containers);
   cpus = picture();
+  numberOwners(known.assignments.containers);
   $("login").hidden = true;
   $("main").hidden = false;
   if (isNew) drawMachine();
@@ -547,7 +547,7 @@ function drawFigures() {
     ["CPUs given exclusively", `${count.exclusive}`, `of ${all}${count.idle ? `, ${count.idle} kept idle` : ""}${count.kubelet ? `, ${count.kubelet} by the kubelet` : ""}`],
     ["Shared pool", `${pool}`, `of ${all}${special ? `, ${special} of them reserved or listed` : ""}`],
     ["Memory allocated", size(sum("memoryAllocatedBytes")), `of ${size(sum("memoryBytes"))}`],
-    ["Containers", assignments.containers.length.toLocaleString("en"), kinds.join(", ")],
+    ["Containers", assignments.containers.filter((c) => c.kind !== "kept").length.toLocaleString("en"), kinds.join(", ")],
     [status.observe ? "Would be refused" : "Refused lately", `${refusals.length}`, refusals.length ? `last ${age(refusals[0].at)} ago` : ""],
   ];
   const wide = assignments.containers.filter(isWide).length;

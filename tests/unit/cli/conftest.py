@@ -14,8 +14,17 @@ from tests.beds.http_view import FakeView, served
 Columns = Callable[[int], None]
 
 
-def invoke(*arguments: str) -> Result:
-    return CliRunner().invoke(cli, arguments)
+def invoke(*arguments: str, code: int | None = None, stdin: str | None = None) -> Result:
+    """Run a command; it ends with this exit code, where one is given."""
+    done = CliRunner().invoke(cli, arguments, input=stdin)
+    assert code in (None, done.exit_code), done.output
+    return done
+
+
+def shows(text: str, *words: str) -> None:
+    """All of these are in a text."""
+    for word in words:
+        assert word in text, text
 
 
 @pytest.fixture(autouse=True)

@@ -47,8 +47,7 @@ def directory(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_the_table_shows_what_was_meant_while_the_agent_runs(directory: Path) -> None:
-    result = invoke("checkpoint", "--state-dir", str(directory))
-    assert result.exit_code == 0, result.output
+    result = invoke("checkpoint", "--state-dir", str(directory), code=0)
     assert "by version 0.1.0" in result.output
     (line,) = [row for row in result.output.splitlines() if "cart-0" in row]
     assert line.split()[:6] == ["shop", "cart-0", "server", "exclusive", "2-3", "0"]
@@ -57,8 +56,7 @@ def test_the_table_shows_what_was_meant_while_the_agent_runs(directory: Path) ->
 
 def test_the_document_names_every_field(directory: Path) -> None:
     path = str(directory / "checkpoint")
-    result = invoke("checkpoint", path, "-o", "json")
-    assert result.exit_code == 0, result.output
+    result = invoke("checkpoint", path, "-o", "json", code=0)
     first, second = json.loads(result.output)["containers"]
     assert (first["cpus"], first["policy"], first["reason"]) == ("2-3", "restricted", "because")
     assert (second["kind"], second["pod"]) == ("unbound", "evil\x1b[31m")
@@ -68,6 +66,5 @@ def test_a_torn_file_is_shown_as_far_as_it_goes_and_is_exit_code_1(directory: Pa
     path = directory / "checkpoint"
     torn = directory / "torn"
     torn.write_bytes(path.read_bytes()[:-7])
-    result = invoke("checkpoint", str(torn))
-    assert result.exit_code == 1
+    result = invoke("checkpoint", str(torn), code=1)
     assert "unfinished record" in result.output

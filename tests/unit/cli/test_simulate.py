@@ -9,24 +9,23 @@ from typing import Any
 
 import pytest
 import yaml
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from nri_numa.cli import cli
 from nri_numa.cli.machine import made_up
 from nri_numa.demo.stage import examples
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import MemoryReading, NUMAMemory
 from tests.machines.named import snc_smt, write_sysfs
 from tests.machines.pods import container, document, pod, replicated
-from tests.unit.cli.conftest import invoke
+from tests.unit.cli.conftest import invoke, shows
+from tests.unit.kubelet.test_configuration import HEAD
 
 SINGLE = {"policy": "single-numa-node"}
 MODEL = "synthetic:sockets=2,numa=2,cores=4,threads=2,memory=16Gi,hugepages-2Mi=1Gi"
 
 
-def simulate(*arguments: str, machine: str = MODEL, stdin: str | None = None) -> Result:
-    given = ["simulate", "--machine", machine, *arguments] if machine else ["simulate", *arguments]
-    return CliRunner().invoke(cli, given, input=stdin)
+def simulate(*arguments: str, machine: str = MODEL, **more: Any) -> Result:
+    return invoke("simulate", *(("--machine", machine) if machine else ()), *arguments, **more)
 
 
 def write(*documents: str) -> str:
@@ -42,8 +41,7 @@ def as_json(*arguments: str) -> Any:
 
 
 def test_all_placed_is_0_and_told_with_where_why_and_how_full() -> None:
-    done = simulate(write(pod("db", 4, "2Gi", SINGLE), pod("other")))
-    assert done.exit_code == 0, done.output
+    done = simulate(write(pod("db", 4, "2Gi", SINGLE), pod("other")), code=0)
     lines = done.output.splitlines()
     assert lines[:2] == ["Machine:", MODEL]
     assert "2 sockets, 4 NUMA nodes, 16 cores, 32 CPUs, 64 GiB" in lines[2]
@@ -56,22 +54,18 @@ def test_all_placed_is_0_and_told_with_where_why_and_how_full() -> None:
 
 
 def test_a_refusal_is_1_with_message_and_how_it_came_about() -> None:
-    done = simulate(write(pod("big", 9, "1Gi", SINGLE), pod("small", 1, "1Gi", SINGLE)))
-    assert done.exit_code == 1
-    assert "REFUSED" in done.output
-    assert "0 pods placed, 1 refusal, 1 step not tried." in done.output
+    done = simulate(write(pod("big", 9, "1Gi", SINGLE), pod("small", 1, "1Gi", SINGLE)), code=1)
+    shows(done.output, "REFUSED", "0 pods placed, 1 refusal, 1 step not tried.")
     assert "Refused: pods.yaml, document 1 (Pod big)" in done.output
     text = " ".join(done.output.split())
-    assert "9 exclusive CPUs needed" in text
-    assert "Policy single-numa-node finds no place" in text
+    shows(text, "9 exclusive CPUs needed", "Policy single-numa-node finds no place")
 
 
 def test_a_movable_container_makes_room() -> None:
     aside = pod("aside", 2, "1Gi", {**SINGLE, "movable": "true"})
     lists = ("4-7,20-21", "8-11,24-25", "12-15,28-29")
     listed = [pod(f"on-{i + 1}", 6, "1Gi", {"numacpu": text}) for i, text in enumerate(lists)]
-    done = simulate(write(aside, *listed, pod("whole", 8, "1Gi", SINGLE)))
-    assert done.exit_code == 0, done.output
+    done = simulate(write(aside, *listed, pod("whole", 8, "1Gi", SINGLE)), code=0)
     text = " ".join(done.output.split())
     assert "fits after moving default/aside/app (1 GiB) from NUMA node 0 to 1" in text
     assert "All 5 pods placed." in text
@@ -79,8 +73,7 @@ def test_a_movable_container_makes_room() -> None:
 
 def test_continue_goes_on() -> None:
     files = write(pod("big", 9, "1Gi", SINGLE), pod("small", 1, "1Gi", SINGLE))
-    done = simulate("--continue", files)
-    assert done.exit_code == 1
+    done = simulate("--continue", files, code=1)
     assert "1 pod placed, 1 refusal." in done.output
 
 
@@ -98,24 +91,21 @@ def test_resizes_removals_and_who_made_room_are_told() -> None:
     assert done.exit_code == 0, done.output
     assert "0-1 -> 0-3" in done.output
     assert "resized: 4 exclusive CPUs" in " ".join(done.output.split())
-    assert "3: default/other/app -> 4-31" in done.output
-    assert "removed" in done.output
+    shows(done.output, "3: default/other/app -> 4-31", "removed")
 
 
 def test_namespaces_are_told_when_there_are_several() -> None:
     other = json.loads(pod("b"))
     other["metadata"]["namespace"] = "shop"
     done = simulate(write(pod("a"), json.dumps(other)))
-    assert "default/a" in done.output
-    assert "shop/b" in done.output
+    shows(done.output, "default/a", "shop/b")
 
 
 def test_verbose_explains_every_container() -> None:
     files = write(pod("db", 4, "2Gi", SINGLE), pod("other"))
     assert "What it asked for" not in simulate(files).output
     done = simulate("-v", files)
-    assert "default/db, container app" in done.output
-    assert "Why this place" in done.output
+    shows(done.output, "default/db, container app", "Why this place")
 
 
 @pytest.mark.usefixtures("terminal")
@@ -129,16 +119,14 @@ def test_everything_fits_80_columns(arguments: list[str]) -> None:
         pod("x" * 80, wishes={"numacpu": "0-3"}),
         pod("too-big", 500, "1Gi", SINGLE),
     )
-    done = simulate(*arguments, files)
-    assert done.exit_code == 1
+    done = simulate(*arguments, files, code=1)
     assert max(map(len, done.output.splitlines())) <= 80
 
 
 def test_compare_shows_both() -> None:
     spec = {"containers": [container("app", {"limits": {"cpu": 2, "memory": "1Gi"}})]}
     files = write(replicated("StatefulSet", "db", 2, spec, SINGLE))
-    done = simulate("--compare", "strategy=pack", files)
-    assert done.exit_code == 0, done.output
+    done = simulate("--compare", "strategy=pack", files, code=0)
     rows = [line.split() for line in done.output.splitlines() if "db-" in line]
     assert rows == [
         ["1", "db-0", "app", "0-1", "0", "0-1", "0"],
@@ -154,10 +142,8 @@ def test_compare_shows_both() -> None:
 
 def test_one_side_of_a_comparison_may_refuse() -> None:
     files = write(pod("a", 5, "1Gi", SINGLE), pod("b", 5, "1Gi", SINGLE))
-    done = simulate("--compare", "capacityFactor={1: 0, 2: 0, 3: 0}", files)
-    assert done.exit_code == 1
-    assert "A: All 2 pods placed." in done.output
-    assert "B: 1 pod placed, 1 refusal." in done.output
+    done = simulate("--compare", "capacityFactor={1: 0, 2: 0, 3: 0}", files, code=1)
+    shows(done.output, "A: All 2 pods placed.", "B: 1 pod placed, 1 refusal.")
 
 
 def test_json_and_yaml_say_the_same() -> None:
@@ -168,12 +154,8 @@ def test_json_and_yaml_say_the_same() -> None:
     first, second = found["events"]
     assert (first["pod"], first["action"], first["qos"]) == ("db", "create", "Guaranteed")
     (had,) = first["containers"]
-    assert (had["cpus"], had["mems"], had["kind"], had["verdict"]) == (
-        "0-3",
-        "0",
-        "exclusive",
-        "placed",
-    )
+    place = "0-3", "0", "exclusive", "placed"
+    assert (had["cpus"], had["mems"], had["kind"], had["verdict"]) == place
     (refused,) = second["containers"]
     assert refused["verdict"] == "refused"
     assert refused["explanation"]["refusal"]["reason"] == "TopologyAffinityError"
@@ -192,13 +174,10 @@ def counted(cpus: int, slots: int) -> str:
 
 def test_the_extended_resource_gives_exclusive_cpus() -> None:
     """As through the device plugin; another number of CPUs is refused as there."""
-    done = simulate(write(counted(4, 4)))
-    assert done.exit_code == 0, done.output
+    done = simulate(write(counted(4, 4)), code=0)
     assert "4 exclusive CPUs on NUMA node 0" in done.output
     assert "placed without" not in done.output
-    refused = simulate(write(counted(4, 3)))
-    assert refused.exit_code == 1
-    assert "SlotsMismatch" in refused.output
+    assert "SlotsMismatch" in simulate(write(counted(4, 3)), code=1).output
     changed = simulate(write(counted(4, 4), counted(2, 2)))
     assert "extended resources cannot be resized" in changed.output
 
@@ -207,8 +186,7 @@ def test_the_extended_resource_gives_exclusive_cpus() -> None:
     "setting", ["publish.capacity=true", "devicePlugin.resourceName=cpus.example.org/own"]
 )
 def test_a_resource_that_gives_no_slots_is_passed_over(setting: str) -> None:
-    done = simulate(write(counted(4, 4)), "--set", setting)
-    assert done.exit_code == 0
+    done = simulate(write(counted(4, 4)), "--set", setting, code=0)
     assert "exclusive CPUs" not in done.output
     assert "placed without" in " ".join(done.output.split())
 
@@ -234,8 +212,7 @@ def test_notes_say_what_was_passed_over_or_is_probably_not_meant(
     documents: list[str], words: list[str]
 ) -> None:
     machine = "synthetic:sockets=1,numa=1,cores=8,isolated=2-7"
-    done = simulate(write(*documents), machine=machine)
-    assert done.exit_code == 0, done.output
+    done = simulate(write(*documents), machine=machine, code=0)
     said = " ".join(done.output.split())
     assert all(one in said for one in words)
 
@@ -256,9 +233,8 @@ def test_why_a_whole_limit_is_shared_is_said_in_the_row() -> None:
 def test_notes_warn_once_of_an_annotation_for_a_container_that_is_not_there() -> None:
     spec = {"containers": [container("app", {})], "initContainers": [container("setup", {})]}
     asks = {"smt.ap": "any", "smt.setup": "any", "numacpu.app": "0"}
-    done = simulate(write(replicated("Deployment", "web", 3, spec, asks)))
+    done = simulate(write(replicated("Deployment", "web", 3, spec, asks)), code=2)
     said = " ".join(done.output.split())
-    assert done.exit_code == 2
     assert said.count("smt.ap is ignored") == 1
     assert "which this pod does not have; it has 'setup', 'app' (did you mean app?)" in said
     assert "Deployment web" in said
@@ -280,9 +256,7 @@ def test_notes_warn_of_a_misspelt_prefix_and_of_annotations_outside_of_the_templ
         made = json.dumps(cron | {"apiVersion": "batch/v1"})
     else:
         made = document(kind, "web", pods["spec"], asked)
-    done = simulate(write(made))
-    said = " ".join(done.output.split())
-    assert done.exit_code == 0
+    said = " ".join(simulate(write(made), code=0).output.split())
     assert "its prefix is not numa.kubernetes.io (did you mean numa.kubernetes.io/bind?)" in said
     below = "spec.jobTemplate.spec" if kind == "CronJob" else "spec"
     assert (
@@ -292,17 +266,14 @@ def test_notes_warn_of_a_misspelt_prefix_and_of_annotations_outside_of_the_templ
 
 
 def test_the_examples_are_placed_up_to_the_one_that_is_too_big() -> None:
-    done = simulate(str(examples()))
-    assert done.exit_code == 1
-    assert "10 pods placed, 1 refusal." in done.output
-    assert "07-too-big.yaml" in done.output
+    done = simulate(str(examples()), code=1)
+    shows(done.output, "10 pods placed, 1 refusal.", "07-too-big.yaml")
 
 
 def test_names_cannot_move_the_cursor() -> None:
     hostile = json.loads(pod("a"))
     hostile["metadata"]["annotations"] = {"numa.kubernetes.io/numacpu": "\u001b[2J\u202e1"}
-    done = simulate(write(json.dumps(hostile)))
-    assert done.exit_code == 1
+    done = simulate(write(json.dumps(hostile)), code=1)
     assert "\x1b" not in done.output
     assert "\u202e" not in done.output
 
@@ -311,9 +282,21 @@ def test_names_cannot_move_the_cursor() -> None:
 
 
 def test_this_machine_is_the_default() -> None:
-    done = simulate(write(pod("a")), machine="")
-    assert done.exit_code == 0, done.output
+    done = simulate(write(pod("a")), machine="", code=0)
     assert "Machine: this machine" in done.output
+
+
+def test_what_the_kubelet_of_this_machine_reserves_is_not_given() -> None:
+    kubelet = {**HEAD, "kubeReserved": {"memory": "1Gi"}}
+    Path("kubelet.yaml").write_text(json.dumps(kubelet))
+    Path("agent.yaml").write_text(f"kubelet: {{config: {Path('kubelet.yaml').resolve()}}}")
+
+    def free(*arguments: str, machine: str) -> int:
+        done = simulate(write(pod("p")), *arguments, "-o", "json", machine=machine)
+        return sum(n["before"]["memoryLeftBytes"] for n in json.loads(done.stdout)["numaNodes"])
+
+    assert free("--config", "agent.yaml", machine="") < free(machine="")
+    assert free("--config", "agent.yaml", machine=MODEL) == free(machine=MODEL)
 
 
 def test_sysfs_root_and_machine_are_the_same_thing_given_once(tmp_path: Path) -> None:
@@ -334,8 +317,7 @@ def test_memory_in_use_counts_only_when_asked(tmp_path: Path) -> None:
     write_sysfs(tmp_path / "used", machine, MemoryReading(numa_nodes=used))
     files = write(pod("db", 4, "2Gi", SINGLE))
     assert simulate(files, machine=str(tmp_path / "used")).exit_code == 0
-    done = simulate("--live-memory", files, machine=str(tmp_path / "used"))
-    assert done.exit_code == 1
+    done = simulate("--live-memory", files, machine=str(tmp_path / "used"), code=1)
     assert "TopologyAffinityError" in done.output
 
 
@@ -344,16 +326,13 @@ def test_memory_in_use_counts_only_when_asked(tmp_path: Path) -> None:
 
 def test_mistakes_in_manifests_are_2_and_come_all_at_once() -> None:
     bad = document("Pod", "P", {"containers": [container("A", {"limits": {"cpu": "x"}})]})
-    done = simulate(write(bad))
-    assert done.exit_code == 2
-    assert "3 mistakes in the manifests" in done.output
-    assert "metadata.name" in done.output
+    done = simulate(write(bad), code=2)
+    shows(done.output, "3 mistakes in the manifests", "metadata.name")
     assert "spec.containers[0].resources.limits.cpu is 'x'" in done.output
 
 
 def test_standard_input_is_a_dash() -> None:
-    done = simulate("-", stdin=pod("db", 4, "2Gi", SINGLE))
-    assert done.exit_code == 0, done.output
+    done = simulate("-", stdin=pod("db", 4, "2Gi", SINGLE), code=0)
     assert " db " in done.output
 
 
@@ -384,8 +363,7 @@ def inventory(text: str) -> str:
 def test_pods_are_placed_beside_the_devices_of_an_inventory() -> None:
     devices = inventory(f"{GPU}: [{{id: g0, numaNodes: 2}}, {{id: g1, numaNodes: 1}}]")
     files = write(gpu_pod("a"), gpu_pod("b"), gpu_pod("c"))
-    done = simulate("--devices", devices, files)
-    assert done.exit_code == 1
+    done = simulate("--devices", devices, files, code=1)
     assert "1: default/a/app: nvidia.com/gpu g0 (NUMA node 2)" in done.output
     text = " ".join(done.output.split())
     assert "1 nvidia.com/gpu needed, 0 of the inventory's 2 are free" in text

@@ -160,8 +160,7 @@ def test_a_watch_in_json_is_one_document_a_line(
 
     looks: list[int] = []
     monkeypatch.setattr("nri_numa.cli.status.time.sleep", between_two_looks)
-    result = invoke("status", "-w", "-o", "json", "--api", address)
-    assert result.exit_code == 0, result.output
+    result = invoke("status", "-w", "-o", "json", "--api", address, code=0)
     documents = [json.loads(line) for line in result.stdout.splitlines()]
     assert [d["serial"] for d in documents] == [7, 8]
     assert [c["pod"] for c in documents[1]["containers"]] == ["pod-3"]

@@ -90,6 +90,9 @@ def test_the_command(tmp_path: Path) -> None:
     assert one["name"] == "busy-neighbour"
     assert len(one["good"]["rounds"]) == len(one["bad"]["rounds"]) == 3
     assert plot.read_text().startswith("<svg")
+    done = CliRunner().invoke(cli, [*arguments, "--plot", str(plot / "x.svg")])
+    assert done.exit_code == 1
+    assert "Gflop/s" in done.stdout, "what took minutes to measure is shown all the same"
 
 
 def test_a_comparison_that_there_is_none_of_is_named() -> None:

@@ -176,11 +176,16 @@ def test_with_a_loop_the_text_is_made_in_its_next_round(out: io.StringIO) -> Non
     assert out.getvalue().count("\n") == 3
 
 
-def test_a_closed_stream_is_no_reason_to_fail() -> None:
-    stream = io.StringIO()
-    logs.setup(stream=stream)
-    stream.close()
-    logs.get_logger("agent").error("nobody reads this")
+def test_a_closed_stream_is_no_reason_to_fail_and_counts_each_line_once() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    for stream in (closed := io.StringIO(), unread := os.fdopen(writing, "w")):
+        logs.setup(stream=stream)
+        closed.close()
+        before = logs.dropped()
+        logs.get_logger("agent").error("nobody reads this")
+        assert logs.dropped() == before + 1
+    unread.close()
 
 
 def test_lines_can_go_to_a_file(tmp_path: Path) -> None:

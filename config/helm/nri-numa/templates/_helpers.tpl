@@ -3,7 +3,7 @@
 {{- end }}
 
 {{- define "nri-numa.fullname" -}}
-{{ .Values.fullnameOverride | default .Release.Name | trunc 63 | trimSuffix "-" }}
+{{ .Values.fullnameOverride | default .Release.Name | trunc 52 | trimSuffix "-" }}
 {{- end }}
 
 {{- define "nri-numa.selector" -}}
@@ -244,7 +244,7 @@ seLinuxOptions: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- if .Values.hostPaths.kubelet }}
 - name: kubelet
-  mountPath: /var/lib/kubelet
+  mountPath: {{ .Values.config.kubeletRoot | default "/var/lib/kubelet" }}
   readOnly: true
 {{- end }}
 {{- if .Values.secretName }}

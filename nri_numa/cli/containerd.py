@@ -144,5 +144,5 @@ def _write(change: Change) -> Path | None:
         backup = next(name for name in names if not name.exists())
         backup.write_bytes(path.read_bytes())
         backup.chmod(mode)
-    os.close(replace_file(str(path), change.text.encode(), sync=True, mode=mode))
+    os.close(replace_file(os.path.realpath(path), change.text.encode(), sync=True, mode=mode))
     return backup

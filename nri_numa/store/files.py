@@ -87,13 +87,11 @@ def replace_file(path: str, data: bytes, *, sync: bool = False, mode: int | None
     """Put a file in place of another, or of none; its descriptor, for more at its end.
 
     A failure or a kill leaves the old one or the new one; with ``sync`` so does the end of the
-    machine, which no container outlives: for files that a user names, where a link is followed and
-    no device replaced. Without a mode it is its owner's alone.
+    machine, which no container outlives: for files that a user names, where no device is replaced,
+    and no link, which may be another user's. Without a mode it is its owner's alone.
     """
-    if sync:
-        path = os.path.realpath(path)
-        if os.path.exists(path) and not os.path.isfile(path):
-            raise OSError(errno.EINVAL, "is no regular file", path)
+    if sync and os.path.lexists(path) and (os.path.islink(path) or not os.path.isfile(path)):
+        raise OSError(errno.EINVAL, "is no regular file", path)
     temporary = f"{path}.tmp"
     with contextlib.suppress(FileNotFoundError):
         os.unlink(temporary)

@@ -119,11 +119,22 @@ def test_what_cannot_be_captured_leaves_no_file(tmp_path: Path) -> None:
     root = write_sysfs(tmp_path / "root", machines.one_cpu())
     (tmp_path / "directory").mkdir()
     os.mkfifo(tmp_path / "pipe")
-    refused = (("absent/machine.tar.gz", "absent"), ("directory", ""), ("pipe", "is no regular"))
-    for target, words in refused:
+    (tmp_path / "link").symlink_to("another-user-s")
+    of = {
+        "absent/machine.tar.gz": "absent",
+        "directory": "",
+        **dict.fromkeys(("link", "pipe"), "no r"),
+    }
+    for target, words in of.items():
         with pytest.raises(OSError, match=words or target):
             capture(root, tmp_path / target)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["directory", "empty", "pipe", "root"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "directory",
+        "empty",
+        "link",
+        "pipe",
+        "root",
+    ]
 
 
 def test_the_command_says_what_it_left_out(tmp_path: Path) -> None:

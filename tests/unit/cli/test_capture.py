@@ -120,21 +120,12 @@ def test_what_cannot_be_captured_leaves_no_file(tmp_path: Path) -> None:
     (tmp_path / "directory").mkdir()
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("another-user-s")
-    of = {
-        "absent/machine.tar.gz": "absent",
-        "directory": "",
-        **dict.fromkeys(("link", "pipe"), "no r"),
-    }
-    for target, words in of.items():
+    refused = (("absent/a", "absent"), ("directory", ""), ("pipe", "no r"), ("link", "no r"))
+    for target, words in refused:
         with pytest.raises(OSError, match=words or target):
             capture(root, tmp_path / target)
-    assert sorted(p.name for p in tmp_path.iterdir()) == [
-        "directory",
-        "empty",
-        "link",
-        "pipe",
-        "root",
-    ]
+    left = ["directory", "empty", "link", "pipe", "root"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == left
 
 
 def test_the_command_says_what_it_left_out(tmp_path: Path) -> None:

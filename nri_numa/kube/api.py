@@ -476,7 +476,7 @@ class Watch:
 
     async def run(self) -> None:
         """Follow until cancelled."""
-        version, failures = "", 0
+        version, failures, gone = "", 0, 0
         while True:
             least = 0.0
             try:
@@ -491,19 +491,19 @@ class Watch:
                         self._works()
                         if event == OPENED:
                             continue
-                        failures = 0
+                        failures = gone = 0
                         version = found["metadata"].get("resourceVersion", version)
                         if event != _BOOKMARK:
                             self._changed(event, found)
             except KubeError as error:
-                least = error.retry_after
+                least, gone = error.retry_after, gone + 1 if error.code == _GONE else 0
                 if error.code in (_GONE, _MISSING):
                     version = ""
                 if 0 < error.code < _BUSY:
                     self._token, self._found = "", set()
                 if error.code == _MISSING:
                     self._listed(set())  # nothing of this kind can exist
-                if error.code == _GONE and failures < 2:  # as it happens after a watch that ended
+                if 0 < gone < 3:  # as it happens after a watch that ended
                     self._log.info("listing again", kind=self._what)
                 else:
                     code = f"{self._what}: {error.code}: " if error.code else ""

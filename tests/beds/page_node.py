@@ -83,6 +83,6 @@ def page_node(topology: Topology, config: Mapping[str, Any] | None = None) -> It
     """A node whose agent is not started yet; gone afterwards."""
     with (
         tempfile.TemporaryDirectory(prefix="nri-numa-page-") as directory,
-        Node(Path(directory), topology=topology, config=config, mirrored=False) as node,
+        Node(Path(directory), topology=topology, config=config, mirrored=False, version=2) as node,
     ):
         yield PageNode(node)

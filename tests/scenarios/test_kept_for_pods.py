@@ -17,7 +17,7 @@ from nri_numa.machine.cgroups import CgroupReader
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.settings import CPUOrder, Settings
-from nri_numa.model.workload import PodSandbox, QoSClass
+from nri_numa.model.workload import PodSandbox, QoSClass, Strategy
 from tests.beds.cgroup_tree import CgroupTree
 from tests.beds.world import GIB, World, container, pod, resources, says, two_nodes
 from tests.machines import named as machines
@@ -96,6 +96,18 @@ def test_a_container_that_shares_leaves_what_its_pod_keeps() -> None:
     world.stop(main)
     shared = container(of, "log", wants=resources(0.5))
     world.place(replace(of, annotations={}), shared)
+def test_what_is_kept_is_not_the_last_of_those_who_share() -> None:
+    """The app does not fit where the init container was."""
+    world = two_nodes(kept_seconds=600.0, strategy=Strategy.PACK)
+    world.put("other", {"numacpu": "0", **OWN}, 1)
+    world.put("web")
+    of = pod("job", {"policy": "single-numa-node"}, total=resources(4))
+    world.stop(start(world, of, "init", 3))
+    assert owned(world, start(world, of, "app", 4)) == CPUSet.parse("4-7")
+    assert world.cpus("web-app") == CPUSet.parse("1-3")
+    world.check()
+
+
     assert world.cpus(shared.id) == CPUSet(range(4)) - had
     assert [a.container for a in world.agent.state.kept_for(of.uid)] == ["main"]
 

@@ -498,7 +498,7 @@ def pool_updates(
         found += [
             ContainerUpdate(container_id, str(new), ignore_failure=True)
             for container_id, allocation in sorted(after.allocations.items())
-            if displaced(allocation, topology) and container_id != skip and not allocation.ended
+            if displaced(allocation, topology) and container_id != skip
         ]
     return tuple(found)
 

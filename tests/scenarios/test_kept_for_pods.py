@@ -10,6 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.engine.decision import Reading, Refused
+from nri_numa.engine.explain.explanation import of_allocation
+from nri_numa.engine.explain.sentences import sentences
 from nri_numa.engine.others import shown_kind
 from nri_numa.engine.state import TO_COME
 from nri_numa.engine.whole import ExpectedContainer, containers_text
@@ -64,6 +66,10 @@ def test_a_container_that_was_killed_comes_back_to_its_cpus() -> None:
     assert world.stop(first) == (), "nobody gets its CPUs"
     (left,) = world.agent.state.kept_for(of.uid)
     assert left.reason == "kept for its pod: the container ended"
+    assert sentences(of_allocation(left, None, str(had))) == [
+        "It does not run, and has CPUs 0-2 and memory of NUMA node 0, kept for its pod: the "
+        "container ended."
+    ]
     assert shown_kind(world.agent.state, left) == "kept"
     says(refused(world, pod("other", OWN), 1), "", "default/db/main has exclusive")
     world.check()

@@ -19,6 +19,7 @@ import msgspec
 
 from nri_numa.engine.align.policies import Alignment, Candidate, ResourceSummary
 from nri_numa.engine.decision import Trace
+from nri_numa.engine.others import KEPT_FOR_POD
 from nri_numa.engine.request.annotations import format_load
 from nri_numa.engine.state import Allocation, Kind
 from nri_numa.model.workload import MemoryPolicy, QoSClass, Requested, Scope
@@ -130,7 +131,7 @@ def of_allocation(allocation: Allocation, known: Grounds | None, cpus: str) -> D
         "summary": a.reason,
         "qos": a.qos.value,
         "result": {
-            "kind": a.kind.value,
+            "kind": KEPT_FOR_POD if a.ended else a.kind.value,
             "cpus": cpus,
             "mems": str(a.mems),
             "numaNodes": str(a.numa_nodes),

@@ -72,7 +72,7 @@ def exclusive_left(
             count = sum(1 for lost in accumulate(sizes.get(i, ())) if lost <= spare)
         elif smt is SMT.FULL_CORE:
             cores = sizes.get(i, [])
-            count = min(sum(cores), spare)
+            count = min(sum(cores), spare, left.get(i, 0) // 1000)
             if cores and min(cores) == max(cores):
                 count -= count % cores[0]
         else:

@@ -607,7 +607,7 @@ def _own_update(
     ):
         mems = str(allocation.mems)
     quota: int | None = None
-    if allocation.quota is not None and (update.cpu_quota or 0) > 0:
+    if allocation.quota is not None and (before.quota is None or (update.cpu_quota or 0) > 0):
         quota = NO_QUOTA
     elif before.quota is not None and allocation.quota is None and not update.cpu_quota:
         quota = before.quota or None

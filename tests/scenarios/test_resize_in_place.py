@@ -334,6 +334,15 @@ def resize_unseen(world: World, container_id: str, wants: Resources) -> None:
 
 
 @pytest.mark.parametrize(("cpus", "expected"), [(3, "0-2"), (1, "0")])
+def test_who_becomes_an_owner_is_not_throttled_on_its_cpus(world: World) -> None:
+    """By a limit that the request does not name."""
+    world.place(pod("a", SINGLE), wants=replace(resources(2), cpu_shares=1024))
+    assert world.allocation("a-app").kind is Kind.SHARED
+    assert world.update("a-app", Resources(cpu_shares=2048)) is None
+    assert world.allocation("a-app").owned
+    assert world.live["a-app"].resources.cpu_quota == -1
+
+
 def test_an_owner_grows_and_shrinks_around_the_cpus_it_has(cpus: float, expected: str) -> None:
     world = two_nodes()
     world.put("owner", OWN, 2, 1)

@@ -119,9 +119,11 @@ class _Change:
             case = replace(case, demand=replace(case.demand, pod_paid_milli=paid))
             if not may_own(case.requested, had.cpus, case.demand):
                 return unpaid(case, had.cpus)
-        want = 1000 * len(had.cpus) if had.owned else self._allocated_milli()
-        counts = case.machine.topology.counts(had.cpus)
-        milli = {i: want * count // len(had.cpus) for i, count in counts.items()}
+        counts = case.machine.topology.counts(had.cpus) or dict.fromkeys(had.numa_nodes, 1)
+        want, count = self._allocated_milli(), sum(counts.values())
+        milli: Mapping[int, int] = {i: want * n // count for i, n in counts.items()}
+        if had.owned:
+            _, milli = self._owned(had.cpus)
         return self._allocated(had.kind, had.cpus, NO_CPUS, had.numa_nodes, milli, had.reason)
 
     def shared(self) -> Placed | Refusal:
@@ -163,8 +165,7 @@ class _Change:
             if self.had.kind is not Kind.EXCLUSIVE:
                 return self.shared()
             taken = ChosenCPUs(cpus=self.had.cpus, idle=self.had.idle)
-        topology = self.case.machine.topology
-        numa_nodes = topology.numa_of(taken.cpus)
+        numa_nodes, milli = self._owned(taken.cpus)
         self.steps += taken.notes
         if not numa_nodes <= self._home():
             self.wider = True
@@ -173,6 +174,14 @@ class _Change:
         return self._allocated(Kind.EXCLUSIVE, taken.cpus, taken.idle, numa_nodes, milli, reason)
 
     def _may_stay(self, why: Refusal) -> bool:
+    def _owned(self, cpus: CPUSet) -> tuple[NUMASet, Mapping[int, int]]:
+        """Where CPUs of its own are and count; those that are offline come back as they were."""
+        topology, had = self.case.machine.topology, self.had
+        if not cpus <= topology.online:
+            return had.numa_nodes, {i: charge.cpu_milli for i, charge in had.charges.items()}
+        counts = topology.counts(cpus)
+        return NUMASet(counts), {i: 1000 * count for i, count in counts.items()}
+
         """Whether it keeps its CPUs where it cannot have the new number of them.
 
         What is not paid for is no matter of room: it is refused, whatever ``on-failure`` says.
@@ -576,9 +585,10 @@ def _resize_refused(why: Refusal, trace: Trace) -> Refused:
 def _still_owned(allocation: Allocation, wanted: Demand) -> Demand:
     """Whole CPUs of an owner stay its own, whatever a rule that was changed says by now."""
     whole, fraction = divmod(wanted.cpu_milli, 1000)
-    if allocation.kind is not Kind.EXCLUSIVE or wanted.exclusive_cpus or fraction:
+    if allocation.kind is not Kind.EXCLUSIVE or wanted.exclusive_cpus or fraction or not whole:
         return wanted
-    return replace(wanted, exclusive_cpus=whole)
+    notes = tuple(note for note in wanted.notes if "CPU" not in note)  # which say that it shares
+    return replace(wanted, exclusive_cpus=whole, notes=notes)
 
 
 def _own_update(

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.engine.decision import Reading, Refused, Resized
-from nri_numa.engine.state import Kind
+from nri_numa.engine.state import Charge, Kind
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.settings import Rule, Settings
@@ -233,7 +233,11 @@ def test_resize_of_memory_alone_does_not_mind_a_cpu_that_is_offline(world: World
     world.restart()
     assert world.update("a-app", resources(2, 2)) is None
     assert world.allocation("a-app").cpus == had
-    assert world.agent.state.charge(0).memory == 2 * GIB
+    assert world.agent.state.charge(0) == Charge(2000, 2 * GIB)
+    world.put("list", {"numacpu": "6"}, 1)
+    world.becomes(two_by_four(offline=CPUSet([max(had), 6])))
+    assert world.update("list-app", resources(1, 1)) is None
+    assert world.agent.state.charge(1).cpu_milli == 1000
 
 
 def test_resize_while_a_numa_node_is_offline_keeps_it_for_later(world: World) -> None:

@@ -103,9 +103,8 @@ class _Change:
         self.case, self.had = case, allocation
         self.steps: list[str] = []
         self.less = False
-        self.wider = not allocation.preferred and (
-            LESS not in allocation.reason or WIDER in allocation.reason
-        )
+        self.lacked = LESS in allocation.reason
+        self.wider = not allocation.preferred and (not self.lacked or WIDER in allocation.reason)
 
     def listed(self) -> Placed | Refusal:
         """CPUs of a list stay that list; only the amounts change."""
@@ -132,14 +131,15 @@ class _Change:
         numa_nodes = had.numa_nodes
         self.steps.append(f"stays on {numa_text(numa_nodes)}")
         left = case.shared_left
-        if wanted.cpu_milli > had.cpu_milli:
+        grows = wanted.cpu_milli > had.cpu_milli
+        if grows or (self.lacked and wanted.cpu_milli == had.cpu_milli):
             have = sum(left.get(i, 0) for i in numa_nodes)
             if have < wanted.cpu_milli:
                 free = f"{human_milli(have)} free on {numa_text(numa_nodes)}"
                 free += lowered_text(case.machine, numa_nodes)
                 text = f"{case.who}: {short('cpu', human_milli(wanted.cpu_milli), free)}"
                 text += holders_text(case.state, numa_nodes, requests=True)
-                if case.on_failure is OnFailure.REJECT:
+                if grows and case.on_failure is OnFailure.REJECT:
                     return Refusal(reason="NotEnoughCPUs", message=text, rule=RULE)
                 self.steps.append(text)
                 self.less = True
@@ -302,11 +302,12 @@ class _Change:
             before = had.hugepages.get(size, 0)
             needs.append((pages_name(size), amount, before, has))
         for what, amount, before, have in needs:
-            if amount <= before or have >= amount:
+            grows = amount > before
+            if have >= amount or not (grows or (self.lacked and amount == before)):
                 continue
             free = f"{human_bytes(have, free=True)} free on {numa_text(mems)}"
             text = f"{case.who}: {short(what, human_bytes(amount), free)}"
-            if case.on_failure is OnFailure.REJECT:
+            if grows and case.on_failure is OnFailure.REJECT:
                 return Refusal(reason="NotEnoughMemory", message=text, rule=RULE)
             self.steps.append(text + "; memory nodes of a running container do not change")
             self.less = True

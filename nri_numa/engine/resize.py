@@ -169,11 +169,11 @@ class _Change:
         self.steps += taken.notes
         if not numa_nodes <= self._home():
             self.wider = True
-        milli = {i: 1000 * count for i, count in topology.counts(taken.cpus).items()}
+        elif numa_nodes < self.had.numa_nodes and len(numa_nodes | self.had.mems) == 1:
+            self.wider = False  # by now
         reason = f"{exclusive_text(len(taken.cpus))} on {numa_text(numa_nodes)}"
         return self._allocated(Kind.EXCLUSIVE, taken.cpus, taken.idle, numa_nodes, milli, reason)
 
-    def _may_stay(self, why: Refusal) -> bool:
     def _owned(self, cpus: CPUSet) -> tuple[NUMASet, Mapping[int, int]]:
         """Where CPUs of its own are and count; those that are offline come back as they were."""
         topology, had = self.case.machine.topology, self.had
@@ -182,6 +182,7 @@ class _Change:
         counts = topology.counts(cpus)
         return NUMASet(counts), {i: 1000 * count for i, count in counts.items()}
 
+    def _may_stay(self, why: Refusal) -> bool:
         """Whether it keeps its CPUs where it cannot have the new number of them.
 
         What is not paid for is no matter of room: it is refused, whatever ``on-failure`` says.
@@ -380,6 +381,8 @@ def resize(
             return found
         allocation, trace = found
         after, mates = with_size(machine, state, allocation)
+        had, has = (s.pool(machine.topology, machine.settings) for s in (state, after))
+        trace = replace(trace, pool_before=had, pool_after=has)
         change = StateChange((container.id, *(one.container_id for one in mates)), (pod.uid,))
     own = _own_update(machine, after, allocation, state.allocations[container.id], update)
     updates = (*mates, *pool_updates(machine, state, after, skip=container.id))
@@ -542,7 +545,6 @@ def resized(
         container=container,
         cpu_left=machine.cpu_left(rest),
         memory_left=machine.memory_left(rest, reading),
-        pool_before=state.pool(machine.topology, machine.settings),
     )
     requested = machine.resolve(pod, container)
     if isinstance(requested, Refusal):
@@ -557,8 +559,8 @@ def resized(
     trace = replace(trace, requested=requested)
     if isinstance(wanted, Refusal):
         return Refused(wanted, replace(trace, rule=wanted.rule))
-    trace = replace(trace, demand=wanted)
     wanted = _still_owned(allocation, wanted)
+    trace = replace(trace, demand=wanted)
     case = Case(machine, rest, pod, container, requested, wanted, reading, allocation.policy)
     placed = place_in_place(case, allocation)
     if isinstance(placed, Refusal):

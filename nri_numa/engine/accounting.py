@@ -72,7 +72,7 @@ def exclusive_left(
             count = sum(1 for lost in accumulate(sizes.get(i, ())) if lost <= spare)
         elif smt is SMT.FULL_CORE:
             cores = sizes.get(i, [])
-            count = min(sum(cores), spare)
+            count = min(sum(cores), spare, left.get(i, 0) // 1000)
             if cores and min(cores) == max(cores):
                 count -= count % cores[0]
         else:
@@ -216,7 +216,7 @@ def share_out(milli: int, numa_nodes: NUMASet, left: Mapping[int, int]) -> dict[
 def grant_refused(case: Case, who: str, cpus: CPUSet, idle: CPUSet) -> Refusal | None:
     """Why a container may not own these CPUs: the floor of the pool, or a quota."""
     withheld = cpus | idle
-    return _below_floor(case.machine, case.state, who, withheld) or _over_quota(
+    return below_floor(case.machine, case.state, who, withheld) or _over_quota(
         case, who, withheld, idle
     )
 
@@ -279,7 +279,8 @@ def kept_for_pool(machine: Machine, state: NodeState, pool: CPUSet, free: CPUSet
     return CPUSet.from_bits(kept)
 
 
-def _below_floor(machine: Machine, state: NodeState, who: str, withheld: CPUSet) -> Refusal | None:
+def below_floor(machine: Machine, state: NodeState, who: str, withheld: CPUSet) -> Refusal | None:
+    """Why these CPUs stay in the shared pool; None where it can lose them."""
     pool = state.pool(machine.topology, machine.settings)
     withheld = withheld & pool
     if not withheld:

@@ -15,6 +15,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from nri_numa.engine.accounting import below_floor
 from nri_numa.engine.adopt import ASSIGNED, assigned
 from nri_numa.engine.decision import (
     NO_DEMAND,
@@ -58,7 +59,7 @@ from nri_numa.engine.state import (
     group_cpus,
 )
 from nri_numa.model.cpuset import NO_CPUS, NO_NUMA_NODES, CPUSet, NUMASet
-from nri_numa.model.machine import NO_QUOTA, Topology, cpus_text, numa_text
+from nri_numa.model.machine import NO_QUOTA, cpus_text, numa_text
 from nri_numa.model.workload import (
     SMT,
     Bind,
@@ -210,7 +211,7 @@ def admit(
                 replace(grown, affinity=placed.pod_affinity, affinity_preferred=placed.preferred)
             )
     if kept:
-        after = kept_again(machine.topology, after, kept, allocation, pod_milli(pod))
+        after = kept_again(machine, after, kept, allocation, pod_milli(pod))
     moved: tuple[ContainerUpdate, ...] = ()
     change = _change(record, after, pod.uid, container.id, kept)
     if sharing and not joins:
@@ -350,7 +351,7 @@ def without_each(state: NodeState, allocations: Iterable[Allocation]) -> NodeSta
 
 
 def kept_again(
-    topology: Topology,
+    machine: Machine,
     state: NodeState,
     kept: Iterable[Allocation],
     used: Allocation,
@@ -358,8 +359,10 @@ def kept_again(
 ) -> NodeState:
     """Keep for a pod what its next container did not take.
 
-    For containers that are still to come no more than the pod's sum, ``whole_milli``, leaves them.
+    For containers that are still to come no more than the pod's sum, ``whole_milli``, leaves them;
+    and nothing of which the shared pool has to keep some by now.
     """
+    topology = machine.topology
     cpus_used = NO_CPUS if used.soft else used.cpus | used.idle
     taken = dict(used.charges)  # what of it was not kept, as far as was looked
     for one in sorted(kept, key=lambda a: a.container == ALL):
@@ -376,6 +379,8 @@ def kept_again(
                     milli -= has
             cpus = CPUSet(sorted(cpus)[max(0, len(cpus) - max(0, milli) // 1000) :])
             idle = idle & topology.siblings_of(cpus)
+        if used.owned and one.owned and below_floor(machine, state, "", cpus | idle):
+            continue
         counts, charges = topology.counts(cpus), {}
         for i, rest in one.charges.items():
             # Others of the pod may be anywhere, a container that ended was in its place.
@@ -493,7 +498,7 @@ def pool_updates(
         found += [
             ContainerUpdate(container_id, str(new), ignore_failure=True)
             for container_id, allocation in sorted(after.allocations.items())
-            if displaced(allocation, topology) and container_id != skip and not allocation.ended
+            if displaced(allocation, topology) and container_id != skip
         ]
     return tuple(found)
 

@@ -25,6 +25,7 @@ from nri_numa.engine.decision import Machine, by_kubelet
 from nri_numa.engine.others import pinned_to
 from nri_numa.engine.place.explicit import gives_way, may_own
 from nri_numa.engine.place.memory import spread_charges
+from nri_numa.engine.place.needs import exclusive_text
 from nri_numa.engine.request.demand import (
     demand,
     hugepages,
@@ -202,6 +203,7 @@ def _read(
     soft = kind is Kind.EXPLICIT and bool(document.get("soft"))
     if kind is Kind.EXCLUSIVE:
         numa_nodes = machine.topology.numa_of(cpus)
+        reason = reason if same else f"{exclusive_text(len(cpus))} on {numa_text(numa_nodes)}"
     milli = len(cpus) * 1000 if owned else size_milli(container.resources)
     if kind in (Kind.UNBOUND, Kind.FOREIGN) and not mems:
         milli, numa_nodes = 0, NUMASet()

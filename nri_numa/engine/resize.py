@@ -103,9 +103,8 @@ class _Change:
         self.case, self.had = case, allocation
         self.steps: list[str] = []
         self.less = False
-        self.wider = not allocation.preferred and (
-            LESS not in allocation.reason or WIDER in allocation.reason
-        )
+        self.lacked = LESS in allocation.reason
+        self.wider = not allocation.preferred and (not self.lacked or WIDER in allocation.reason)
 
     def listed(self) -> Placed | Refusal:
         """CPUs of a list stay that list; only the amounts change."""
@@ -119,9 +118,11 @@ class _Change:
             case = replace(case, demand=replace(case.demand, pod_paid_milli=paid))
             if not may_own(case.requested, had.cpus, case.demand):
                 return unpaid(case, had.cpus)
-        want = 1000 * len(had.cpus) if had.owned else self._allocated_milli()
-        counts = case.machine.topology.counts(had.cpus)
-        milli = {i: want * count // len(had.cpus) for i, count in counts.items()}
+        counts = case.machine.topology.counts(had.cpus) or dict.fromkeys(had.numa_nodes, 1)
+        want, count = self._allocated_milli(), sum(counts.values())
+        milli: Mapping[int, int] = {i: want * n // count for i, n in counts.items()}
+        if had.owned:
+            _, milli = self._owned(had.cpus)
         return self._allocated(had.kind, had.cpus, NO_CPUS, had.numa_nodes, milli, had.reason)
 
     def shared(self) -> Placed | Refusal:
@@ -130,14 +131,15 @@ class _Change:
         numa_nodes = had.numa_nodes
         self.steps.append(f"stays on {numa_text(numa_nodes)}")
         left = case.shared_left
-        if wanted.cpu_milli > had.cpu_milli:
+        grows = wanted.cpu_milli > had.cpu_milli
+        if grows or (self.lacked and wanted.cpu_milli == had.cpu_milli):
             have = sum(left.get(i, 0) for i in numa_nodes)
             if have < wanted.cpu_milli:
                 free = f"{human_milli(have)} free on {numa_text(numa_nodes)}"
                 free += lowered_text(case.machine, numa_nodes)
                 text = f"{case.who}: {short('cpu', human_milli(wanted.cpu_milli), free)}"
                 text += holders_text(case.state, numa_nodes, requests=True)
-                if case.on_failure is OnFailure.REJECT:
+                if grows and case.on_failure is OnFailure.REJECT:
                     return Refusal(reason="NotEnoughCPUs", message=text, rule=RULE)
                 self.steps.append(text)
                 self.less = True
@@ -163,14 +165,22 @@ class _Change:
             if self.had.kind is not Kind.EXCLUSIVE:
                 return self.shared()
             taken = ChosenCPUs(cpus=self.had.cpus, idle=self.had.idle)
-        topology = self.case.machine.topology
-        numa_nodes = topology.numa_of(taken.cpus)
+        numa_nodes, milli = self._owned(taken.cpus)
         self.steps += taken.notes
         if not numa_nodes <= self._home():
             self.wider = True
-        milli = {i: 1000 * count for i, count in topology.counts(taken.cpus).items()}
+        elif numa_nodes < self.had.numa_nodes and len(numa_nodes | self.had.mems) == 1:
+            self.wider = False  # by now
         reason = f"{exclusive_text(len(taken.cpus))} on {numa_text(numa_nodes)}"
         return self._allocated(Kind.EXCLUSIVE, taken.cpus, taken.idle, numa_nodes, milli, reason)
+
+    def _owned(self, cpus: CPUSet) -> tuple[NUMASet, Mapping[int, int]]:
+        """Where CPUs of its own are and count; those that are offline come back as they were."""
+        topology, had = self.case.machine.topology, self.had
+        if not cpus <= topology.online:
+            return had.numa_nodes, {i: charge.cpu_milli for i, charge in had.charges.items()}
+        counts = topology.counts(cpus)
+        return NUMASet(counts), {i: 1000 * count for i, count in counts.items()}
 
     def _may_stay(self, why: Refusal) -> bool:
         """Whether it keeps its CPUs where it cannot have the new number of them.
@@ -293,11 +303,12 @@ class _Change:
             before = had.hugepages.get(size, 0)
             needs.append((pages_name(size), amount, before, has))
         for what, amount, before, have in needs:
-            if amount <= before or have >= amount:
+            grows = amount > before
+            if have >= amount or not (grows or (self.lacked and amount == before)):
                 continue
             free = f"{human_bytes(have, free=True)} free on {numa_text(mems)}"
             text = f"{case.who}: {short(what, human_bytes(amount), free)}"
-            if case.on_failure is OnFailure.REJECT:
+            if grows and case.on_failure is OnFailure.REJECT:
                 return Refusal(reason="NotEnoughMemory", message=text, rule=RULE)
             self.steps.append(text + "; memory nodes of a running container do not change")
             self.less = True
@@ -370,6 +381,8 @@ def resize(
             return found
         allocation, trace = found
         after, mates = with_size(machine, state, allocation)
+        had, has = (s.pool(machine.topology, machine.settings) for s in (state, after))
+        trace = replace(trace, pool_before=had, pool_after=has)
         change = StateChange((container.id, *(one.container_id for one in mates)), (pod.uid,))
     own = _own_update(machine, after, allocation, state.allocations[container.id], update)
     updates = (*mates, *pool_updates(machine, state, after, skip=container.id))
@@ -532,7 +545,6 @@ def resized(
         container=container,
         cpu_left=machine.cpu_left(rest),
         memory_left=machine.memory_left(rest, reading),
-        pool_before=state.pool(machine.topology, machine.settings),
     )
     requested = machine.resolve(pod, container)
     if isinstance(requested, Refusal):
@@ -547,8 +559,8 @@ def resized(
     trace = replace(trace, requested=requested)
     if isinstance(wanted, Refusal):
         return Refused(wanted, replace(trace, rule=wanted.rule))
-    trace = replace(trace, demand=wanted)
     wanted = _still_owned(allocation, wanted)
+    trace = replace(trace, demand=wanted)
     case = Case(machine, rest, pod, container, requested, wanted, reading, allocation.policy)
     placed = place_in_place(case, allocation)
     if isinstance(placed, Refusal):
@@ -576,9 +588,10 @@ def _resize_refused(why: Refusal, trace: Trace) -> Refused:
 def _still_owned(allocation: Allocation, wanted: Demand) -> Demand:
     """Whole CPUs of an owner stay its own, whatever a rule that was changed says by now."""
     whole, fraction = divmod(wanted.cpu_milli, 1000)
-    if allocation.kind is not Kind.EXCLUSIVE or wanted.exclusive_cpus or fraction:
+    if allocation.kind is not Kind.EXCLUSIVE or wanted.exclusive_cpus or fraction or not whole:
         return wanted
-    return replace(wanted, exclusive_cpus=whole)
+    notes = tuple(note for note in wanted.notes if "CPU" not in note)  # which say that it shares
+    return replace(wanted, exclusive_cpus=whole, notes=notes)
 
 
 def _own_update(
@@ -607,7 +620,7 @@ def _own_update(
     ):
         mems = str(allocation.mems)
     quota: int | None = None
-    if allocation.quota is not None and (update.cpu_quota or 0) > 0:
+    if allocation.quota is not None and (before.quota is None or (update.cpu_quota or 0) > 0):
         quota = NO_QUOTA
     elif before.quota is not None and allocation.quota is None and not update.cpu_quota:
         quota = before.quota or None

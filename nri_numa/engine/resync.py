@@ -34,7 +34,6 @@ from nri_numa.engine.others import covers, judged, pinned_to, same_set
 from nri_numa.engine.resize import other_size, with_size
 from nri_numa.engine.resize import resized as resized_to
 from nri_numa.engine.state import (
-    KEPT,
     Allocation,
     Kind,
     NodeState,
@@ -236,10 +235,11 @@ def resync(
         if uid in uids
     ]
     state = build(kept, records, prior.serial, prior.kubelet)
-    for ended in _ended(prior, uids, live, now) if machine.settings.kept_seconds else ():
+    for ended in _ended(prior, uids, live) if machine.settings.kept_seconds else ():
         if not (ended.cpus | ended.idle) & (state.withheld | state.listed_cpus):
-            why = ended.reason if prior.allocations[ended.container_id].ended else KEPT
-            state = state.with_allocation(ended).with_kept(ended.container_id, ended.ended, why)
+            state = state.with_allocation(ended)
+            if not ended.ended:
+                state = state.with_kept(ended.container_id, now)
     adopted = [a.container_id for a in kept]
     resized: list[tuple[Allocation, Trace]] = []
     for allocation in kept:
@@ -329,11 +329,11 @@ def resync(
 
 
 def _ended(
-    prior: NodeState, uids: Collection[str], live: Mapping[str, Container], now: float
+    prior: NodeState, uids: Collection[str], live: Mapping[str, Container]
 ) -> list[Allocation]:
     """What pods keep of containers that ended, some of them while we were away."""
     return [
-        allocation if allocation.ended else replace(allocation, ended=now)
+        allocation
         for container_id, allocation in sorted(prior.allocations.items())
         if allocation.kept and container_id not in live and allocation.pod_uid in uids
     ]

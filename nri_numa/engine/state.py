@@ -585,7 +585,7 @@ def effective_cpus(
 
 def displaced(allocation: Allocation, topology: Topology) -> bool:
     """Whether a container is on the shared pool because all CPUs of its own are offline."""
-    if group_of(allocation) is not None or not allocation.cpus:
+    if group_of(allocation) is not None or not allocation.cpus or allocation.ended:
         return False
     return not allocation.cpus & topology.online
 

@@ -230,7 +230,7 @@ def _with_named(
     kept = [replace(plan.allocations[i], reason=TO_COME) for i in ids if i in plan.allocations]
     if ends:
         # What it has until it ends is no more than theirs that come after it.
-        return kept_again(machine.topology, base, kept, decided.allocation)
+        return kept_again(machine, base, kept, decided.allocation)
     plan = let_go(machine, plan, kept).state
     return plan.with_allocation(*kept)
 

@@ -225,6 +225,9 @@ def test_half_a_numa_node_takes_half() -> None:
     for name in "abcd":
         assert CPUSet.parse(world.put(name, SINGLE, 4, 1, QoSClass.GUARANTEED)[0]) <= LEFT
     assert world.refused("e", SINGLE, 4, 1, QoSClass.GUARANTEED).reason == "TopologyAffinityError"
+    world = World(machines.single_smt(), Settings(capacity_factor={0: 0.4}))
+    message = world.refused("cores", {**SINGLE, "smt": "full-core"}, 4).message
+    assert "NUMA node 0: 2 CPUs for exclusive use (" in message, "whole cores of 3.2 CPUs"
 
 
 @pytest.mark.parametrize(

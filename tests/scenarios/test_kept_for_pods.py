@@ -10,6 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from nri_numa.engine.decision import Reading, Refused
+from nri_numa.engine.explain.explanation import of_allocation
+from nri_numa.engine.explain.sentences import sentences
 from nri_numa.engine.others import shown_kind
 from nri_numa.engine.state import TO_COME
 from nri_numa.engine.whole import ExpectedContainer, containers_text
@@ -17,7 +19,7 @@ from nri_numa.machine.cgroups import CgroupReader
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.settings import CPUOrder, Settings
-from nri_numa.model.workload import PodSandbox, QoSClass
+from nri_numa.model.workload import PodSandbox, QoSClass, Strategy
 from tests.beds.cgroup_tree import CgroupTree
 from tests.beds.world import GIB, World, container, pod, resources, says, two_nodes
 from tests.machines import named as machines
@@ -63,8 +65,11 @@ def test_a_container_that_was_killed_comes_back_to_its_cpus() -> None:
     had = owned(world, first)
     assert world.stop(first) == (), "nobody gets its CPUs"
     (left,) = world.agent.state.kept_for(of.uid)
-    assert left.reason == "kept for its pod: the container ended"
     assert shown_kind(world.agent.state, left) == "kept"
+    assert sentences(of_allocation(left, None, str(had))) == [
+        "It does not run, and has CPUs 0-2 and memory of NUMA node 0, kept for its pod: the "
+        "container ended."
+    ]
     says(refused(world, pod("other", OWN), 1), "", "default/db/main has exclusive")
     world.check()
     again = start(world, of, "main", 3)
@@ -84,8 +89,23 @@ def test_the_app_gets_the_cpus_of_the_init_container() -> None:
     (left,) = world.agent.state.kept_for(of.uid)
     assert left.cpus == had - owned(world, app), "the rest is kept, too"
     assert sum(c.cpu_milli for c in left.charges.values()) == 1000
+    before = world.agent.state
+    world.restart()
+    assert (world.agent.state.pods, world.agent.state.owned) == (before.pods, before.owned)
     assert owned(world, start(world, of, "second", 1)) == left.cpus
     assert not world.agent.state.kept_for(of.uid)
+
+
+def test_what_is_kept_is_not_the_last_of_those_who_share() -> None:
+    """The app does not fit where the init container was."""
+    world = two_nodes(kept_seconds=600.0, strategy=Strategy.PACK)
+    world.put("other", {"numacpu": "0", **OWN}, 1)
+    world.put("web")
+    of = pod("job", {"policy": "single-numa-node"}, total=resources(4))
+    world.stop(start(world, of, "init", 3))
+    assert owned(world, start(world, of, "app", 4)) == CPUSet.parse("4-7")
+    assert world.cpus("web-app") == CPUSet.parse("1-3")
+    world.check()
 
 
 def test_a_container_that_shares_leaves_what_its_pod_keeps() -> None:

@@ -284,6 +284,7 @@ def test_idle_siblings_follow_from_the_cpus_that_an_owner_has_now() -> None:
     world.restart(lost=True)
     after = world.allocation("own-app")
     assert (after.cpus, after.idle, after.smt) == (before.cpus, before.idle, before.smt)
+    assert after.reason == before.reason
     for name in ("thief", "other"):
         world.put(name, OWN, 8, 1)
         assert not world.cpus(f"{name}-app") & (before.cpus | before.idle)

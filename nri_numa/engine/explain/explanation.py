@@ -19,6 +19,7 @@ import msgspec
 
 from nri_numa.engine.align.policies import Alignment, Candidate, ResourceSummary
 from nri_numa.engine.decision import Trace
+from nri_numa.engine.others import KEPT_FOR_POD
 from nri_numa.engine.request.annotations import format_load
 from nri_numa.engine.state import Allocation, Kind
 from nri_numa.model.workload import MemoryPolicy, QoSClass, Requested, Scope
@@ -130,7 +131,7 @@ def of_allocation(allocation: Allocation, known: Grounds | None, cpus: str) -> D
         "summary": a.reason,
         "qos": a.qos.value,
         "result": {
-            "kind": a.kind.value,
+            "kind": KEPT_FOR_POD if a.ended else a.kind.value,
             "cpus": cpus,
             "mems": str(a.mems),
             "numaNodes": str(a.numa_nodes),
@@ -255,11 +256,13 @@ def _why(qos: str, requested: Mapping[str, tuple[str, str]], needs: Needs) -> st
     """Why it owns or shares CPUs; a clause after *because*, empty where lists decide."""
     if "numacpu" in requested:
         return ""
-    if "cpus" in requested:
-        value, source = requested["cpus"]
+    value, source = requested.get("cpus", ("", ""))
+    if value == "shared" or (value and needs.exclusive_cpus):
         return f"cpus: {value} is in force ({source})"
     if needs.exclusive_cpus:
         return f"the pod is {qos} and the number is whole"
+    if value:  # a whole number that is not paid for is among the notes
+        return "the number of CPUs is not whole" if needs.cpu_milli % 1000 else ""
     if qos != QoSClass.GUARANTEED:
         limits = needs.cpu_from == "limit" and needs.memory_from != "limit"
         cause = ": the container has no memory limit" if limits else ""

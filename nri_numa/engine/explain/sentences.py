@@ -13,6 +13,7 @@ from typing import Any
 
 from nri_numa.engine.align.policies import amount_text, sets_text
 from nri_numa.engine.explain.explanation import REFUSED, UNPINNED, WIDENED, Document
+from nri_numa.engine.others import KEPT_FOR_POD
 from nri_numa.engine.resize import LESS
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.machine import counted, cpus_text, in_words, numa_text
@@ -136,6 +137,11 @@ def _outcome(document: Document) -> Iterator[str]:
         return
     result = document["result"]
     kind, cpus, mems = result["kind"], result["cpus"], result["mems"]
+    if kind == KEPT_FOR_POD:
+        has = [cpus_text(cpus) if cpus else f"a share of {numa_text(result['numaNodes'] or mems)}"]
+        has += [f"memory of {numa_text(mems)}"] if mems else []
+        yield f"It does not run, and has {in_words(has)}, {summary}."
+        return
     if kind == "foreign":
         yield _sentence(f"It is left alone: {summary}")
     elif kind == "unbound":

@@ -142,11 +142,7 @@ def lanes(seed: str, *, thorough: bool = False) -> list[Lane]:
                 f"make interpreters{'' if thorough else ' INTERPRETERS=trixie'}",
             ],
         ),
-        Lane(
-            "build",
-            [build("containerd"), build("kubernetes")],
-            nice=15,
-        ),
+        Lane("build", [build("containerd"), build("kubernetes")], nice=15),
     ]
 
 

@@ -179,10 +179,7 @@ class Node(LoopThread):
             **(config or {}),
         }
         self.plugin = FaultyPlugin(
-            directory / "plugin",
-            self.socket,
-            config=self.config,
-            sysfs_root=self.sysfs_root,
+            directory / "plugin", self.socket, config=self.config, sysfs_root=self.sysfs_root
         )
         if state_directory is not None:
             self.plugin.state_directory = state_directory

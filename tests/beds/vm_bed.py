@@ -134,8 +134,7 @@ def _virtme() -> Path:
     found = str(beside) if beside.exists() else shutil.which("vng")
     if found is None:
         raise TestbedUnavailable(
-            "virtme-ng (command vng) is not installed",
-            f"{sys.executable} -m pip install virtme-ng",
+            "virtme-ng (command vng) is not installed", f"{sys.executable} -m pip install virtme-ng"
         )
     return Path(found)
 
@@ -151,10 +150,7 @@ class Parts:
 
 
 def prepare(
-    *,
-    containerd: Sequence[str] = ("1.7", "2.3"),
-    cni: bool = False,
-    systems: Collection[str] = (),
+    *, containerd: Sequence[str] = ("1.7", "2.3"), cni: bool = False, systems: Collection[str] = ()
 ) -> Parts:
     """Install and download what is missing; a second call takes no download."""
     arm64 = {"qemu-system-aarch64": "qemu-system-arm"} if "arm64-trixie" in systems else {}

@@ -17,10 +17,7 @@ from tests.integration.test_traces import receiving
 
 @pytest.mark.e2e
 def test_a_decision_is_below_the_request_in_the_trace_of_containerd() -> None:
-    with (
-        tempfile.TemporaryDirectory(prefix="nri-numa-e2e-") as name,
-        receiving() as receiver,
-    ):
+    with tempfile.TemporaryDirectory(prefix="nri-numa-e2e-") as name, receiving() as receiver:
         try:
             bed = Containerd(find_binaries(), Path(name))
             bed.spans_to = receiver.url

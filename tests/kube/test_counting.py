@@ -49,11 +49,7 @@ def allocatable(client: Client, node: Node, resource: str = RESOURCE) -> int:
 
 
 def wait_allocatable(
-    client: Client,
-    node: Node,
-    count: int,
-    *daemons: DevicePluginDaemon,
-    resource: str = RESOURCE,
+    client: Client, node: Node, count: int, *daemons: DevicePluginDaemon, resource: str = RESOURCE
 ) -> None:
     def ask() -> bool:
         return allocatable(client, node, resource) == count

@@ -40,12 +40,7 @@ from tests.vm.selection import MACHINES, booted
 NODES = [CPUSet(node.cpus) for node in MACHINES["kube-node"].numa]  # of both
 LIMIT_S = 900.0  # a pod takes a quarter of a minute there, and ten times as long on a busy host
 
-pytestmark = [
-    pytest.mark.kube,
-    pytest.mark.vm,
-    pytest.mark.slow,
-    pytest.mark.timeout(3600),
-]
+pytestmark = [pytest.mark.kube, pytest.mark.vm, pytest.mark.slow, pytest.mark.timeout(3600)]
 
 # What a container may use at its first instruction, and a second later.
 _LOOK, _STAY = FIRST_LINE_SCRIPT.rsplit("; ", 1)
@@ -53,10 +48,7 @@ TWICE = ("/bin/sh", "-c", f"{_LOOK}; sleep 1; {_LOOK}; {_STAY}")
 
 # Not the network is under test: a pod in the node's costs half as much. And nobody takes the pods
 # away while the node is off.
-FOR_THE_BED = {
-    "hostNetwork": True,
-    "tolerations": [{"operator": "Exists", "effect": "NoExecute"}],
-}
+FOR_THE_BED = {"hostNetwork": True, "tolerations": [{"operator": "Exists", "effect": "NoExecute"}]}
 
 PODS = [
     pod("listed", container(command=TWICE), annotations=asks(numacpu="3", numamem="1")),
@@ -91,11 +83,7 @@ def node(request: pytest.FixtureRequest) -> Iterator[VirtualNode]:
             Namespaces(Path(scratch)) as namespaces,
             ControlPlane(programs, namespaces, nodes=["virtual"], heartbeats=True) as control,
             VirtualNode(
-                control,
-                parts,
-                machine,
-                lock,
-                agent={"nodeName": "virtual", "dra": section()},
+                control, parts, machine, lock, agent={"nodeName": "virtual", "dra": section()}
             ) as node,
         ):
             yield node

@@ -88,7 +88,7 @@ def test_init_sidecar_and_main_each_by_its_own_key(client: Client, node: Node) -
                 container("proxy", restartPolicy="Always"),
             ],
             annotations=asks(numacpu__setup=FIRST, numacpu__proxy=LAST),
-        ),
+        )
     )
     assert client.said("three", "--container=setup").startswith(f"cpus={FIRST} ")
     assert node.cpus(placed, "proxy") == CPUSet.parse(LAST)

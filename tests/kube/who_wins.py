@@ -106,10 +106,7 @@ def _empty(bed: KubeBed) -> bool:
 
 
 def table(bed: KubeBed) -> str:
-    lines = [
-        f"| container | annotation | {' | '.join(MODES)} |",
-        f"|---|---|{'---|' * len(MODES)}",
-    ]
+    lines = [f"| container | annotation | {' | '.join(MODES)} |", f"|---|---|{'---|' * len(MODES)}"]
     lines += [f"| {size} | {asked} | {' | '.join(row)} |" for size, asked, row in run(bed)]
     return "\n".join(lines)
 

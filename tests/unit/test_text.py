@@ -8,13 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nri_numa.text import (
-    BadQuantity,
-    milli_cpus,
-    page_size,
-    quantity,
-    whole_bytes,
-)
+from nri_numa.text import BadQuantity, milli_cpus, page_size, quantity, whole_bytes
 
 
 @pytest.mark.parametrize(

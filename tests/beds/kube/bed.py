@@ -21,12 +21,7 @@ from tests.beds.testbed import require_root
 class KubeBed(Bed):
     """Kubernetes with one node called ``bed`` that runs nri-numa; a context manager."""
 
-    def __init__(
-        self,
-        *,
-        plugin: Mapping[str, Any] | None = None,
-        build: bool = True,
-    ) -> None:
+    def __init__(self, *, plugin: Mapping[str, Any] | None = None, build: bool = True) -> None:
         self._plugin = plugin
         self._build = build
         self._stack = contextlib.ExitStack()

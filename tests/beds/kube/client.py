@@ -67,12 +67,7 @@ class Client:
         self.kubectl("apply", "--filename=-", documents=documents)
 
     def request(
-        self,
-        method: str,
-        path: str,
-        body: object = None,
-        *,
-        content_type: str = "",
+        self, method: str, path: str, body: object = None, *, content_type: str = ""
     ) -> tuple[int, JsonObject]:
         """One HTTP request; status and document. A PATCH merges unless its type says otherwise.
 

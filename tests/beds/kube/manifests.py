@@ -40,9 +40,7 @@ def container(
 
 
 def template(
-    *containers: JsonObject,
-    annotations: Mapping[str, str] | None = None,
-    **spec: Any,
+    *containers: JsonObject, annotations: Mapping[str, str] | None = None, **spec: Any
 ) -> JsonObject:
     """Metadata and spec of a pod, as a Deployment holds them.
 

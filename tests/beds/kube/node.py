@@ -76,11 +76,7 @@ class Node(Bed):
     """One node; a context manager. The kubelet starts when nri-numa is ready."""
 
     def __init__(
-        self,
-        control: ControlPlane,
-        *,
-        name: str = "bed",
-        plugin: Mapping[str, Any] | None = None,
+        self, control: ControlPlane, *, name: str = "bed", plugin: Mapping[str, Any] | None = None
     ) -> None:
         self.control = control
         self.name = name

@@ -31,10 +31,7 @@ class Bed(CgroupBed):
         super().__post_init__()
         self.writer = Writer(self.tree, self.world)
         self.late = LateStarts(
-            self.world.agent,
-            self.world.metrics,
-            self.writer.reader,
-            self.timing,
+            self.world.agent, self.world.metrics, self.writer.reader, self.timing
         )
 
     def place(self, name: str, cpus: float = 0, **annotations: str) -> str:

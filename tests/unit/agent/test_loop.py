@@ -95,10 +95,7 @@ class Clocks:
 
     def courtesy(self, watch: GapWatch | None = None) -> CourteousSelector:
         return CourteousSelector(
-            watch or GapWatch(),
-            clock=lambda: self.now,
-            used=lambda: self.used,
-            sleep=self.sleep,
+            watch or GapWatch(), clock=lambda: self.now, used=lambda: self.used, sleep=self.sleep
         )
 
     def run(self, work: Coroutine[None, None, None]) -> None:

@@ -35,8 +35,7 @@ def found(root: Path) -> Finding:
 
 
 @pytest.mark.parametrize(
-    ("venv", "capability"),
-    [("home/ann/nri-numa/.venv", True), ("root/nri-numa/.venv", False)],
+    ("venv", "capability"), [("home/ann/nri-numa/.venv", True), ("root/nri-numa/.venv", False)]
 )
 def test_a_virtual_environment_below_a_home_directory_is_hidden_from_the_service(
     tmp_path: Path, venv: str, capability: bool

@@ -89,9 +89,7 @@ def silent() -> Iterator[str]:
         over.set()
 
 
-def test_an_agent_that_is_gone_or_hangs_completes_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_agent_that_is_gone_or_hangs_completes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert complete("explain", "", "127.0.0.1:1") == []
     assert complete("explain", "", "ftp://nowhere") == []
     monkeypatch.setattr(common, "LIMIT", 0.3)

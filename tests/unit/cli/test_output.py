@@ -6,14 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nri_numa.cli.output import (
-    Column,
-    Kind,
-    cell_width,
-    clip,
-    fit,
-    human_duration,
-)
+from nri_numa.cli.output import Column, Kind, cell_width, clip, fit, human_duration
 from nri_numa.text import harmless, human_bytes
 
 COLUMNS = (
@@ -56,10 +49,7 @@ def test_no_column_of_names_gets_narrower_than_can_be_read() -> None:
 NAMES = st.text(max_size=60)
 
 
-@given(
-    st.lists(st.tuples(NAMES, NAMES), max_size=4),
-    st.integers(min_value=24, max_value=120),
-)
+@given(st.lists(st.tuples(NAMES, NAMES), max_size=4), st.integers(min_value=24, max_value=120))
 def test_whatever_is_in_it_fits_and_names_are_whole(
     rows: list[tuple[str, str]], width: int
 ) -> None:

@@ -291,10 +291,7 @@ def test_a_renewed_certificate_is_served(tmp_path: Path) -> None:
     async def run() -> None:
         make_certificate(tmp_path, "first")
         section = Controller(
-            address="127.0.0.1:0",
-            credentials=str(tmp_path),
-            tls_cert=str(cert),
-            tls_key=str(key),
+            address="127.0.0.1:0", credentials=str(tmp_path), tls_cert=str(cert), tls_key=str(key)
         )
         service = Service(AgentConfig(controller=section))
         service.server.listen(0)

@@ -27,10 +27,7 @@ CREATE = Request(
     body={"metadata": {"name": "e", "namespace": "shop"}, "eventTime": "2026-01-01T00:00:00.5Z"},
 )
 LIST = Request(
-    output="pods",
-    verb=Verb.LIST,
-    resource=Resource.PODS,
-    field_selector={"spec.nodeName": "n1"},
+    output="pods", verb=Verb.LIST, resource=Resource.PODS, field_selector={"spec.nodeName": "n1"}
 )
 
 

@@ -7,11 +7,7 @@ import re
 from prometheus_client.parser import text_string_to_metric_families
 
 from nri_numa.engine.state import Kind, NodeState
-from nri_numa.observe.metrics import (
-    Metrics,
-    NUMANodeSample,
-    Snapshot,
-)
+from nri_numa.observe.metrics import Metrics, NUMANodeSample, Snapshot
 from nri_numa.text import harmless
 from tests.beds.allocations import allocation
 
@@ -170,8 +166,7 @@ def test_a_large_node_is_told_in_short_pieces() -> None:
     """The loop gets its turn: no piece holds more rows than it can make in a millisecond or so."""
     metrics = full()
     metrics.snapshot = lambda: Snapshot(
-        numa_nodes=[sample(n) for n in range(64)],
-        state=state(1000),
+        numa_nodes=[sample(n) for n in range(64)], state=state(1000)
     )
     pieces = list(metrics.chunks())
     assert max(piece.count(b"\n") for piece in pieces) <= 300

@@ -109,9 +109,7 @@ def test_several_containers_find_no_more_than_the_whole_node_has() -> None:
     assert found.failed == {"n1": "needs 8 exclusive CPUs; most free for exclusive use: 7"}
 
 
-def test_a_node_that_changes_is_judged_by_what_it_has_now(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_node_that_changes_is_judged_by_what_it_has_now(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the memory of verdicts is full, and that of equal rooms."""
     monkeypatch.setattr("nri_numa.scheduler.candidates._ROOMS", 4)
     monkeypatch.setattr("nri_numa.scheduler.nodes._REMEMBERED", 4)

@@ -91,10 +91,7 @@ def test_a_controller_makes_as_many_pods_as_it_says(text: str, count: int) -> No
     ("text", "begin"),
     [
         (workload("StatefulSet", spec="replicas: 2"), ["web-0", "web-1"]),
-        (
-            workload("StatefulSet", spec="replicas: 2\n  ordinals: {start: 5}"),
-            ["web-5", "web-6"],
-        ),
+        (workload("StatefulSet", spec="replicas: 2\n  ordinals: {start: 5}"), ["web-5", "web-6"]),
         (
             workload("Job", "batch/v1", "parallelism: 2\n  completionMode: Indexed"),
             ["web-0-", "web-1-"],

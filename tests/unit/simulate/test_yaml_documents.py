@@ -71,11 +71,7 @@ def test_depth_and_number_of_documents_are_bounded() -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [
-        (False, "false"),
-        ({}, "a mapping"),
-        ("x" * 100, "'" + "x" * 49 + "… (102 characters)"),
-    ],
+    [(False, "false"), ({}, "a mapping"), ("x" * 100, "'" + "x" * 49 + "… (102 characters)")],
 )
 def test_a_value_is_shown_short(value: object, text: str) -> None:
     assert shown(value) == text

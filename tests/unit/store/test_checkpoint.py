@@ -39,9 +39,7 @@ class Node:
 
     def store(self, **identity: str) -> CheckpointStore:
         store = CheckpointStore(
-            str(self.directory),
-            identity={**IDENTITY, **identity},
-            clock=lambda: 1_700_000_000.0,
+            str(self.directory), identity={**IDENTITY, **identity}, clock=lambda: 1_700_000_000.0
         )
         self._stores.append(store)
         return store

@@ -252,12 +252,7 @@ async def test_events_tell_where_we_are_and_every_change_and_end_cleanly() -> No
                     pass
                 return dict(json.loads(line.removeprefix(b"data: ")))
 
-            assert await state() == {
-                "serial": 7,
-                "version": "0.1.0",
-                "ready": True,
-                "notices": 0,
-            }
+            assert await state() == {"serial": 7, "version": "0.1.0", "ready": True, "notices": 0}
             assert len(view.listeners) == 1
             view.changed()
             view.changed()

@@ -389,6 +389,7 @@ def test_the_charts_schema_knows_the_agents_configuration() -> None:
         ({"extraArgs": [1]}, "1"),
         ({"extraVolumeMounts": [{"name": "x"}]}, "mountPath"),
         ({"admission": {"actions": ["Block"]}}, "Block"),
+        ({"admission": {"actions": ["Deny", "Warn"]}}, "Warn"),  # not both, says the API server
         ({"admission": {"failurePolicy": "fail"}}, "fail"),
         ({"admission": {"list": True}}, "list"),
         ({"nameOverride": "Not A Name"}, "Not A Name"),

@@ -406,21 +406,25 @@ def containerd_nri(
     """
     import tomllib
 
-    version, table, by, files = None, dict[str, Any](), dict[str, Path](), [path]
+    version, files, found = None, [path], list[tuple[Path, Mapping[str, Any]]]()
     for file in files:
         try:
             document = tomllib.loads(file.read_text("utf-8"))
         except ValueError as error:  # of UTF-8, or of TOML
             raise ValueError(f"{file} is not valid TOML: {error}") from error
         version = version or document.get("version", 1)
-        section = nri_section(document)
-        if section and file != path and (containerd_version(root) or (2,)) < (2,):
-            table, by = {}, {"disable": file}  # 1.x takes a plugin's whole table from one file
-        table.update(section)
-        by.update(dict.fromkeys(section, file))
+        if section := nri_section(document):
+            found.append((file, section))
         for imported in _imports(document, file, root):
             if imported not in files:
                 files.append(imported)
+    table, by = dict[str, Any](), dict[str, Path]()
+    if found and found[-1][0] != path and (containerd_version(root) or (2,)) < (2,):
+        del found[:-1]  # 1.x takes a plugin's whole table from one file
+        by["disable"] = found[0][0]
+    for file, section in found:
+        table.update(section)
+        by.update(dict.fromkeys(section, file))
     return version, table, by
 
 

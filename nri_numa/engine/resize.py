@@ -24,7 +24,7 @@ from nri_numa.engine.accounting import (
     take_beside_others,
 )
 from nri_numa.engine.admit import new_allocation, pod_pool_updates, pool_updates
-from nri_numa.engine.align.policies import short
+from nri_numa.engine.align.policies import short, short_of_bytes
 from nri_numa.engine.cpus.allocator import (
     ChosenCPUs,
     NotEnoughCPUs,
@@ -71,7 +71,6 @@ from nri_numa.model.workload import (
     Resources,
     StateChange,
 )
-from nri_numa.text import human_bytes
 
 RULE = "a resize stays in place"
 LESS = "less than asked for"
@@ -118,11 +117,12 @@ class _Change:
             case = replace(case, demand=replace(case.demand, pod_paid_milli=paid))
             if not may_own(case.requested, had.cpus, case.demand):
                 return unpaid(case, had.cpus)
-        counts = case.machine.topology.counts(had.cpus) or dict.fromkeys(had.numa_nodes, 1)
-        want, count = self._allocated_milli(), sum(counts.values())
-        milli: Mapping[int, int] = {i: want * n // count for i, n in counts.items()}
         if had.owned:
             _, milli = self._owned(had.cpus)
+        else:
+            counts = case.machine.topology.counts(had.cpus) or dict.fromkeys(had.numa_nodes, 1)
+            want, count = self._allocated_milli(), sum(counts.values())
+            milli = {i: want * n // count for i, n in counts.items()}
         return self._allocated(had.kind, had.cpus, NO_CPUS, had.numa_nodes, milli, had.reason)
 
     def shared(self) -> Placed | Refusal:
@@ -306,8 +306,7 @@ class _Change:
             grows = amount > before
             if have >= amount or not (grows or (self.lacked and amount == before)):
                 continue
-            free = f"{human_bytes(have, free=True)} free on {numa_text(mems)}"
-            text = f"{case.who}: {short(what, human_bytes(amount), free)}"
+            text = f"{case.who}: {short_of_bytes(what, amount, have, f' on {numa_text(mems)}')}"
             if grows and case.on_failure is OnFailure.REJECT:
                 return Refusal(reason="NotEnoughMemory", message=text, rule=RULE)
             self.steps.append(text + "; memory nodes of a running container do not change")

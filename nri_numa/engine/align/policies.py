@@ -315,6 +315,11 @@ def short(resource: str, need: str, have: str) -> str:
     return f"{resource}: {need} needed, {have}"
 
 
+def short_of_bytes(resource: str, need: int, have: int, where: str) -> str:
+    """The same of memory or huge pages; ``where`` goes on after ``3 GiB free``."""
+    return short(resource, human_bytes(need), f"{human_bytes(have, free=True)} free{where}")
+
+
 _Entry = tuple[ResourceSummary, Hints, HintDemand]
 
 

@@ -17,7 +17,7 @@ from nri_numa.engine.accounting import (
     ownable_at_most,
 )
 from nri_numa.engine.align.hints import Amounts, DeviceDemand, HintDemand, ResourceDemand
-from nri_numa.engine.align.policies import Alignment, short
+from nri_numa.engine.align.policies import Alignment, short, short_of_bytes
 from nri_numa.engine.cpus.allocator import NotEnoughCPUs, SMTAlignmentRefused
 from nri_numa.engine.decision import Case, Machine, tier_text
 from nri_numa.engine.place.memory import MemoryTable, memory_table, needs_of, pages_name
@@ -282,9 +282,7 @@ def memory_lacking(demand: Demand, table: ResourceTable, mems: NUMASet, where: s
     for name, amount, left in wanted:
         have = sum(left.get(i, 0) for i in mems)
         if amount > have:
-            lacking.append(
-                short(name, human_bytes(amount), f"{human_bytes(have, free=True)} free {where}")
-            )
+            lacking.append(short_of_bytes(name, amount, have, f" {where}"))
     return " and ".join(lacking)
 
 
@@ -298,14 +296,11 @@ def memory_short(table: MemoryTable, demand: Demand, affinity: NUMASet | None) -
         for name, need in needs.items():
             have = sum(table.free[name].get(i, 0) for i in mask)
             if have < need:
-                return short(
-                    name, human_bytes(need), f"{human_bytes(have, free=True)} free {place}"
-                )
+                return short_of_bytes(name, need, have, f" {place}")
     # Enough is free, and tied to groups of other containers.
     name, need = next(iter(needs.items()))
     have = sum(table.free[name].values())
-    free_text = f"{human_bytes(have, free=True)} free, but not together by the kubelet's rules"
-    return short(name, human_bytes(need), free_text)
+    return short_of_bytes(name, need, have, ", but not together by the kubelet's rules")
 
 
 def left_text(case: Case, table: ResourceTable) -> str:

@@ -19,7 +19,7 @@ import msgspec
 from nri_numa.agent.agent import Agent, RefusedContainer
 from nri_numa.engine.state import Allocation
 from nri_numa.observe.logs import get_logger
-from nri_numa.observe.traces import LAYOUT, KeptTrace, is_readable
+from nri_numa.observe.traces import KeptTrace
 from nri_numa.store.files import read_file, replace_file
 from nri_numa.store.journal import allocation_document, encode
 
@@ -28,7 +28,8 @@ log = get_logger("explanations")
 FILE: Final = "explanations"
 MAX_BYTES: Final = 4 << 20
 """Ten thousand explanations of the usual size; the youngest are kept."""
-_HEAD: Final = b"nri-numa explanations %08x %08x\n"  # layout, crc32 of the rest
+_HEAD: Final = b"nri-numa explanations 5d1b72e6 %08x\n"
+"""With the crc32 of the rest. Versions before 0.2 use a file only with this number in it."""
 
 
 class _Saved(msgspec.Struct, array_like=True, frozen=True):
@@ -74,8 +75,8 @@ class ExplanationFile:
         except OSError as error:
             return f"{self.path}: cannot be read: {error.strerror or error}; it is not used"
         head, _, rest = data.partition(b"\n")
-        if head + b"\n" != _HEAD % (LAYOUT, crc32(rest)):
-            return f"{self.path}: is damaged, or of another version of nri-numa; it is not used"
+        if head.split()[-1:] != (_HEAD % crc32(rest)).split()[-1:]:
+            return f"{self.path}: is damaged; it is not used"
         try:
             file = _decode(rest)
             if file.identity != self._identity:
@@ -86,12 +87,10 @@ class ExplanationFile:
                 for one in file.traces
                 # One that has changed since is explained by nothing that we know.
                 if one.container_id in live and _mark(live[one.container_id]) == one.mark
-                if is_readable(one.trace)
             }
-            refusals = [one for one in file.refusals if is_readable(one.trace)]
         except (msgspec.MsgspecError, RecursionError) as error:
             return f"{self.path}: is damaged ({error}); it is not used"
-        self._agent.recall(traces, refusals)
+        self._agent.recall(traces, file.refusals)
         self._saved = self._snapshot()
         return ""
 
@@ -153,7 +152,7 @@ def encoded(snapshot: Snapshot, identity: dict[str, str], limit: int = MAX_BYTES
     saved = [one for one in some if isinstance(one, _Saved)]
     refused = [one for one in reversed(some) if isinstance(one, RefusedContainer)]
     rest = _encode(_File(identity, saved, refused))
-    return _HEAD % (LAYOUT, crc32(rest)) + rest
+    return _HEAD % crc32(rest) + rest
 
 
 def _mark(allocation: Allocation) -> int:

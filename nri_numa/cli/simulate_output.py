@@ -154,7 +154,7 @@ def _why(event: SimulatedEvent, outcome: Outcome) -> str:
     role = f"{outcome.role}: " if outcome.role is not Role.APP else ""
     because = ""
     if outcome.allocation is not None and outcome.allocation.kind is Placement.SHARED:
-        because = explaining.shares_because(explaining.grounds(outcome.trace))
+        because = explaining.shares_because(explaining.basis_of(outcome.trace))
     return f"{what}{role}{outcome.reason}{because and f', because {because}'}"
 
 

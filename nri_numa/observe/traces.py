@@ -14,10 +14,11 @@ from zlib import compress, decompress
 from zlib import error as zlib_error
 
 import msgspec
+from msgspec.structs import replace
 
 from nri_numa.engine.align.policies import Alignment
 from nri_numa.engine.decision import Trace
-from nri_numa.engine.explain.explanation import Basis, Grounds, grounds
+from nri_numa.engine.explain.explanation import Basis, Grounds, basis_of
 from nri_numa.model.cpuset import NUMASet
 
 LONGEST: Final = 300
@@ -30,12 +31,9 @@ class _Packed(msgspec.Struct, array_like=True, frozen=True):
     alignment: Alignment | None
 
 
-LAYOUT: Final = 0x5D1B72E6
-"""Another number where packed traces of former versions cannot be read any more.
-
-Fields of `Basis` and `Needs` are added at their end, those of `Alignment` and what is in it
-anywhere, all with a default, and none goes: so a trace is read by every later version.
-"""
+# Fields of `Basis` and `Needs` are added at their end, those of `Alignment` and what is in it
+# anywhere, all with a default, and none goes: so every version reads the traces of every other one,
+# without the fields that it does not know.
 
 
 def _plain(value: object) -> str | None:
@@ -55,17 +53,8 @@ class KeptTrace:
 
 def keep(trace: Trace) -> KeptTrace:
     """Pack a trace; names, ids, labels and annotations are not kept."""
-    basis, alignment = grounds(trace)[-2:]
-    return KeptTrace(compress(_encode(_Packed(_shortened(basis), alignment)), 1))
-
-
-def is_readable(kept: KeptTrace) -> bool:
-    """Whether `unpack` understands a trace that was written by another version."""
-    try:
-        _unpacked(kept, lambda a, b: 0)
-    except (msgspec.MsgspecError, zlib_error):
-        return False
-    return True
+    packed = _Packed(_shortened(basis_of(trace)), trace.alignment)
+    return KeptTrace(compress(_encode(packed), 1))
 
 
 def unpack(
@@ -73,17 +62,18 @@ def unpack(
 ) -> Grounds:
     """What was kept of a decision about ``who``: namespace, pod and container.
 
-    ``distance`` is the SLIT distance between two NUMA nodes.
+    ``distance`` is the SLIT distance between two NUMA nodes. The basis is None where another
+    version wrote the trace, and this one does not know its form.
     """
-    packed = _unpacked(kept, distance)
-    return Grounds(*who, packed.basis, packed.alignment)
 
-
-def _unpacked(kept: KeptTrace, distance: Callable[[int, int], int]) -> _Packed:
     def made(kind: type, value: Any) -> object:
         return NUMASet.parse(value) if kind is NUMASet else distance
 
-    return msgspec.msgpack.decode(decompress(kept.data), type=_Packed, dec_hook=made)
+    try:
+        packed = msgspec.msgpack.decode(decompress(kept.data), type=_Packed, dec_hook=made)
+    except (msgspec.MsgspecError, zlib_error):
+        return Grounds(*who, None, None)
+    return Grounds(*who, packed.basis, packed.alignment)
 
 
 def _cut(text: str, longest: int = LONGEST) -> str:
@@ -92,7 +82,8 @@ def _cut(text: str, longest: int = LONGEST) -> str:
 
 def _shortened(basis: Basis) -> Basis:
     asked = basis.requested
-    return basis._replace(
+    return replace(
+        basis,
         requested=None
         if asked is None
         else {key: (_cut(value), _cut(source)) for key, (value, source) in asked.items()},

@@ -30,39 +30,42 @@ PLACED, WIDENED, UNPINNED, REFUSED = "placed", "widened", "unpinned", "refused"
 """Outcomes: as asked; on a wider set than ideal; started untouched after a failure; not at all."""
 
 
-class Needs(NamedTuple):
-    """What a container needs, and the numbers of the runtime that say so; None is not given."""
+class Needs(msgspec.Struct, array_like=True, frozen=True):
+    """What a container needs, and the numbers of the runtime that say so; None is not given.
 
-    cpu_milli: int
-    exclusive_cpus: int
-    cpu_from: str
-    cpu_quota: int | None
-    cpu_period: int | None
-    cpu_shares: int | None
-    memory_bytes: int
-    memory_from: str
-    oom_score: int | None
-    hugepages: dict[int, int]
-    notes: tuple[str, ...]
+    Like `Basis` it is saved by position: a new field is the last one, and has a default.
+    """
+
+    cpu_milli: int = 0
+    exclusive_cpus: int = 0
+    cpu_from: str = ""
+    cpu_quota: int | None = None
+    cpu_period: int | None = None
+    cpu_shares: int | None = None
+    memory_bytes: int = 0
+    memory_from: str = ""
+    oom_score: int | None = None
+    hugepages: dict[int, int] = {}
+    notes: tuple[str, ...] = ()
 
 
-class Basis(NamedTuple):
+class Basis(msgspec.Struct, array_like=True, frozen=True):
     """What an explanation is made from besides the alignment: texts and numbers that can be kept.
 
     Attributes:
         requested: value and source by annotation key; None when what was asked is not understood.
     """
 
-    qos: str
-    requested: dict[str, tuple[str, str]] | None
-    scope: str
-    needs: Needs | None
-    cpu_left: dict[int, int]
-    memory_left: dict[int, int]
-    pool_before: str
-    pool_after: str
-    steps: tuple[str, ...]
-    rule: str
+    qos: str = ""
+    requested: dict[str, tuple[str, str]] | None = None
+    scope: str = ""
+    needs: Needs | None = None
+    cpu_left: dict[int, int] = {}
+    memory_left: dict[int, int] = {}
+    pool_before: str = ""
+    pool_after: str = ""
+    steps: tuple[str, ...] = ()
+    rule: str = ""
 
 
 class Grounds(NamedTuple):
@@ -70,17 +73,26 @@ class Grounds(NamedTuple):
 
     What each resource could have had is worked out of the alignment only on request: on
     eight NUMA nodes that takes milliseconds (`grounds` takes microseconds).
+
+    Attributes:
+        basis: None when another version of nri-numa saved it in a form that this one cannot read.
     """
 
     namespace: str
     pod: str
     container: str
-    basis: Basis
+    basis: Basis | None
     alignment: Alignment | None
 
 
 def grounds(trace: Trace) -> Grounds:
     """What stays of a decision for its explanation."""
+    who = trace.pod.namespace, trace.pod.name, trace.container.name
+    return Grounds(*who, basis_of(trace), trace.alignment)
+
+
+def basis_of(trace: Trace) -> Basis:
+    """The texts and numbers of a decision that its explanation is made from."""
     requested, demand, resources = trace.requested, trace.demand, trace.container.resources
     needs = None
     if requested is not None and demand is not None:
@@ -97,23 +109,17 @@ def grounds(trace: Trace) -> Grounds:
             hugepages=dict(demand.hugepages),
             notes=demand.notes,
         )
-    return Grounds(
-        namespace=trace.pod.namespace,
-        pod=trace.pod.name,
-        container=trace.container.name,
-        basis=Basis(
-            qos=str(trace.pod.qos),
-            requested=None if requested is None else _requested(requested),
-            scope=str(Scope.CONTAINER if requested is None else requested.scope),
-            needs=needs,
-            cpu_left=dict(trace.cpu_left),
-            memory_left=dict(trace.memory_left),
-            pool_before=str(trace.pool_before),
-            pool_after=str(trace.pool_after),
-            steps=trace.steps,
-            rule=trace.rule,
-        ),
-        alignment=trace.alignment,
+    return Basis(
+        qos=str(trace.pod.qos),
+        requested=None if requested is None else _requested(requested),
+        scope=str(Scope.CONTAINER if requested is None else requested.scope),
+        needs=needs,
+        cpu_left=dict(trace.cpu_left),
+        memory_left=dict(trace.memory_left),
+        pool_before=str(trace.pool_before),
+        pool_after=str(trace.pool_after),
+        steps=trace.steps,
+        rule=trace.rule,
     )
 
 
@@ -141,8 +147,8 @@ def of_allocation(allocation: Allocation, known: Grounds | None, cpus: str) -> D
             **({"mempolicy": a.mempolicy.value} if a.mempolicy is not MemoryPolicy.DEFAULT else {}),
         },
         "refusal": None,
-        "traced": known is not None,
-        **(_traced(known) if known is not None else {}),
+        "otherVersion": known is not None and known.basis is None,
+        **_traced(known),
     }
 
 
@@ -154,18 +160,25 @@ def of_refusal(known: Grounds, reason: str, message: str) -> Document:
         "container": known.container,
         "outcome": REFUSED,
         "summary": message,
-        "qos": known.basis.qos,
+        "qos": "" if known.basis is None else known.basis.qos,
         "result": None,
-        "refusal": {"reason": reason, "rule": known.basis.rule, "message": message},
-        "traced": True,
+        "refusal": {
+            "reason": reason,
+            "rule": "" if known.basis is None else known.basis.rule,
+            "message": message,
+        },
+        "otherVersion": known.basis is None,
         **_traced(known),
     }
 
 
-def _traced(known: Grounds) -> Document:
+def _traced(known: Grounds | None) -> Document:
+    if known is None or known.basis is None:
+        return {"traced": False}
     basis, alignment = known.basis, known.alignment
     asked, memory_left = basis.requested or {}, basis.memory_left
     return {
+        "traced": True,
         "asked": [
             {"key": key, "value": value, "source": source} for key, (value, source) in asked.items()
         ],
@@ -244,12 +257,12 @@ def _demand(qos: str, requested: Mapping[str, tuple[str, str]], needs: Needs) ->
     }
 
 
-def shares_because(known: Grounds) -> str:
+def shares_because(basis: Basis) -> str:
     """Why a whole number of CPUs as a limit is no exclusive CPUs; else empty."""
-    asked, needs = known.basis.requested or {}, known.basis.needs
+    asked, needs = basis.requested or {}, basis.needs
     if needs is None or needs.cpu_from != "limit" or needs.cpu_milli % 1000 or "cpus" in asked:
         return ""
-    return _why(known.basis.qos, asked, needs)
+    return _why(basis.qos, asked, needs)
 
 
 def _why(qos: str, requested: Mapping[str, tuple[str, str]], needs: Needs) -> str:

@@ -29,6 +29,7 @@ Section = tuple[str, list[str]]
 
 _NARROWEST = "An empty machine would not have given it a narrower place."
 _RULE = "The rule: "
+_OTHER_VERSION = "Why cannot be shown: the explanation was written by another version of nri-numa"
 _MANY = 8  # NUMA nodes that are listed one by one
 _LONG = 120  # characters of a value from outside
 
@@ -74,7 +75,7 @@ _MEANING = {
 def text(document: Document, width: int = 80, *, brief: bool = False) -> str:
     """The explanation; no line is wider than ``width`` columns (at least 40).
 
-    In brief it is what the container has, what it asked for and why this place.
+    In brief it is what the container has, what it asked for, why this place, and what is wrong.
     """
     width = max(40, width)
     lines: list[str] = []
@@ -98,6 +99,7 @@ def _in_brief(document: Document) -> list[str]:
     parts = [" ".join(outcome)]
     if document["traced"]:
         parts += [*islice(_requested(document), 1), *islice(_choice(document), 1)]
+    parts += map(_sentence, document.get("later", ()))
     return [harmless(part) for part in parts]
 
 
@@ -134,6 +136,8 @@ def _outcome(document: Document) -> Iterator[str]:
         yield _sentence(f"Refused ({refusal['reason']}): {_without_who(document, summary)}")
         if refusal["rule"]:
             yield _sentence(f"{_RULE}{refusal['rule']}")
+        if document.get("otherVersion"):
+            yield f"{_OTHER_VERSION}."
         return
     result = document["result"]
     kind, cpus, mems = result["kind"], result["cpus"], result["mems"]
@@ -173,7 +177,9 @@ def _outcome(document: Document) -> Iterator[str]:
     if mode := result.get("mempolicy"):
         what = _MEANING["mempolicy", mode]
         yield f"The runtime was asked to start it with the memory policy {mode}: {what}."
-    if not document["traced"] and kind not in ("unbound", "foreign"):
+    if document.get("otherVersion"):
+        yield f"{_OTHER_VERSION}."
+    elif not document["traced"] and kind not in ("unbound", "foreign"):
         yield "How this came about is not known: it was placed before the agent last started."
 
 

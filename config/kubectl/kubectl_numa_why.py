@@ -20,7 +20,19 @@ _OURS = ("PlacementRefused", "PlacedWider", "NotPinned", "PlacedAfterStart", "Pl
          "NUMANodeStolen")  # fmt: skip
 """Reasons of Events that ``nri-numa publish`` and ``nri-numa controller`` write."""
 _SAID = frozenset({"placed", "assigned"})
-"""Annotations that are answers; the others below the prefix are what the pod asks for."""
+"""Annotations that are answers; the others below the prefix are what the pod asks for.
+
+The extender writes ``containers`` together with ``placed``; without that it is the author's own.
+"""
+CLAIM_REFUSED = "FailedPrepareDynamicResources"
+"""The kubelet's reason where a DRA driver refuses a claim; the message is the driver's."""
+PERMANENT_REASONS = frozenset({
+    "InvalidAnnotation", "NotPermitted", "FractionalCPUs", "NoCPUs", "UnknownCPUs", "UnpaidCPUs",
+    "SlotsMismatch", "SlotsConflict", "InvalidSlots", "UnknownCPU", "CPUNotAllowed", "CPUReserved",
+    "UnknownNUMANode", "NUMANodeNotAllowed", "MemoryPolicyUnsupported", "MemoryPolicyWithoutNodes",
+    "NUMANodeWithoutMemory", "ClaimInUse",
+})  # fmt: skip
+"""Reasons of refusals for which waiting does not help: pod or node must be changed."""
 
 
 def document(pod: Object, events: Iterable[Object], prefix: str) -> Object:
@@ -34,10 +46,11 @@ def document(pod: Object, events: Iterable[Object], prefix: str) -> Object:
     """
     metadata, spec, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
     annotations = metadata.get("annotations") or {}
+    answers = _SAID | ({"containers"} if f"{prefix}/placed" in annotations else set())
     asks = {
         key[len(prefix) + 1 :]: str(value)
         for key, value in sorted(annotations.items())
-        if key.startswith(f"{prefix}/") and key[len(prefix) + 1 :] not in _SAID
+        if key.startswith(f"{prefix}/") and key[len(prefix) + 1 :] not in answers
     }
     uids = {metadata.get("uid"), annotations.get("kubernetes.io/config.hash")} - {None}
     mine = [_event(one) for one in events if (one.get("involvedObject") or {}).get("uid") in uids]
@@ -53,6 +66,8 @@ def document(pod: Object, events: Iterable[Object], prefix: str) -> Object:
         "namespace": metadata["namespace"],
         "pod": metadata["name"],
         "phase": status.get("phase", ""),
+        "reason": str(status.get("reason") or ""),
+        "message": str(status.get("message") or ""),
         "node": spec.get("nodeName", ""),
         "scheduler": spec.get("schedulerName", ""),
         "gates": [str(one.get("name", "")) for one in spec.get("schedulingGates") or []],
@@ -61,8 +76,15 @@ def document(pod: Object, events: Iterable[Object], prefix: str) -> Object:
         "placed": _mapping(annotations.get(f"{prefix}/placed")),
         "assigned": _mapping(annotations.get(f"{prefix}/assigned")),
         "waiting": _waiting(pod),
+        "claimRefused": _refusal_of_claim(mine),
         "events": [one for one in mine if one["reason"] in _OURS],
     }
+
+
+_AFTER_FILTERS = re.compile(
+    r"\.? (?=(?:no new claims to deallocate|still not schedulable|preemption: ))"
+)
+"""Where in kube-scheduler's message the words of its PostFilter plugins begin."""
 
 
 def reasons(message: str) -> list[Object]:
@@ -74,7 +96,7 @@ def reasons(message: str) -> list[Object]:
     match = re.match(r"\d+/\d+ nodes are available: ?", message)
     if match is None:
         return [{"nodes": None, "reason": message}] if message else []
-    rest = re.split(r"\.? (?=preemption: )", message[match.end() :])[0]
+    rest = _AFTER_FILTERS.split(message[match.end() :])[0]
     found: list[Object] = []
     for part in re.split(r", (?=\d+ )", rest):
         number, _, why = part.strip().partition(" ")
@@ -83,6 +105,11 @@ def reasons(message: str) -> list[Object]:
         elif part.strip():
             found.append({"nodes": None, "reason": part.strip(" .")})
     return found
+
+
+def _refusal_of_claim(events: list[Object]) -> str:
+    """What the last Event says of a claim that a DRA driver of the node refused; else empty."""
+    return next((one["message"] for one in reversed(events) if one["reason"] == CLAIM_REFUSED), "")
 
 
 def _event(one: Object) -> Object:
@@ -133,7 +160,9 @@ def _waiting(pod: Object) -> list[Object]:
 
 def nowhere(found: Object) -> bool:
     """Whether the pod has no node, or is refused there."""
-    return not found["node"] or any(one["refused"] for one in found["waiting"])
+    if not found["node"] or found["phase"] == "Failed":
+        return True
+    return any(one["refused"] or found["claimRefused"] for one in found["waiting"])
 
 
 def sentences(found: Object) -> list[str]:
@@ -176,7 +205,10 @@ def _about_scheduler(found: Object) -> list[str]:
     who = found["scheduler"] or "its scheduler"
     for container, text in sorted(found["placed"].items()):
         lines.append(f"The scheduler {who} held NUMA node {text} there for container {container}.")
-    if not found["placed"]:
+    if found["phase"] == "Failed" and found["reason"]:
+        why = f": {found['message']}" if found["message"] else ""
+        lines.append(f"It failed there, {found['reason']}{why}")
+    if not found["placed"] and who != "default-scheduler":
         lines.append(
             f"The scheduler {who} held no NUMA nodes for it: the pod asks for none that can be "
             "counted, or nri-numa's extender was not asked."
@@ -209,15 +241,22 @@ def _about_node(found: Object) -> list[str]:
                 f"{one['reason']}: {one['message']}"
             )
             lines.append(
-                "The kubelet asks again every 10 to 15 seconds, and starts it when there is room; "
-                "no scheduler looks at it any more."
+                "Waiting does not help: what the message names has to be changed."
+                if one["reason"] in PERMANENT_REASONS
+                else "The kubelet asks again every 10 to 15 seconds, and starts it when there is "
+                "room; no scheduler looks at it any more."
+            )
+        elif found["claimRefused"]:
+            lines.append(
+                f"Container {one['container']} does not start: its ResourceClaim is refused on the "
+                f"node: {found['claimRefused']}"
             )
         else:
             lines.append(
                 f"Container {one['container']} waits, and not because of its placement: "
                 f"{one['waits']}{' (' + one['message'] + ')' if one['message'] else ''}."
             )
-    if not found["assigned"] and not found["waiting"]:
+    if not found["assigned"] and not found["waiting"] and found["phase"] != "Failed":
         lines.append(
             "The node says nothing here of where it runs (publish.podAnnotation is off, or nothing "
             f"of it is pinned): kubectl numa explain {found['pod']} -n {found['namespace']} asks "

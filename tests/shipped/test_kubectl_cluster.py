@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import yaml
 
 from nri_numa.scheduler.node_room import NodeRoom
 from nri_numa.scheduler.published import read
+from tests.checks.docs_refusals import REFUSALS
 from tests.shipped.test_kubectl_plugin import PROGRAM, Run
 from tests.shipped.test_kubectl_plugin import run as run
 from tests.unit.scheduler.objects import PREFIX, topology
@@ -220,13 +222,21 @@ def test_a_copy_of_one_file_says_what_is_missing(tmp_path: Path, run: Run) -> No
 # --- why ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    "after",
+    [
+        "preemption: 0/40 nodes are available: 40 No preemption victims.",
+        "no new claims to deallocate, preemption: 0/40 nodes are available: 40 No victims.",
+        "still not schedulable, preemption: 0/40 nodes are available: 40 No victims.",
+    ],
+)
 def test_a_pod_that_no_node_takes_has_the_schedulers_reasons(
-    run: Run, world: dict[str, Any]
+    run: Run, world: dict[str, Any], after: str
 ) -> None:
     message = (
         "0/40 nodes are available: 31 needs 12 exclusive CPUs on one NUMA node; "
         "most free for exclusive use: 8, 9 Insufficient cpu. "
-        "preemption: 0/40 nodes are available: 40 No preemption victims."
+        f"{after}"
     )
     condition = {"type": "PodScheduled", "status": "False", "message": message}
     world["pod"]["big"] = pod("big", conditions=[condition], asks={"policy": "single-numa-node"})
@@ -301,6 +311,51 @@ def test_a_pod_that_its_node_refuses_has_the_nodes_words(run: Run, world: dict[s
     document = json.loads(run("why", "refused", "-o", "json").stdout)
     assert document["waiting"][0]["reason"] == "CPUsTaken"
     assert yaml.safe_load(run("why", "refused", "-o", "yaml").stdout) == document
+
+
+@pytest.mark.parametrize(
+    ("reason", "waits"), [("CPUOwned", True), ("UnknownCPU", False), ("InvalidAnnotation", False)]
+)
+def test_only_where_waiting_helps_a_start_is_promised(
+    run: Run, world: dict[str, Any], reason: str, waits: bool
+) -> None:
+    message = REFUSED.replace("CPUsTaken", reason)
+    world["pod"]["refused"] = pod("refused", "worker-1", waiting=waiting(message))
+    done = run("why", "refused")
+    assert done.returncode == 1
+    assert ("when there is room" in done.stdout) == waits
+    assert ("Waiting does not help" in done.stdout) == (not waits)
+
+
+def test_only_reasons_that_there_are_cannot_be_waited_for() -> None:
+    # Beside the program, as what it imports is.
+    sys.path.insert(0, str(kubectl_plugin.SOURCES))
+    why = module("kubectl_numa_why")
+    assert REFUSALS.keys() >= why.PERMANENT_REASONS
+
+
+def test_a_claim_that_the_node_refuses_is_a_refusal(run: Run, world: dict[str, Any]) -> None:
+    message = "Failed to prepare dynamic resources: claim shop/c: parameter 'scope' is not for"
+    world["pod"]["claims"] = pod("claims", "worker-1", waiting=waiting("", "ContainerCreating"))
+    world["events"] = [event("claims", "FailedPrepareDynamicResources", message)]
+    done = run("why", "claims")
+    assert done.returncode == 1
+    assert f"its ResourceClaim is refused on the node: {message}" in done.stdout
+    assert "not because of its placement" not in done.stdout
+
+
+def test_a_failed_pod_has_the_kubelets_reason(run: Run, world: dict[str, Any]) -> None:
+    failed = pod("failed", "worker-1", asks={"placed": '{"a":"0"}', "containers": "{}"})
+    failed["status"] = {
+        "phase": "Failed", "reason": "OutOfcpu", "message": "Node didn't have enough resource: cpu"
+    }  # fmt: skip
+    world["pod"]["failed"] = failed
+    done = run("why", "failed")
+    assert done.returncode == 1
+    assert "It failed there, OutOfcpu: Node didn't have enough resource: cpu" in done.stdout
+    assert "asks for nothing by annotation" in done.stdout, "the extender wrote `containers`"
+    failed["metadata"]["annotations"].pop(f"{PREFIX}/placed")
+    assert "asks for containers={}" in run("why", "failed").stdout
 
 
 def test_why_speaks_of_pods_that_are_there(run: Run) -> None:

@@ -68,6 +68,13 @@ if words[:2] == ["get", "node"]:
     print(json.dumps(world["node"]))
     sys.exit(0)
 if words[:2] == ["annotate", "node"]:
+    if world.get("other_writers", 0):
+        world["other_writers"] -= 1
+        world["node"]["metadata"]["annotations"] |= {{"numa.kubernetes.io/drained": "0"}}
+        with open(os.path.join(os.path.dirname(__file__), "world.json"), "w") as file:
+            json.dump(world, file)
+        fail('(Conflict): Operation cannot be fulfilled on nodes "worker-1": the object has been '
+             "modified; please apply your changes to the latest version and try again")
     print("{{}}")
     sys.exit(0)
 print("unknown: %s" % words, file=sys.stderr)
@@ -387,6 +394,30 @@ def test_the_annotation_names_the_drained_numa_nodes(
     else:
         assert f"numa.kubernetes.io/{change}" in written[0]
         assert "--resource-version=7" in written[0], "nobody else's change is lost"
+
+
+@pytest.mark.parametrize(("writers", "code"), [(2, 0), (9, 1)])
+def test_a_node_that_somebody_else_writes_is_read_again(
+    run: Run, world: dict[str, Any], writers: int, code: int
+) -> None:
+    """The kubelet writes a Node too; its change, and another operator's, stay."""
+    world |= {"node": node(numa_ids="0-1"), "other_writers": writers}
+    done = run("drain", "worker-1", "1")
+    assert done.returncode == code, done.stderr
+    written = [call for call in run.calls if "annotate" in call]
+    assert "numa.kubernetes.io/drained=0,1" in written[-1]
+    assert ("the object has been modified" in done.stderr) == bool(code)
+
+
+def test_an_agent_that_crashes_is_not_called_running(run: Run, world: dict[str, Any]) -> None:
+    crashed = agent("worker-2")
+    crashed["status"] |= {"phase": "Running"}
+    crashed["status"]["containerStatuses"][1]["state"] = {
+        "waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s restarting"}
+    }
+    world["agents"][2] = crashed
+    said = run("status", "database").stderr
+    assert "pod numa-system/nri-numa-worker-2 is in CrashLoopBackOff: back-off 10s" in said
 
 
 def test_a_node_that_does_not_tell_is_drained_with_a_warning(

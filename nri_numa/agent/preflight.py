@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -265,9 +265,10 @@ def host_processes(config: AgentConfig, topology: Topology) -> Iterator[Finding]
     known.read(config)
     reserved = known.settings(config, topology).reserved_cpus & topology.online
     if not reserved:
-        yield _ok(
+        yield _warn(
             _HOST_PROCESSES,
-            "no CPUs are reserved for them (reservedCPUs), so that they run on exclusive CPUs too",
+            "no CPUs are reserved for them, so they also run on exclusive CPUs",
+            "Set reservedCPUs. See docs/operations.md, host processes.",
         )
         return
     mount = Path(config.cgroup_root)
@@ -317,10 +318,15 @@ def runtime(config: AgentConfig, root: Path = Path("/")) -> Iterator[Finding]:
         yield from _socket("CRI", path, remedy, "runtime.criSocket")
         return
     path = config.runtime.nri_socket
+    if not os.path.exists(path) and (lacks := containerd_lacks_nri(root)):
+        yield _fail("NRI", lacks, "Install a newer containerd, or set runtime.link: cri.")
+        return
     disabled = containerd_disables_nri(root)
     remedy = "Turn NRI on (`nri-numa check --fix-containerd` shows how) and restart the runtime."
     if disabled is None and (containerd_version(root) or (0,)) >= (2,):
         remedy = "Start containerd, or set runtime.nriSocket (--nri-socket) to where it serves NRI."
+    elif distribution := containerd_distribution(root):
+        remedy = f"{distribution.advice}."
     because = "" if disabled is None else f": {disabled}"
     yield from _socket("NRI", path, remedy, "runtime.nriSocket", because)
 
@@ -371,7 +377,8 @@ def agents(config: AgentConfig) -> Iterator[Finding]:
 
 def containerd_disables_nri(root: Path = Path("/")) -> str | None:
     """Why containerd does not serve NRI, as far as its configuration files say."""
-    path = root / "etc/containerd/config.toml"
+    distribution = containerd_distribution(root)
+    path = root / "etc/containerd/config.toml" if distribution is None else distribution.config
     try:
         version, table, files = containerd_nri(path, root)
     except OSError as error:
@@ -439,7 +446,48 @@ def _imports(document: Mapping[str, Any], file: Path, root: Path) -> Iterator[Pa
         yield from map(Path, found)
 
 
-_BINARIES = ("usr/local/bin", "usr/bin", "bin", "usr/local/sbin", "usr/sbin")
+_BINARIES = (
+    *("usr/local/bin", "usr/bin", "bin", "usr/local/sbin", "usr/sbin"),
+    *("var/lib/rancher/k3s/data/current/bin", "var/lib/rancher/rke2/bin"),
+)
+_FIRST_WITH_NRI = (1, 7)
+
+
+def containerd_lacks_nri(root: Path = Path("/")) -> str:
+    """Why the installed containerd cannot serve NRI whatever its configuration says; else empty."""
+    version = containerd_version(root)
+    if version is None or version >= _FIRST_WITH_NRI:
+        return ""
+    return f"containerd {version[0]}.{version[1]} has no NRI, expected 1.7 or newer"
+
+
+class Distribution(NamedTuple):
+    """A distribution of Kubernetes that makes containerd's configuration itself.
+
+    Attributes:
+        config: the file that its containerd reads, written anew at each of its starts.
+    """
+
+    name: str
+    config: Path
+
+    @property
+    def advice(self) -> str:
+        """Where NRI is turned on instead, for a sentence."""
+        return (
+            f"{self.name} reads {self.config} and writes it anew at each start: turn NRI on in the "
+            "template beside it (config-v3.toml.tmpl; config.toml.tmpl before containerd 2.0), "
+            f'below {{{{ template "base" . }}}}, and restart {self.name}'
+        )
+
+
+def containerd_distribution(root: Path = Path("/")) -> Distribution | None:
+    """The distribution whose containerd runs here; None where containerd is its own package."""
+    for name in ("k3s", "RKE2"):
+        config = root / f"var/lib/rancher/{name.lower()}/agent/etc/containerd/config.toml"
+        if config.exists():
+            return Distribution(name, config)
+    return None
 
 
 def containerd_version(root: Path = Path("/")) -> tuple[int, ...] | None:

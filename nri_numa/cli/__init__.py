@@ -17,12 +17,15 @@ import click
 
 from nri_numa import __version__
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C: 128 and the number of SIGINT."""
 EXIT_CODES = """\b
 Exit codes:
   0  done
   1  failed, or refused
   2  wrong usage, or a configuration with mistakes
-  3  the agent, the runtime or the machine's files cannot be reached"""
+  3  the agent, the runtime or the machine's files cannot be reached
+  130  interrupted (Ctrl-C)"""
 
 # name: (module and attribute, one line for the list of commands)
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -66,6 +69,20 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 class LazyGroup(click.Group):
     """A group whose commands are imported on use, with suggestions for typing slips."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Take ``help COMMAND`` and ``version``, which kubectl has, for the options."""
+        if args[:1] == ["help"]:
+            args = [*args[1:], "--help"]
+        return super().parse_args(ctx, ["--version"] if args == ["version"] else args)
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Run a command; one that is interrupted ends as shells expect it."""
+        try:
+            return super().invoke(ctx)
+        except (KeyboardInterrupt, click.Abort):
+            click.echo(err=True)
+            ctx.exit(INTERRUPTED)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The commands in the order of their table."""

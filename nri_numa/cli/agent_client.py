@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import socket
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
@@ -30,28 +31,50 @@ class Known(NamedTuple):
     container: str
 
 
+class _SocketConnection(http.client.HTTPConnection):
+    """A connection to a unix socket."""
+
+    def __init__(self, path: str, *, timeout: float) -> None:
+        super().__init__("localhost", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
 class AgentClient:
-    """One agent's API, at ``host:port`` or a URL with http or https.
+    """One agent's API, at ``host:port``, a URL with http or https, or ``unix:///path``.
 
     The timeout is for each step of a request, in seconds.
+
+    Raises:
+        Mistake: the address is none.
     """
 
     def __init__(
         self, address: str, token: str = "", ca_file: str = "", *, timeout: float = TIMEOUT
     ) -> None:
-        scheme, separator, rest = address.rpartition("://")
-        self.address = rest.rstrip("/")
+        scheme, _, rest = address.rpartition("://")
+        if address.startswith("/"):
+            scheme, rest = "unix", address
         self._token = token
-        if separator and scheme not in ("http", "https"):
-            raise Mistake(f"--api {address}: expected host:port, http://… or https://…")
-        if scheme == "https":
+        self._is_socket = scheme == "unix"
+        self.address = rest if self._is_socket else rest.rstrip("/")
+        _check_address(address, scheme, self.address)
+        if self._is_socket:
+            self._connect: Callable[[], http.client.HTTPConnection] = partial(
+                _SocketConnection, rest, timeout=timeout
+            )
+        elif scheme == "https":
             import ssl
 
             try:
                 context = ssl.create_default_context(cafile=ca_file or None)
             except OSError as error:
                 raise Mistake(f"--ca-file {ca_file}: {error.strerror or error}") from error
-            self._connect: Callable[[], http.client.HTTPConnection] = partial(
+            self._connect = partial(
                 http.client.HTTPSConnection, self.address, timeout=timeout, context=context
             )
         else:
@@ -59,13 +82,12 @@ class AgentClient:
 
     @property
     def on_this_node(self) -> bool:
-        """Whether the agent is asked over loopback."""
+        """Whether the agent is asked over loopback or a socket of this node."""
         from nri_numa.config import is_loopback, split_address
 
-        try:
-            address = split_address(self.address)
-        except ValueError:
-            return False
+        if self._is_socket:
+            return True
+        address = split_address(self.address)
         return address is not None and is_loopback(address[0])
 
     def get(self, path: str) -> Any:
@@ -86,6 +108,10 @@ class AgentClient:
                 body = response.read(MAX_ANSWER)
         except (OSError, http.client.HTTPException, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            if getattr(error, "reason", "") == "WRONG_VERSION_NUMBER":
+                raise Unreachable(
+                    f"{self.address} speaks HTTP and not HTTPS: use http://"
+                ) from error
             raise Unreachable(
                 f"no answer from {self.address}: {harmless(reason)}\n"
                 "  Is the agent running (systemctl status nri-numa), with http on?\n"
@@ -115,6 +141,29 @@ class AgentClient:
         return sorted({Known(one["namespace"], one["pod"], one["container"]) for one in listed})
 
 
+def _check_address(given: str, scheme: str, rest: str) -> None:
+    """Refuse an ``--api`` that names no place to ask.
+
+    Raises:
+        Mistake: it is none, with what was expected.
+    """
+    from nri_numa.config import split_address
+
+    expected = "expected host:port, http://host:port, https://host:port or unix:///path"
+    if scheme == "unix":
+        if not rest.startswith("/"):
+            raise Mistake(f"--api {harmless(given)}: no absolute path, {expected}")
+        return
+    if scheme not in ("", "http", "https"):
+        raise Mistake(f"--api {harmless(given)}: unknown scheme {harmless(scheme)}, {expected}")
+    try:
+        address = split_address(rest)
+    except ValueError as error:
+        raise Mistake(f"--api {harmless(given)}: {harmless(str(error))}") from error
+    if address is None or not address[0]:
+        raise Mistake(f"--api {harmless(given)}: no host, {expected}")
+
+
 def segment(text: str) -> str:
     """``text`` as one segment of a path."""
     try:
@@ -138,15 +187,19 @@ def client(
 
         section = load(config or os.environ.get("NRI_NUMA_CONFIG")).http
         address = configuration.split_address(section.address)
-        if address is None:
-            raise Unreachable("http.address is off, so the agent cannot be asked")
-        host, port = address
+        if address is None and not section.socket:
+            raise Unreachable(
+                "http.address is off and http.socket is empty, so the agent cannot be asked"
+            )
+        host, port = address or ("", 0)
         if host in ("", "0.0.0.0"):  # noqa: S104  # compared, not listened on
             host = "127.0.0.1"
         elif host == "::":
             host = "::1"
         shown = f"[{host}]" if ":" in host else host
         api = f"{'https' if section.tls_cert else 'http'}://{shown}:{port}"
+        if address is None:
+            api = f"unix://{section.socket}"
         token = token or section.token_file
     return AgentClient(api, _read_token(token), ca_file or "", timeout=timeout)
 
@@ -159,9 +212,9 @@ def _read_token(path: str) -> str:
             token = file.read(4096).strip()
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or error
-        raise Failure(
+        raise Mistake(
             f"token file {path}: cannot be read: {why}; expected the API's token"
         ) from error
     if not token.isprintable() or not token.isascii():
-        raise Failure(f"{path} holds something that is no token")
+        raise Mistake(f"token file {path}: holds something that is no token")
     return token

@@ -168,7 +168,8 @@ api_options = together(
         "--api",
         metavar="ADDRESS",
         envvar="NRI_NUMA_API",
-        help="Where the agent serves its API.  [default: http.address]",
+        help="Where the agent serves its API: host:port, a URL or unix:///PATH.  [default: "
+        "http.address; http.socket where that is off]",
     ),
     click.option(
         "--token-file",
@@ -299,7 +300,7 @@ def known(ctx: click.Context) -> list[Known]:
     found: list[Known] = []
 
     def ask() -> None:
-        given = [ctx.params.get(name) for name in ("api", "token_file", "ca_file")]
+        given = [ctx.params.get(n) for n in ("api", "token_file", "ca_file", "config_path")]
         with suppress(Exception):  # whatever it is, a shell shows nothing of it
             names = client(*given, timeout=LIMIT).names()
             found.extend(one for one in names if all(map(_FINE.fullmatch, one)))

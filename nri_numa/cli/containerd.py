@@ -17,10 +17,16 @@ from typing import Any, NamedTuple
 
 import click
 
-from nri_numa.agent.preflight import containerd_nri, nri_section
+from nri_numa.agent.preflight import (
+    containerd_distribution,
+    containerd_lacks_nri,
+    containerd_nri,
+    nri_section,
+)
 from nri_numa.cli.common import Failure, Mistake
 from nri_numa.store.files import replace_file
 
+DEFAULT_CONFIG = "/etc/containerd/config.toml"
 NAME = "io.containerd.nri.v1.nri"
 _HEADER = re.compile(rf"^[ \t]*\[[ \t]*plugins[ \t]*\.[ \t]*(['\"]){re.escape(NAME)}\1[ \t]*\]")
 _ANY_HEADER = re.compile(r"^[ \t]*\[")
@@ -116,7 +122,15 @@ def _must_differ_in_nri_only(before: Mapping[str, Any], edited: str) -> None:
 
 
 def fix(config: str, *, write: bool) -> None:
-    """Show, or write, what turns NRI on."""
+    """Show, or write, what turns NRI on.
+
+    Raises:
+        Failure: this containerd has no NRI, or a distribution writes the file.
+    """
+    if lacks := containerd_lacks_nri():
+        raise Failure(f"{lacks}; install a newer one, or set runtime.link: cri")
+    if (distribution := containerd_distribution()) and config == DEFAULT_CONFIG:
+        raise Failure(f"{distribution.advice}:\n{_ON}")
     change = plan(Path(config))
     if change is None:
         click.echo(f"{config} turns NRI on already.")

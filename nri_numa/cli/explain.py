@@ -12,7 +12,7 @@ import click
 
 from nri_numa.cli import common
 from nri_numa.cli.agent_client import AgentClient, NotKnown, client, segment
-from nri_numa.cli.common import api_options, output_option, progress
+from nri_numa.cli.common import api_options, config_option, output_option, progress
 from nri_numa.cli.output import answer, terminal_width, wrapped
 from nri_numa.cli.status import actual_since
 from nri_numa.engine.explain import sentences
@@ -56,6 +56,7 @@ _IDS_SHOWN: Final = 8
 )
 @click.option("--verbose", "-v", is_flag=True, help="Say all that is known, not three lines.")
 @output_option()
+@config_option
 @api_options
 @click.pass_context
 def explain(
@@ -68,6 +69,7 @@ def explain(
     kubelet_root: str,
     verbose: bool,
     output: str,
+    config_path: str | None,
     api: str | None,
     token_file: str | None,
     ca_file: str | None,
@@ -84,7 +86,7 @@ def explain(
         raise click.UsageError(
             f"-A and namespace {harmless(namespace)} contradict each other; expected one of them"
         )
-    agent = client(api, token_file, ca_file)
+    agent = client(api, token_file, ca_file, config_path)
     with progress(f"asking {agent.address}"):
         if namespace is not None:
             spaces = [namespace]

@@ -30,7 +30,16 @@ from nri_numa.cli.common import (
     sysfs_setting,
 )
 from nri_numa.cli.common import config_path as default_path
-from nri_numa.cli.output import TABLES, Column, Kind, answer, emit, human_age, table, wrapped
+from nri_numa.cli.output import (
+    TABLES,
+    Column,
+    Kind,
+    answer,
+    emit,
+    human_age,
+    table,
+    wrapped,
+)
 from nri_numa.errors import CheckpointCorrupt, CheckpointError, CheckpointTooNew, ConfigError
 from nri_numa.model.machine import counted
 from nri_numa.text import harmless

@@ -31,10 +31,17 @@ TABLES: Final = "table", "wide"
 """The forms of ``-o`` for people; nothing is narrowed or left out in the second."""
 
 
+def is_coloured() -> bool:
+    """Whether the output is a terminal that may get colours (no-color.org)."""
+    if not sys.stdout.isatty():
+        return False
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
 def answer(document: object, output: str, lines: Iterable[str]) -> None:
     """Write an answer in the form that ``-o`` says: the document, or the lines of a table."""
     if output in TABLES:
-        click.echo("\n".join(lines))
+        click.echo("\n".join(lines), color=is_coloured())
     else:
         emit(document, output)
 

@@ -12,7 +12,7 @@ import click
 
 from nri_numa.cli import common
 from nri_numa.cli.agent_client import AgentClient, client, segment
-from nri_numa.cli.common import Failure, api_options, output_option, progress
+from nri_numa.cli.common import Failure, api_options, config_option, output_option, progress
 from nri_numa.cli.output import (
     Column,
     Kind,
@@ -62,6 +62,7 @@ MARK: Final = "!"
     help="With --watch: seconds between two looks.",
 )
 @output_option("table", "wide", "name", "json", "yaml")
+@config_option
 @api_options
 @click.pass_context
 def status(
@@ -72,6 +73,7 @@ def status(
     watch: bool,
     interval: float,
     output: str,
+    config_path: str | None,
     api: str | None,
     token_file: str | None,
     ca_file: str | None,
@@ -93,7 +95,7 @@ def status(
             raise click.UsageError(f"{option} is {value!r}; expected a name without a slash")
     if watch and output not in ("table", "wide", "json"):
         raise click.UsageError(f"--watch goes with -o table, wide or json, not with -o {output}")
-    agent = client(api, token_file, ca_file)
+    agent = client(api, token_file, ca_file, config_path)
     only = f" of pod {pod}" if pod is not None else ""
     only += f" in namespace {namespace}" if namespace is not None else ""
 

@@ -14,7 +14,6 @@ import functools
 import os
 import shutil
 import signal
-import sys
 import tempfile
 import textwrap
 import time
@@ -25,7 +24,7 @@ import click
 from msgspec.structs import replace
 
 from nri_numa.cli.common import progress
-from nri_numa.cli.output import WIDTH, wrapped
+from nri_numa.cli.output import WIDTH, is_coloured, wrapped
 from nri_numa.demo.runtime import CRIError, DemoContainer
 from nri_numa.demo.stage import (
     MODEL,
@@ -383,8 +382,7 @@ def _requested(pod: PodManifest, container: ContainerManifest) -> str:
 
 def say(text: str = "") -> None:
     """One line; colours go only to a terminal that takes them."""
-    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    click.echo(text, color=sys.stdout.isatty() and not plain)
+    click.echo(text, color=is_coloured())
 
 
 def heading(text: str) -> None:

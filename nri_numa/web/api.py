@@ -307,6 +307,7 @@ class AgentServer(Server):
         log.info(
             "http listening",
             address=f"{self.address[0]}:{self.address[1]}" if self.address else "off",
+            socket=self._socket or "off",
             tls=self._certificate is not None,
             token=self._token is not None,
         )

@@ -247,6 +247,24 @@ def test_without_a_port_or_its_token_there_is_no_api_and_containers_are_placed(
         assert here.plugin.terminate() == 0
 
 
+def test_an_agent_on_a_socket_alone_is_asked_by_the_commands(here: Node) -> None:
+    """No port, so no other user can ask; the configuration says where, or --api does."""
+    path = here.directory / "api.sock"
+    here.plugin.config["http"] = {"address": "off", "socket": str(path)}
+    here.start()
+    here.logged("http listening")
+    assert created(here, "own", SINGLE, cpus=2).cpus == "0-1"
+    until(path.exists, "the socket")
+    configuration = here.directory / "asked.yaml"
+    configuration.write_text(json.dumps({"http": {"address": "off", "socket": str(path)}}))
+    for how in (f"--config={configuration}", f"--api=unix://{path}", f"--api={path}"):
+        for command in (["status"], ["explain", "own"]):
+            done = subprocess.run(
+                [sys.executable, "-m", "nri_numa", *command, how], capture_output=True, text=True
+            )
+            assert (done.returncode, "0-1" in done.stdout) == (0, True), done
+
+
 def test_nothing_of_the_server_is_loaded_before_the_link_stands(here: Node) -> None:
     """Containers wait for the registration, and nobody waits for the page."""
     interpreter(here, f"exec {sys.executable} -X importtime")

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 import yaml
 from msgspec.structs import replace
@@ -36,6 +37,33 @@ def test_help_lists_every_command_within_80_columns() -> None:
         assert f"\n  {name} " in result.output
     assert max(map(len, result.output.splitlines())) <= 80
     assert "Exit codes:" in result.output
+
+
+def test_words_that_other_programs_have_work_here() -> None:
+    assert invoke("version").output == invoke("--version").output
+    assert invoke("help", code=0).output == invoke("--help").output
+    assert invoke("help", "topology", code=0).output == invoke("topology", "--help").output
+    assert "There is no command 'x'" in invoke("help", "x", code=2).output
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, click.Abort])
+def test_an_interrupted_command_ends_as_shells_expect_it(
+    monkeypatch: pytest.MonkeyPatch, kind: type[BaseException]
+) -> None:
+    def interrupted(*_args: object, **_more: object) -> None:
+        raise kind
+
+    monkeypatch.setattr("nri_numa.cli.machine.topology.invoke", interrupted)
+    assert invoke("topology", code=130).output == "\n"
+
+
+@pytest.mark.parametrize("quiet", [{"NO_COLOR": "1"}, {"TERM": "dumb"}, {}])
+def test_check_is_coloured_only_where_that_is_wanted(
+    sound: Path, terminal: Columns, monkeypatch: pytest.MonkeyPatch, quiet: dict[str, str]
+) -> None:
+    for name, value in {"NO_COLOR": "", "TERM": "xterm", **quiet}.items():
+        monkeypatch.setenv(name, value)
+    assert ("\x1b[" in invoke("check", "--config", str(sound)).output) == (not quiet)
 
 
 @pytest.mark.parametrize("name", SUBCOMMANDS)
@@ -417,7 +445,21 @@ NOBODY = "--api 127.0.0.1:1"
         (f"status --pod shop/db {NOBODY}", 2, "--pod is 'shop/db'"),
         (f"status -w -o yaml {NOBODY}", 2, "goes with -o table, wide or json, not with -o yaml"),
         (f"status -w -o name {NOBODY}", 2, "not with -o name"),
-        ("status --token-file nosuch", 1, "token file nosuch: cannot be read: No such file or dir"),
+        *(
+            (f"{command} --api {address}", 2, words)
+            for command in ("status", "explain p")
+            for address, words in (
+                ("127.0.0.1:99999", "--api 127.0.0.1:99999: port 99999 is above 65535"),
+                ("http://", "--api http://: '' is no address, expected host:port"),
+                ("http://h:p/x", "--api http://h:p/x: 'h:p/x' is no address"),
+                ("foo", "--api foo: 'foo' is no address"),
+                ("off", "--api off: no host, expected host:port"),
+                ("ftp://h:1", "--api ftp://h:1: unknown scheme ftp, expected host:port"),
+                ("unix://run/x", "--api unix://run/x: no absolute path"),
+            )
+        ),
+        ("status --api unix:///nosuch", 3, "no answer from /nosuch: No such file or directory"),
+        ("status --token-file nosuch", 2, "token file nosuch: cannot be read: No such file or dir"),
         ("checkpoint nosuch", 3, "nosuch: there is no such file; expected a checkpoint such as /"),
         (f"checkpoint {'x' * 300}", 3, "cannot read: File name too long"),
         ("checkpoint --state-dir .", 3, "make the directory, or choose another"),

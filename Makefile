@@ -21,7 +21,16 @@ help: ## Show what there is
 
 setup: $(STAMP) ## Make the virtual environment (demo and test do it by themselves)
 
-node: $(NODE_STAMP) ## The same for a node and for the image: only what the plugin needs to run
+# Root must not run what somebody else can write: a copy, in a folder of root's.
+NODE ?= /opt/nri-numa
+
+node: ## For a node, as root: only what the plugin needs to run, in NODE=/opt/nri-numa
+	@mkdir -p $(NODE) 2> /dev/null; test -w $(NODE) || { echo "cannot write $(NODE): run as root, or choose another folder: make node NODE=DIR"; exit 3; }
+	@umask 022; test -x $(NODE)/bin/python || $(PYTHON) -m venv $(NODE) || { echo "cannot make a virtual environment: on Debian, apt-get install python3-venv"; exit 3; }
+	@umask 022; $(NODE)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes $(NODE_REQUIREMENTS:%=-r %)
+	@umask 022; tree=$$(mktemp -d) && trap 'rm -rf "$$tree"' EXIT && cp -R pyproject.toml README.md LICENSE nri_numa "$$tree" && chmod -R go-w "$$tree" && \
+	$(NODE)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --force-reinstall "$$tree"
+	@echo "$(NODE)/bin/nri-numa"
 
 # $(call environment,FILES): make the environment with what the files pin, and install this tree.
 define environment
@@ -38,7 +47,8 @@ $(STAMP): $(REQUIREMENTS) pyproject.toml
 $(NODE_STAMP): $(NODE_REQUIREMENTS) pyproject.toml
 	$(call environment,$(NODE_REQUIREMENTS))
 
-demo: $(STAMP) ## Run the main job against the embedded runtime
+# It needs the packages of a node; an environment that has more serves as well.
+demo: $(if $(wildcard $(STAMP)),$(STAMP),$(NODE_STAMP)) ## Run the main job against the embedded runtime
 	@$(BIN)/nri-numa demo
 
 # Folders that a run before has tested already; CI names those of `make coverage`.

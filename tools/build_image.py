@@ -184,11 +184,11 @@ def requirements(root: str = "nri-numa") -> list[importlib.metadata.Distribution
         try:
             found[name] = importlib.metadata.distribution(name)
         except importlib.metadata.PackageNotFoundError:
-            raise SystemExit(f"{name} is not installed: run make node first") from None
+            raise SystemExit(f"{name} is not installed: run make setup first") from None
         if (version := found[name].version) != pinned.get(name):
             raise SystemExit(
                 f"{name} {version} is installed, {RUNTIME_LOCK.relative_to(REPOSITORY)} has"
-                f" {pinned.get(name, 'none')}: run make node first"
+                f" {pinned.get(name, 'none')}: run make setup first"
             )
         waiting += [(Requirement(r), asked) for r in found[name].requires or ()]
     return [found[name] for name in sorted(found)]

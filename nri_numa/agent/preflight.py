@@ -10,9 +10,10 @@ import os
 import re
 import socket
 import stat
+import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
@@ -203,12 +204,30 @@ def privileges() -> Iterator[Finding]:
     """Whether we may do what the agent does."""
     if os.geteuid() == 0:
         yield _ok("privileges", "running as root")
+        yield from installation()
     else:
         yield _warn(
             "privileges",
             f"running as user {os.geteuid()}: some files and sockets cannot be looked at",
             "Run the check as the user that the agent runs as, usually root.",
         )
+
+
+def installation(paths: Iterable[str] = (sys.executable, __file__)) -> Iterator[Finding]:
+    """Whether only root can write what root runs here: interpreter and package."""
+    for path in paths:
+        real = Path(os.path.realpath(path))
+        for part in (*Path(os.path.abspath(path)).parents, real, *real.parents):
+            about = os.stat(part)
+            writable = about.st_mode & 0o022 and not about.st_mode & stat.S_ISVTX
+            if about.st_uid or writable:
+                who = f"belongs to user {about.st_uid}" if about.st_uid else "is writable by others"
+                yield _warn(
+                    "installation",
+                    f"{part} {who}, who can make root run anything",
+                    "Install it for root: sudo make node makes /opt/nri-numa.",
+                )
+                return
 
 
 # --- cgroups ------------------------------------------------------------------------------------

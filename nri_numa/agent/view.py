@@ -494,6 +494,7 @@ def numa_node_uses(
 ) -> Iterator[shown.NUMANodeUse]:
     """For the API: every NUMA node by id, who has its CPUs and what the accounting has left."""
     cpu_left, memory_left = machine.cpu_left(state), machine.memory_left(state, reading)
+    free = largest(machine, state)
     for i, node in sorted(machine.topology.numa_nodes.items()):
         charge = state.charge(i)
         yield shown.NUMANodeUse(
@@ -519,6 +520,7 @@ def numa_node_uses(
                 for size, total in sorted(node.hugepages.items())
             ),
             capacity_factor=machine.settings.capacity_factor.get(i, 1.0),
+            free_exclusive_cpus=free.get(i, 0),
         )
 
 
@@ -528,6 +530,7 @@ def numa_node_samples(
     """For a scrape: the same in counts of CPUs, each CPU in one of them."""
     cpu_left, memory_left = machine.cpu_left(state), machine.memory_left(state, reading)
     pool -= machine.settings.reserved_cpus
+    free = largest(machine, state)
     for i, node in sorted(machine.topology.numa_nodes.items()):
         charge = state.charge(i)
         kubelet = (node.cpus & state.kubelet.granted) - state.owned - state.idle
@@ -549,6 +552,7 @@ def numa_node_samples(
             memory_allocated_bytes=charge.memory,
             memory_available_bytes=memory_left.get(i, 0),
             capacity_factor=machine.settings.capacity_factor.get(i, 1.0),
+            free_exclusive_cpus=free.get(i, 0),
             hugepages={
                 size: (total, charge.hugepages.get(size, 0))
                 for size, total in node.hugepages.items()

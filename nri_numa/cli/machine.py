@@ -141,9 +141,12 @@ def _summary(topology: Topology, width: int | None) -> list[str]:
             lines += _hanging(f"  {name}: ", str(cpus), width)
     siblings = [str(c.cpus) for _, c in sorted(topology.cores.items()) if len(c.cpus) > 1]
     if siblings:
-        shown = [line.rstrip() for line in _hanging("  siblings: ", " ".join(siblings), width)]
-        cut = width is not None and len(shown) > 1
-        lines.append(f"{shown[0][: (width or WIDTH) - 2].rstrip()} …" if cut else shown[0])
+        first, *more = _hanging("  siblings: ", " ".join(siblings), width)
+        if width is not None and more:
+            room = width - len(" …")
+            first = first if len(first.rstrip()) <= room else first.rstrip().rpartition(" ")[0]
+            first = f"{first.rstrip()} …"
+        lines.append(first.rstrip())
     return lines
 
 

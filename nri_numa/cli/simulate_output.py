@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from msgspec import to_builtins
 
-from nri_numa.cli.output import Column, Kind, table, terminal_width, wrapped
+from nri_numa.cli.output import Column, Kind, table, table_width, terminal_width, wrapped
 from nri_numa.engine.explain import explanation as explaining
 from nri_numa.engine.explain import sentences
 from nri_numa.engine.state import Kind as Placement
@@ -21,15 +21,27 @@ from nri_numa.text import human_bytes
 NAMED: Final = 3
 """Containers that moved along with another are named up to this many, then counted."""
 _CPUS: Final = Column("CPUS", Kind.LIST)
+_MEMORY_FREE: Final = Column("MEMORY FREE", spare=1)
 _FILL: Final = (
-    *("NUMA NODE", "CPUS", "ALLOCATED BEFORE", "AFTER", "FREE"),
-    *("MEMORY", "ALLOCATED", "FREE"),
+    Column("NUMA NODE"),
+    Column("CPUS", spare=3),
+    Column("BEFORE", spare=4),
+    Column("AFTER", Kind.LIST, spare=1),
+    Column("CPUS FREE"),
+    Column("MEMORY", spare=2),
+    Column("ALLOCATED", spare=5),
+    Column("MEMORY FREE"),
 )
-_SIDES: Final = ("A CPUS", "MEM", "B CPUS", "MEM")
+_SIDES: Final = (
+    *(Column("A CPUS", Kind.LIST), Column("MEM", Kind.LIST, spare=1)),
+    *(Column("B CPUS", Kind.LIST), Column("MEM", Kind.LIST, spare=2)),
+)
 _FILL_AT_END: Final = (
-    *("NUMA NODE", "A ALLOCATED", "FREE", "MEMORY FREE"),
-    *("B ALLOCATED", "FREE", "MEMORY FREE"),
+    *(Column("NUMA NODE"), Column("A AFTER", spare=3), Column("CPUS FREE"), _MEMORY_FREE),
+    *(Column("B AFTER", spare=4), Column("CPUS FREE"), _MEMORY_FREE),
 )
+NARROW_COLUMNS: Final = 72
+"""Width of a terminal below which reasons stand under the table, not beside the CPUs."""
 
 
 def story(
@@ -41,8 +53,7 @@ def story(
     several = _several_namespaces(result)
     rows = [row for event in result.events for row in _rows(event, several=several)]
     if rows:
-        head = (Column(""), "POD", "CONTAINER", _CPUS, Column("MEMORY", Kind.LIST))
-        yield from table((*head, Column("WHY", Kind.TEXT)), rows)
+        yield from _decisions(rows)
         yield ""
     for heading, about in (
         ("Devices that the kubelet gave", _given),
@@ -51,7 +62,7 @@ def story(
         if lines := [line for event in result.events for line in about(event)]:
             yield from (heading, *lines, "")
     yield "How full"
-    yield from table(list(map(Column, _FILL)), _fill(result))
+    yield from table(_FILL, _fill(result))
     yield ""
     yield from _verdict(result)
     yield from _notes(notes)
@@ -77,18 +88,18 @@ def comparison(
     yield from wrapped(f"B: {', '.join(changed)}")
     yield ""
     yield from table(
-        (Column(""), "POD", "CONTAINER", *(Column(one, Kind.LIST) for one in _SIDES)),
+        (Column(""), "POD", Column("CONTAINER", Kind.NAME, spare=3), *_SIDES),
         _pairs(first, second),
     )
     yield ""
     yield "How full at the end"
     rows = [[i, *_left(first.after[i]), *_left(second.after[i])] for i in first.after]
-    yield from table(list(map(Column, _FILL_AT_END)), rows)
+    yield from table(_FILL_AT_END, rows)
     yield ""
     for label, result in (("A", first), ("B", second)):
-        lines = list(_verdict(result, trace=False))
-        yield f"{label}: {lines[0]}"
-        yield from filter(None, lines[1:])
+        total, *rest = _verdict(result, trace=False)
+        yield from wrapped(f"{label}: {total}")
+        yield from filter(None, rest)
     yield from _notes(notes)
 
 
@@ -113,12 +124,27 @@ def _head(machine: str, topology: Topology) -> Iterator[str]:
     total = sum(n.memory_bytes for n in topology.numa_nodes.values())
     yield from wrapped(f"Machine: {machine}")
     allowed = "" if topology.allowed == topology.online else f" ({len(topology.allowed)} usable)"
-    yield (
-        f"  {counted(len(topology.sockets), 'socket')}, "
+    yield from wrapped(
+        f"{counted(len(topology.sockets), 'socket')}, "
         f"{counted(len(topology.numa_nodes), 'NUMA node')}, "
         f"{counted(len(topology.cores), 'core')}, "
-        f"{counted(len(topology.online), 'CPU')}{allowed}, {human_bytes(total)}"
+        f"{counted(len(topology.online), 'CPU')}{allowed}, {human_bytes(total)}",
+        "  ",
     )
+
+
+def _decisions(rows: list[list[str]]) -> Iterator[str]:
+    """What each container got and why, in a table or, on a narrow terminal, below one."""
+    head = (Column(""), "POD", "CONTAINER", _CPUS, Column("MEMORY", Kind.LIST, spare=1))
+    if (table_width() or NARROW_COLUMNS) >= NARROW_COLUMNS:
+        yield from table((*head, Column("WHY", Kind.TEXT)), rows)
+        return
+    yield from table(head, [row[:-1] for row in rows])
+    yield ""
+    number = ""
+    for row in rows:
+        number = row[0] or number
+        yield from wrapped(f"{number} {row[2]}: {row[-1]}", "  ", "    ")
 
 
 def _rows(event: SimulatedEvent, *, several: bool) -> Iterator[list[str]]:
@@ -195,14 +221,14 @@ def _fill(result: Simulation) -> Iterator[list[object]]:
                 after.memory_bytes,
                 human_bytes(after.memory_bytes),
                 human_bytes(after.memory_bound_bytes),
-                human_bytes(after.memory_left_bytes),
+                human_bytes(after.memory_left_bytes, free=True),
             ),
         ]
 
 
 def _left(room: Room) -> Sequence[str]:
     cpus = human_cpus(room.cpu_bound_milli), human_cpus(room.cpu_left_milli)
-    memory = human_bytes(room.memory_left_bytes)
+    memory = human_bytes(room.memory_left_bytes, free=True)
     return [*_where_any(room.cpus, *cpus), *_where_any(room.memory_bytes, memory)]
 
 
@@ -228,7 +254,8 @@ def _verdict(result: Simulation, *, trace: bool = True) -> Iterator[str]:
         return
     total = sum(1 for e in result.events if e.refused is not None)
     left = f", {counted(result.untried, 'step')} not tried" if result.untried else ""
-    yield f"{counted(pods, 'pod')} placed{extra}, {counted(total, 'refusal')}{left}."
+    verdict = f"{counted(pods, 'pod')} placed{extra}, {counted(total, 'refusal')}{left}."
+    yield from wrapped(verdict) if trace else [verdict]
     outcome = refused.refused
     assert outcome is not None  # noqa: S101  # first_refused has one
     yield ""

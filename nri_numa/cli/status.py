@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple, NoReturn
 
 import click
@@ -334,13 +335,18 @@ _NUMA_NODES: Final = (
     _Shown(Column("KUBELET", Kind.LIST), _key("kubelet"), _have("kubelet")),
     _Shown(Column("SHARED", Kind.LIST), _key("shared")),
     _Shown(Column("RESERVED", Kind.LIST, spare=1), _key("reserved")),
+    _Shown(Column("IDLE", Kind.LIST), _key("idle"), _have("idle")),
+    _Shown(Column("FREE EXCLUSIVE"), lambda n, _: n.get("freeExclusiveCpus", "?")),
     _Shown(Column("CPU FREE"), _free("cpuAvailableMilli", "cpuCapacityMilli", human_cpus)),
     _Shown(
         Column("FACTOR"),
         lambda n, _: f"{n.get('capacityFactor', 1):g}",
         lambda nodes: any(n.get("capacityFactor", 1) != 1 for n in nodes),
     ),
-    _Shown(Column("MEMORY FREE"), _free("memoryAvailableBytes", "memoryBytes", human_bytes)),
+    _Shown(
+        Column("MEMORY FREE"),
+        _free("memoryAvailableBytes", "memoryBytes", partial(human_bytes, free=True)),
+    ),
 )
 
 

@@ -158,6 +158,7 @@ class NUMANodeSample(msgspec.Struct, frozen=True, kw_only=True):
     memory_allocated_bytes: int
     memory_available_bytes: int
     capacity_factor: float = 1.0
+    free_exclusive_cpus: int = 0
     hugepages: Mapping[int, tuple[int, int]] = msgspec.field(default_factory=dict)
 
 
@@ -496,6 +497,7 @@ _OF_NUMA_NODE: Final = {
     "memory_allocated_bytes": "Memory allocated to containers.",
     "memory_available_bytes": "Free memory: what can still be allocated.",
     "capacity_factor": "The part of the node's CPUs that is really there.",
+    "free_exclusive_cpus": "CPUs that one more container could have exclusively there.",
 }
 """Gauges of each NUMA node, by the field of its sample."""
 

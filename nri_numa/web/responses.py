@@ -48,6 +48,9 @@ class NUMANodeUse(Document, frozen=True, kw_only=True):
     memory_available_bytes: int
     huge_pages: tuple[HugePages, ...] = ()
     capacity_factor: float = 1.0
+    free_exclusive_cpus: Annotated[
+        int, "CPUs that one more container could have exclusively there."
+    ] = 0
 
 
 class Actual(Document, frozen=True, kw_only=True):

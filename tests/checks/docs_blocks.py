@@ -117,7 +117,7 @@ def run(block: Block, checkout: Path, env: Mapping[str, str]) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=120,
+        timeout=300,  # `make node` on a busy machine
         check=False,
     )
     assert done.returncode == block.code, f"{block.text}\n{done.stdout}"

@@ -160,7 +160,12 @@ def test_every_block_of_the_quick_start(containerd: Containerd, tmp_path: Path) 
         shims["sudo"] = (
             "#!/bin/sh\n"
             'case "$*" in *--fix-containerd*)\n'
-            f'  set -- "$@" --containerd-config={bed.configuration};;\nesac\nexec "$@"\n'
+            f'  set -- "$@" --containerd-config={bed.configuration};;\nesac\n'
+            # Where root's installation is, neither: it would stay on this machine.
+            f"export NODE={tmp_path}/opt\n"
+            'case "$1" in /opt/nri-numa/*)\n'
+            f'  program="$NODE/${{1#/opt/nri-numa/}}"; shift; set -- "$program" "$@";;\nesac\n'
+            'exec "$@"\n'
         )
         env = environment(
             make_programs(tmp_path, shims),

@@ -62,3 +62,4 @@ def test_make_node_installs_these_and_nothing_else() -> None:
     assert "--require-hashes" in installs[0]
     assert "--no-deps" in installs[1]
     assert "--no-build-isolation" in installs[1]
+    assert ".venv" not in done.stdout, "root runs nothing of a user's checkout"

@@ -339,12 +339,8 @@ def _wider(group: Sequence[_Entry], problem: Problem, order: Order, width: int) 
         free = _most(demand, demand.available, problem.numa_ids, width)
         if free >= demand.need:
             continue
-        capacity = _most(demand, demand.capacity, problem.numa_ids, width)
-        where = "one NUMA node" if width == 1 else f"{width} NUMA nodes"
-        if capacity < demand.need:
-            text = f"more than the {amount_text(capacity, summary.unit, free=True)} of any {where}"
-        else:
-            text = f"at most {_free(free, summary.unit)} on {where}"
+        text = _excess(summary, demand, problem, width)
+        text = text or f"at most {_free(free, summary.unit)} on {_numa_nodes(width)}"
         if problem.policy is not Policy.SINGLE_NUMA_NODE:
             would = nodes_text(summary.preferred_width)
             now = summary.narrowest_width
@@ -359,6 +355,24 @@ def _wider(group: Sequence[_Entry], problem: Problem, order: Order, width: int) 
     # There is enough of it, as was entries at above: groups of NUMA nodes keep it from there.
     have = f"at most {_free(most, summary.unit)} on one NUMA node"
     return _alone(summary, f"{have}, which is tied to others by the kubelet's rules")
+
+
+def _excess(summary: ResourceSummary, demand: HintDemand, problem: Problem, width: int) -> str:
+    """That no ``width`` NUMA nodes have that much, however empty; else empty.
+
+    Where the whole machine has not, `lacking` says so.
+    """
+    if not isinstance(demand, ResourceDemand):
+        return ""
+    capacity = _most(demand, demand.capacity, problem.numa_ids, width)
+    if capacity >= demand.need or sum(n.capacity for n in summary.numa_nodes) < demand.need:
+        return ""
+    have = amount_text(capacity, summary.unit, free=True)
+    return f"more than the {have} of any {_numa_nodes(width)}"
+
+
+def _numa_nodes(width: int) -> str:
+    return "one NUMA node" if width == 1 else f"{width} NUMA nodes"
 
 
 def _most(demand: ResourceDemand, amounts: Amounts, numa_ids: NUMASet, width: int) -> int:
@@ -464,7 +478,8 @@ class Alignment(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             # What the machine lacks comes before what is not free, and that before what is both but
             # not together; then in the order of the demands.
             summary, _, demand = min(impossible, key=lambda one: _severity(one[0], one[2]))
-            return _alone(summary, lacking(summary, demand))
+            excess = _excess(summary, demand, problem, 1) if merge.single else ""
+            return _alone(summary, excess or lacking(summary, demand))
         hinting = [one for one in entries if one[0].state is HintState.MASKS]
         order = merge.order
         for _, hints, _ in hinting:

@@ -29,6 +29,7 @@ Section = tuple[str, list[str]]
 
 _NARROWEST = "An empty machine would not have given it a narrower place."
 _RULE = "The rule: "
+_POOL_REASONS = ("SharedPoolEmpty", "SharedPoolFloor")
 _OTHER_VERSION = "Why cannot be shown: the explanation was written by another version of nri-numa"
 _MANY = 8  # NUMA nodes that are listed one by one
 _LONG = 120  # characters of a value from outside
@@ -270,7 +271,8 @@ def _fits(document: Document) -> Iterator[str]:
     resources = document["resources"]
     for resource in resources:
         yield _sentence(f"{_label(resource['resource'])}: {_how_it_fits(resource)}")
-    yield from _free(resources)
+    refusal = document["refusal"] or {"reason": ""}
+    yield from _free(resources, pool_refuses=refusal["reason"] in _POOL_REASONS)
     if not resources and document["left"]:
         each = [f"NUMA node {o['numaNode']}: {_left(o)}" for o in document["left"][:_MANY]]
         more = len(document["left"]) - _MANY
@@ -367,15 +369,19 @@ def _lacking(resource: Mapping[str, Any]) -> str:
     all_of_it = amount_text(capacity, resource["unit"])
     if capacity < resource["needed"]:
         return f"and all NUMA nodes together have {all_of_it}"
-    have = f"{amount_text(free, resource['unit'])} of {all_of_it} free on all NUMA nodes together"
+    left = amount_text(free, resource["unit"], free=True)
+    have = f"{left} of {all_of_it} free on all NUMA nodes together"
     return have if free < resource["needed"] else f"{have}, but not beside what else it needs"
 
 
-def _free(resources: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """What each NUMA node has free of everything that is needed, and whether that is enough."""
+def _free(resources: Sequence[Mapping[str, Any]], *, pool_refuses: bool) -> Iterator[str]:
+    """What each NUMA node has free of everything that is needed, and whether that is enough.
+
+    Where the shared pool of the whole machine refuses, no NUMA node has CPUs free for it.
+    """
     by_node: dict[int, list[str]] = {}
     for r in resources:
-        if r["wish"] == "no wish":
+        if r["wish"] == "no wish" or (pool_refuses and r["unit"] == "cpus"):
             continue
         for n in r["numaNodes"]:
             less = "" if n["enough"] else f" ({amount_text(r['needed'], r['unit'])} needed)"
@@ -432,7 +438,8 @@ def _in_use(document: Document, numa_node: str) -> list[tuple[float, str]]:
 
 def _share(n: Mapping[str, Any], resource: Mapping[str, Any]) -> str:
     """``7 of 8 CPUs for exclusive use``, ``512 MiB of 16 GiB of memory``."""
-    free, capacity = (amount_text(n[key], resource["unit"]) for key in ("free", "capacity"))
+    free = amount_text(n["free"], resource["unit"], free=True)
+    capacity = amount_text(n["capacity"], resource["unit"])
     if free.partition(" ")[2] == capacity.partition(" ")[2]:
         free = free.partition(" ")[0]
     name = resource["resource"]
@@ -443,7 +450,7 @@ def _share(n: Mapping[str, Any], resource: Mapping[str, Any]) -> str:
 def _left(one: Mapping[str, Any]) -> str:
     parts = [amount_text(one["cpuMilli"], "millicpu")]
     if "memoryBytes" in one:
-        parts.append(amount_text(one["memoryBytes"], "bytes") + " of memory")
+        parts.append(amount_text(one["memoryBytes"], "bytes", free=True) + " of memory")
     return in_words(parts)
 
 

@@ -5,7 +5,7 @@
 import "./theme.js";
 import { announce } from "./announce.js";
 import { keep, picture as pictureOf } from "./picture.js";
-import { el, harmless, plural, setText, showVerdict, size } from "./small.js";
+import { el, freeSize, harmless, plural, setText, showVerdict, size } from "./small.js";
 import { drawUse, nodeWords } from "./use.js";
 
 // === Small things ================================================================================
@@ -755,18 +755,18 @@ function drawBars(use) {
   if (use.cpus) {
     const left = Math.max(0, use.cpuAvailableMilli);
     made.push(bar("CPU", cpuAmount(left), `${cpuAmount(use.cpuAllocatedMilli)} of ${cpuAmount(use.cpuCapacityMilli)} CPUs allocated, ` +
-      `${cpuAmount(left)} free`, use.cpuCapacityMilli, use.cpuAllocatedMilli, use.cpuCapacityMilli - use.cpuAllocatedMilli - left));
+      `${cpuAmount(left)} free, ${use.freeExclusiveCpus} for exclusive use`, use.cpuCapacityMilli, use.cpuAllocatedMilli, use.cpuCapacityMilli - use.cpuAllocatedMilli - left));
   }
   if (use.memoryBytes) {
     const rest = use.memoryBytes - use.memoryAllocatedBytes - use.memoryAvailableBytes;
-    made.push(bar("Mem", size(use.memoryAvailableBytes), `${size(use.memoryAllocatedBytes)} of ${size(use.memoryBytes)} allocated, ` +
-      `${size(rest)} used otherwise or held back, ${size(use.memoryAvailableBytes)} free`, use.memoryBytes, use.memoryAllocatedBytes, rest));
+    made.push(bar("Mem", freeSize(use.memoryAvailableBytes), `${size(use.memoryAllocatedBytes)} of ${size(use.memoryBytes)} allocated, ` +
+      `${size(rest)} used otherwise or held back, ${freeSize(use.memoryAvailableBytes)} free`, use.memoryBytes, use.memoryAllocatedBytes, rest));
   }
   for (const pages of use.hugePages) {
     const name = size(pages.sizeBytes).replace(/ (.)iB$/, "$1");
     const left = pages.totalBytes - pages.allocatedBytes;
-    made.push(bar(name, size(left), `${size(pages.allocatedBytes)} of ${size(pages.totalBytes)} in huge pages of ` +
-      `${size(pages.sizeBytes)} allocated, ${size(left)} free`, pages.totalBytes, pages.allocatedBytes));
+    made.push(bar(name, freeSize(left), `${size(pages.allocatedBytes)} of ${size(pages.totalBytes)} in huge pages of ` +
+      `${size(pages.sizeBytes)} allocated, ${freeSize(left)} free`, pages.totalBytes, pages.allocatedBytes));
   }
   if (!use.cpus) {
     // Memory tiers are let in by configuration; nothing is free on one that is not.
@@ -1230,8 +1230,8 @@ function aboutNode(id) {
   const used = load ? nodeWords(load, size) : "";
   return [`NUMA node ${id}`, () => [
     facts([["CPUs", node.cpus || "none"], ["Exclusive", use.exclusive], ["Kept idle", use.idle], ["Shared pool", use.shared], ["Reserved", use.reserved],
-      ["CPU", node.cpus && `${cpuAmount(use.cpuAllocatedMilli)} of ${cpuAmount(use.cpuCapacityMilli)} allocated, ${cpuAmount(use.cpuAvailableMilli)} free`],
-      ["Memory", `${size(use.memoryAllocatedBytes)} of ${size(use.memoryBytes)} allocated, ${size(use.memoryAvailableBytes)} free`],
+      ["CPU", node.cpus && `${cpuAmount(use.cpuAllocatedMilli)} of ${cpuAmount(use.cpuCapacityMilli)} allocated, ${cpuAmount(use.cpuAvailableMilli)} free, ${use.freeExclusiveCpus} for exclusive use`],
+      ["Memory", `${size(use.memoryAllocatedBytes)} of ${size(use.memoryBytes)} allocated, ${freeSize(use.memoryAvailableBytes)} free`],
       ...use.hugePages.map((p) => [`${size(p.sizeBytes)} pages`, `${size(p.allocatedBytes)} of ${size(p.totalBytes)} allocated`]),
       ["Really used", used],
       ["Capacity factor", String(use.capacityFactor)],

@@ -8,12 +8,15 @@ export function harmless(text) {
 }
 
 /** "512 B", "6 GiB", "1.5 TiB", as everywhere in nri-numa. */
-export function size(bytes) {
+export function size(bytes, round = Math.round) {
   const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
   let value = Math.max(0, bytes);
   for (; value >= 1024 && units.length > 1; value /= 1024) units.shift();
-  return `${Number(value.toFixed(1))} ${units[0]}`;
+  return `${round(10 * value) / 10} ${units[0]}`;
 }
+
+/** The same of what is free, rounded down: 7.97 GiB do not hold 8. */
+export const freeSize = (bytes) => size(bytes, Math.floor);
 
 export const plural = (n, noun, nouns = `${noun}s`) => `${n.toLocaleString("en")} ${n === 1 ? noun : nouns}`;
 

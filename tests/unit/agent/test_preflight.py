@@ -206,6 +206,32 @@ def test_a_file_of_version_2_is_blamed_only_where_containerd_is_older_than_that(
     assert "--fix-containerd" in runtime(tmp_path / "nri.sock", tmp_path).remedy
 
 
+@pytest.mark.parametrize(
+    ("mode", "owner", "said"),
+    [
+        (0o755, 0, None),
+        (0o775, 0, "is writable by others"),
+        (0o757, 0, "is writable by others"),
+        (0o1777, 0, None),
+        (0o755, 1000, "belongs to user 1000"),
+    ],
+)
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives files away, which needs root")
+def test_what_root_runs_is_written_by_root_alone(
+    tmp_path: Path, mode: int, owner: int, said: str | None
+) -> None:
+    """Whoever owns the checkout would be root."""
+    write_tree(tmp_path, {"venv/bin/python": ""})
+    (tmp_path / "venv/bin/python").chmod(0o755)
+    (tmp_path / "venv/bin").chmod(0o755)
+    os.chown(tmp_path / "venv", owner, 0)
+    (tmp_path / "venv").chmod(mode)
+    found = list(preflight.installation([str(tmp_path / "venv/bin/python")]))
+    assert [(one.level, said in one.message) for one in found] == (
+        [(Level.WARN, True)] if said else []
+    )
+
+
 @pytest.mark.parametrize("configuration", ["version = 2\n", f"version = 2\n{NRI}disable = false\n"])
 def test_a_containerd_without_nri_is_named_whatever_its_configuration_says(
     tmp_path: Path, configuration: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -95,6 +96,33 @@ def test_every_value_is_told_with_what_it_means() -> None:
     text = told(Node().explain({**SINGLE, "devices": "ignore", "movable": "true"}, resources(2)))
     assert "devices: ignore (annotation numa.kubernetes.io/devices): its devices do not" in text
     assert "movable: true (annotation numa.kubernetes.io/movable): it may be elsewhere" in text
+
+
+def test_what_no_numa_node_ever_had_is_said_on_a_busy_machine_too() -> None:
+    """Waiting does not help: that is another answer than how much is free now."""
+    node = Node()
+    node.decide({"policy": "best-effort"}, resources(20), name="filler")
+    for document in (
+        node.explain(SINGLE, resources(20), name="never"),
+        Node().explain(SINGLE, resources(20)),
+    ):
+        assert "20 exclusive CPUs needed, more than the 8 CPUs of any one NUMA node" in told(
+            document
+        )
+
+
+def test_free_memory_has_one_rounding_in_one_answer() -> None:
+    node = Node(synthetic(sockets=1, numa_per_socket=1, cores_per_numa=8, memory_gib=16))
+    node.decide(SINGLE, resources(1, 2.03), name="filler")
+    text = told(node.explain(SINGLE, resources(1, 15)))
+    assert {*re.findall(r"13\.[0-9]|14 of", text)} == {"13.9"}
+
+
+def test_nothing_is_free_for_exclusive_use_where_the_pool_refuses() -> None:
+    node = Node(synthetic(sockets=1, numa_per_socket=1, cores_per_numa=2, threads=1, memory_gib=2))
+    refused = node.explain(SINGLE, resources(2, 0.5))
+    assert refused["refusal"]["reason"].startswith("SharedPool")
+    assert "for exclusive use" not in told(refused)
 
 
 # --- where it fits, and why there --------------------------------------------------------------

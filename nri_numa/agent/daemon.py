@@ -448,7 +448,7 @@ class Daemon:
     def _not_used(self, error: ConfigError, event: str) -> None:
         self.metrics.config_read(at=None)
         for problem in error.problems:
-            log.error(event, problem=problem)
+            log.error(event, file=error.source, problem=problem)
 
     def link_changed(self, state: LinkState, detail: str) -> None:
         """Say where the link stands, and when we are ready."""

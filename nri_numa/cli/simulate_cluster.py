@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from math import inf
 from typing import Any, Final
 
@@ -207,14 +208,20 @@ def _judged(
 def story(document: Mapping[str, Any]) -> list[str]:
     """The document for people."""
     cluster = document["cluster"]
-    head = f"{counted(cluster['nodes'], 'node')}, {counted(cluster['pods'], 'pod')}"
+    head = f"{counted(cluster['nodes'], 'node')} with {counted(cluster['pods'], 'pod')}"
     if cluster["onTheirWay"]:
         head += f", {cluster['onTheirWay']} of them on their way"
     lines = [head + "."]
     if cluster["cordoned"]:
         lines.append(f"Cordoned, not asked: {_named(cluster['cordoned'])}.")
-    for one in document["pods"]:
-        lines += ["", *_about(one)]
+    pods = document["pods"]
+    for _, alike in groupby(pods, key=lambda one: list(_about(one, ""))):
+        group = [*alike]
+        names = [f"{one['namespace']}/{one['pod']}" for one in group]
+        who = names[0] if len(names) == 1 else f"Each of {len(names)} pods ({_named(names)})"
+        lines += ["", *_about(group[0], who)]
+    if len(pods) > 1:
+        lines += ["", f"{sum(one['fits'] for one in pods)} of {len(pods)} pods fit."]
     width = max(30, terminal_width())
     return [
         part
@@ -224,8 +231,7 @@ def story(document: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _about(one: Mapping[str, Any]) -> Iterator[str]:
-    name = f"{one['namespace']}/{one['pod']}"
+def _about(one: Mapping[str, Any], name: str) -> Iterator[str]:
     if not one["asks"]:
         yield f"{name} asks for nothing that nri-numa decides: every node fits."
         return
@@ -260,7 +266,7 @@ def _about_moving(moving: Mapping[str, Any]) -> Iterator[str]:
             to = f"fits on {pod['fitsOn']}" if pod["fitsOn"] else "fits nowhere else"
             yield f"    {pod['pod']}, which {to}"
     else:
-        yield f"  No {LARGEST} pods of one node, or fewer, would make room by moving."
+        yield f"  Moving up to {LARGEST} pods away from one node would not make room."
     if moving["cut"]:
         yield f"  The search was cut after {moving['setsTried']} sets: there may be a smaller one."
 

@@ -26,6 +26,7 @@ from msgspec.structs import replace
 from nri_numa.cri.client import CallRefused, CRIClient, UpdateFailed, container_from
 from nri_numa.cri.pb import cri_pb2
 from nri_numa.errors import RuntimeUnavailable
+from nri_numa.model.machine import counted
 from nri_numa.model.workload import (
     Container,
     ContainerUpdate,
@@ -741,7 +742,9 @@ class CRILink(RuntimeLink):
                     pods, containers = await connection.begin()
                     self._connection = connection
                     self._change(
-                        LinkState.ACTIVE, f"{pods} pods, {containers} containers, over CRI"
+                        LinkState.ACTIVE,
+                        f"{counted(pods, 'pod')} and {counted(containers, 'container')} when it "
+                        "was made, over CRI",
                     )
                     await connection.go_on()
                 finally:

@@ -39,6 +39,7 @@ from google.protobuf.message import Message
 from msgspec.structs import replace
 
 from nri_numa.errors import ConfigError, LocalProtocolError, RemoteProtocolError
+from nri_numa.model.machine import counted
 from nri_numa.model.workload import Container, ContainerUpdate, Pods
 from nri_numa.nri import conversion
 from nri_numa.nri.transport import Ending, SessionTransport
@@ -501,7 +502,9 @@ class NRILink(RuntimeLink):
             return
         self._active_since = asyncio.get_running_loop().time()
         self._change(
-            LinkState.ACTIVE, f"{len(event.pods)} pods, {len(event.containers)} containers"
+            LinkState.ACTIVE,
+            f"{counted(len(event.pods), 'pod')} and {counted(len(event.containers), 'container')} "
+            "when it was made",
         )
 
     def _close(self, detail: str) -> None:

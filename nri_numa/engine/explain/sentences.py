@@ -412,7 +412,8 @@ def _lost(document: Document, one: Mapping[str, Any]) -> str:
         for mine, theirs in zip(_in_use(document, winner), _in_use(document, loser), strict=False):
             if mine[0] == theirs[0]:
                 continue
-            use = f"{theirs[1]} would be in use, against {mine[1]}"
+            other = f"{mine[1]} of {numa_text(winner)}"
+            use = f"{theirs[1]} would be in use, against {other}"
             if mine[0] < theirs[0]:
                 return f"it would do as well, but would be fuller: {use}"
             if any("of the opposite load" in step for step in document["steps"]):

@@ -139,6 +139,15 @@ def test_who_moves_for_a_pod_is_named_and_where_it_goes_is_kept_for_it() -> None
     assert "score 0, after movable containers of it moved" in done.stdout
 
 
+def test_pods_with_one_verdict_have_it_once_and_the_sum_is_last() -> None:
+    done = simulate(listed(nrt(4, 0, name="a")), *(manifest(9, f"web-{i}") for i in range(5)))
+    lines = done.stdout.splitlines()
+    assert lines[0] == "1 node with 0 pods."
+    assert sum("fits on no node" in line for line in lines) == 1
+    assert "Each of 5 pods (default/web-0, default/web-1" in done.stdout
+    assert "0 of 5 pods fit." in lines
+
+
 def test_a_pod_without_a_wish_fits_everywhere() -> None:
     plain = pod(container(cpu="1"))
     plain = {"apiVersion": "v1", "kind": "Pod", **plain}
@@ -176,7 +185,7 @@ def test_the_fewest_pods_that_would_have_to_move() -> None:
 def test_nobody_moves_who_would_not_come_back_or_leaves_too_little() -> None:
     cluster = listed(nrt(0, 4, name="a"), runs("single", "a", 8, owner=""))
     done = simulate(cluster, manifest(8))
-    assert (done.exit_code, "No 4 pods of one node" in done.stdout) == (1, True)
+    assert (done.exit_code, "Moving up to 4 pods away" in done.stdout) == (1, True)
     found = document(cluster, manifest(8))["pods"][0]["wouldHaveToMove"]
     assert (found["pods"], found["cut"]) == ([], False)
 

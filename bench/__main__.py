@@ -29,6 +29,7 @@ from bench import (
     rounds,
     synchronize,
     told,
+    watches,
 )
 from bench.beds import MACHINES
 
@@ -86,6 +87,10 @@ PARTS: dict[str, tuple[str, Callable[[bool], str]]] = {
     "extender": (
         "The scheduler's extender: 5,000 nodes with 4 NUMA nodes and 20 pods each",
         lambda quick: extender.measure(quick=quick),
+    ),
+    "watches": (
+        "Watches of the extender, the controller and the publisher, over TLS",
+        lambda quick: watches.measure(quick=quick),
     ),
     "interference": (
         "Interference",

@@ -56,10 +56,10 @@ WATCH: Final = 300
 """Seconds after which the API server ends a watch, which is then resumed."""
 _SLACK: Final = 60.0
 """Seconds after the end of a watch without an answer: the connection is dead."""
-_FULL: Final = 1 << 10
-"""Bytes of a watch that wait for us before nothing more is taken from its connection."""
-_MUCH: Final = 1 << 16
-"""Bytes after which there is no pause: a thousand nodes may write in a second."""
+PIECE_BYTES: Final = 1 << 15
+"""Bytes of a watch that are read at once, ten to thirty events: questions are answered in between.
+Where so many waited there is no pause. Half a MiB waits in aiohttp, and no more.
+"""
 _CHECKED: Final = 1.0
 """Seconds between two checks whether ca.crt is another file."""
 _TURNS: Final = 100
@@ -223,11 +223,11 @@ class KubeAPI:
         asked = {**parameters, "watch": "true", "timeoutSeconds": str(seconds)}
         url, silence = f"{path}?{urlencode(asked)}", seconds + _SLACK
         headers = {"Accept": accept}
-        async with self._exchange("GET", url, None, headers, silence, buffer=_FULL) as answer:
+        async with self._exchange("GET", url, None, headers, silence) as answer:
             yield OPENED, {}
             rest = b""
             while True:
-                chunk = await answer.content.readany()
+                chunk = await answer.content.read(PIECE_BYTES)
                 lines = (rest + chunk).split(b"\n")
                 # Without a chunk it is the end, and a last line may lack its own.
                 rest = lines.pop() if chunk else b""
@@ -236,7 +236,7 @@ class KubeAPI:
                         yield _event(line)
                 if not chunk:
                     return
-                await asyncio.sleep(GATHERED if len(chunk) < _MUCH else 0)
+                await asyncio.sleep(GATHERED if len(chunk) < PIECE_BYTES else 0)
 
     @contextlib.asynccontextmanager
     async def _exchange(
@@ -246,7 +246,6 @@ class KubeAPI:
         body: bytes | None = None,
         headers: Mapping[str, str] | None = None,
         silence: float = TIMEOUT,
-        buffer: int | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """One request, signed; once more with the token read anew where it was denied."""
         with self._failures():
@@ -261,7 +260,6 @@ class KubeAPI:
                         total=None, sock_connect=TIMEOUT, sock_read=silence
                     ),
                     allow_redirects=False,
-                    read_bufsize=buffer,
                 )
                 async with answer:
                     self._compare_clocks(answer)

@@ -6,11 +6,12 @@ import json
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +35,16 @@ class Asked:
 
 @dataclass(frozen=True)
 class Said:
-    """One answer; a text that is no JSON goes out as it is."""
+    """One answer; a text that is no JSON goes out as it is.
+
+    Each piece of a `stream` goes out in a chunk and a TLS record of its own, as the events of a
+    watch do.
+    """
 
     status: int = 200
     body: dict[str, Any] | str = field(default_factory=dict)
     headers: dict[str, str] = field(default_factory=dict)
+    stream: Iterable[bytes] | None = None
 
 
 def status(code: int, message: str, *causes: str, **headers: str) -> Said:
@@ -138,11 +144,18 @@ class FakeAPIServer(Bed):
                 self.send_response_only(said.status)
                 self.send_header("Date", formatdate(time.time() + fake.skew, usegmt=True))
                 self.send_header("Content-Type", "text/plain" if plain else "application/json")
-                self.send_header("Content-Length", str(len(data)))
+                if said.stream is None:
+                    self.send_header("Content-Length", str(len(data)))
+                else:
+                    self.send_header("Transfer-Encoding", "chunked")
                 for name, value in said.headers.items():
                     self.send_header(name, value)
                 self.end_headers()
-                self.wfile.write(data)
+                if said.stream is None:
+                    self.wfile.write(data)
+                    return
+                for piece in chain(said.stream, [b""]):
+                    self.wfile.write(b"%x\r\n%b\r\n" % (len(piece), piece))
 
             do_GET = do_POST = do_PATCH = do_PUT = _any
 

@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Iterator
+import tracemalloc
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
 import pytest
 
-from nri_numa.kube.api import OPENED, KubeAPI, refused
+from nri_numa.kube.api import GATHERED, OPENED, KubeAPI, refused
 from nri_numa.kube.requests import KubeError
 from tests.beds.fake_api_server import Asked, FakeAPIServer, Said, fake, status
+from tests.beds.watch_clients import NAMES, event_line, watch_of
 
 PATH = "/api/v1/namespaces/default/pods/p/binding"
 PODS = "/api/v1/pods"
@@ -122,6 +126,77 @@ async def test_a_watch_is_read_line_by_line_however_it_comes(
     assert path == PODS
     assert {"watch=true", "timeoutSeconds=300", "resourceVersion=7"} <= {*query.split("&")}
     assert parse_qs(query)["fieldSelector"] == ["a=b,c!="]
+
+
+class Gated(KubeAPI):
+    """A client that reads on when the server has sent everything."""
+
+    sent: threading.Event
+
+    async def events(self, *asked: Any, **how: Any) -> AsyncGenerator[tuple[str, Any]]:
+        async with aclosing(super().events(*asked, **how)) as followed:
+            async for one in followed:
+                yield one
+                if one[0] == OPENED:
+                    assert await asyncio.to_thread(self.sent.wait, 60)
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_events_that_wait_are_read_without_a_pause(
+    server: FakeAPIServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Each pause is 20 ms, so one in a hundred events lets 5,000 of them come in a second."""
+    Gated.sent, watched = threading.Event(), list[str]()
+    bookmark = b'{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"999"}}}\n'
+
+    def stream() -> Iterator[bytes]:
+        yield from (event_line(name, number) for number in range(300))
+        Gated.sent.set()
+        yield bookmark
+
+    def answer(asked: Asked) -> Said:
+        if "watch=true" not in asked.path:
+            return Said(200, {"metadata": {"resourceVersion": "1"}, "items": []})
+        watched.append(asked.path)
+        return Said(200, stream=stream()) if len(watched) == 1 else status(503, "later")
+
+    server.answer = answer
+    for module in (
+        "nri_numa.controller.service", "nri_numa.scheduler.extender", "tests.beds.watch_clients",
+    ):  # fmt: skip
+        monkeypatch.setattr(f"{module}.KubeAPI", Gated)
+    pauses, loop = list[float](), asyncio.get_running_loop()
+    later = loop.call_later
+    monkeypatch.setattr(
+        loop,
+        "call_later",
+        lambda delay, *more, **how: pauses.append(delay) or later(delay, *more, **how),
+    )
+    watch = watch_of(name, str(tmp_path))
+    task = asyncio.create_task(watch.run())
+    async with asyncio.timeout(180):
+        while len(watched) < 2:
+            await asyncio.sleep(0.01)
+    task.cancel()
+    await asyncio.wait([task])
+    await watch._api.close()
+    assert "resourceVersion=999" in watched[1], "all were read"
+    assert pauses.count(GATHERED) <= 3
+
+
+async def test_little_waits_for_a_client_that_is_slow(made: KubeAPI, server: FakeAPIServer) -> None:
+    """8 MiB of events, and the loop turns at each: whatever may be read ahead is."""
+    piece = event_line("extender: pods", 1) * 10
+    server.answer = lambda asked: Said(200, stream=repeat(piece, (8 << 20) // len(piece)))
+    most = 0
+    tracemalloc.start()
+    try:
+        async for _ in made.events(PODS, {}, 300):
+            await asyncio.sleep(0)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 4 << 20
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ import time
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing
+from datetime import datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, Final
@@ -121,6 +122,11 @@ class KubeAPI:
         self._server = self._bearer = ""
         self._written, self._authority = (0, 0), b""
         self._checked = float("-inf")
+        self._ahead = 0.0
+
+    def server_time(self) -> float:
+        """Seconds since the epoch by the server's clock, a second off at most."""
+        return self._wall() - self._ahead
 
     async def do(self, request: Request) -> Outcome:
         """Do one request; every failure is a value."""
@@ -319,10 +325,11 @@ class KubeAPI:
         return self._session
 
     def _compare_clocks(self, answer: aiohttp.ClientResponse) -> None:
-        if self._skewed is not None:
-            with contextlib.suppress(ValueError):
-                server = parsedate_to_datetime(answer.headers.get("Date", "")).timestamp()
-                self._skewed(self._wall() - server)
+        with contextlib.suppress(ValueError):
+            server = parsedate_to_datetime(answer.headers.get("Date", "")).timestamp()
+            self._ahead = self._wall() - server
+            if self._skewed is not None:
+                self._skewed(self._ahead)
 
     def _read_token(self) -> str:
         return f"Bearer {(self._directory / 'token').read_text('utf-8').strip()}"
@@ -437,7 +444,8 @@ class Watch:
     """Lists a kind and follows its changes: in pages, resumed, and listed again after 410 Gone.
 
     Lists name objects by `key`, their name by default. A list goes on at the page that failed.
-    Where `metadata` is all that is needed nothing else comes: a Node has fifty images.
+    Where `metadata` is all that is needed nothing else comes: a Node has fifty images. `aged` is
+    called at each change with the seconds since it was written.
 
     Attributes:
         synced: everything was read once.
@@ -455,11 +463,12 @@ class Watch:
         fields: str = "",
         metadata: bool = False,
         key: Callable[[Mapping[str, Any]], str] | None = None,
+        aged: Callable[[float], object] | None = None,
         jitter: Callable[[], float] = random.random,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._api, self._path, self._watched, self._jitter = api, path, watched, jitter
-        self._clock = clock
+        self._aged, self._clock = aged, clock
         self._key = key or name_of
         self._what = path.rpartition("/")[2]
         self._parameters = {"fieldSelector": fields} if fields else {}
@@ -539,6 +548,9 @@ class Watch:
         else:
             self._keys.add(key)
             self._watched.put(document)
+            # What is gone shows when it was last changed, and not when it went.
+            if self._aged is not None and (written := written_at(document)) is not None:
+                self._aged(max(0.0, self._api.server_time() - written))
 
     def _listed(self, keys: set[str]) -> None:
         for key in sorted(self._keys - keys):
@@ -574,3 +586,24 @@ def text_of(document: Mapping[str, Any], section: str, key: str) -> str:
     """A text in a section; empty where it is none."""
     value = mapping(document.get(section)).get(key)
     return value if isinstance(value, str) else ""
+
+
+def written_at(document: Mapping[str, Any]) -> float | None:
+    """When an object was last changed, in seconds since the epoch; None where it does not say.
+
+    Its managers say so, by the API server's clock, but for a binding, which only a condition shows.
+    """
+    metadata, status = mapping(document.get("metadata")), mapping(document.get("status"))
+    times = [
+        time
+        for section, key in (
+            (metadata.get("managedFields"), "time"),
+            (status.get("conditions"), "lastTransitionTime"),
+        )
+        for one in (section if isinstance(section, list) else ())
+        if isinstance(time := mapping(one).get(key), str)
+    ]
+    try:
+        return datetime.fromisoformat(max(times)).timestamp()
+    except ValueError:
+        return None

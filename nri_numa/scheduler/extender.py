@@ -55,6 +55,9 @@ SILENT: Final = 10.0
 CATCH_UP: Final = 1.0
 """Seconds from the begin of leading until we bind: what the last leader wrote has come by then."""
 _SECONDS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0, 5.0)
+KINDS: Final = ("noderesourcetopologies", "pods")
+"""What is watched, as metrics name it."""
+_AGES: Final = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 Verb = Callable[[bytes], Awaitable[bytes]]
 
@@ -87,6 +90,12 @@ class SchedulerMetrics(ServiceMetrics):
             "known_age_seconds",
             "Since the API server last said what there is; up to a minute where nothing changes.",
             "kind",
+        )
+        self.event_age = self.histogram(
+            "event_age_seconds",
+            "From the write of an object to our reading of it, a second off at most.",
+            "kind",
+            buckets=_AGES,
         )
 
 
@@ -138,8 +147,13 @@ class Extender:
         self.binder = Binder(
             self.api, self.nodes, self.candidates, self.reader, self.pod_watcher, config, clock
         )
-        self.topologies = Watch(self.api, TOPOLOGIES, self.node_watcher, clock=clock)
-        self.pods = Watch(self.api, PODS, self.pod_watcher, fields=PENDING, key=uid_of, clock=clock)
+        topologies, pods = (self.metrics.event_age.labels(kind).observe for kind in KINDS)
+        self.topologies = Watch(
+            self.api, TOPOLOGIES, self.node_watcher, aged=topologies, clock=clock
+        )
+        self.pods = Watch(
+            self.api, PODS, self.pod_watcher, fields=PENDING, key=uid_of, aged=pods, clock=clock
+        )
         self._answered = clock()
         self.port = 0
 
@@ -260,7 +274,7 @@ class Extender:
         metrics.oldest.set(max((now - hold.since for hold in holds.values()), default=0))
         metrics.leader.set(self.leads())
         metrics.synced.set(not self._not_synced())
-        for kind, watch in (("noderesourcetopologies", self.topologies), ("pods", self.pods)):
+        for kind, watch in zip(KINDS, (self.topologies, self.pods), strict=True):
             metrics.age.labels(kind).set(round(now - watch.seen, 1))
         return metrics.text()
 

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -16,7 +17,7 @@ import pytest
 from nri_numa.config import AgentConfig
 from nri_numa.config.sections import Scheduling
 from nri_numa.kube.api import KubeAPI, Watch, Watched, name_of
-from nri_numa.scheduler.extender import Extender, SchedulerMetrics
+from nri_numa.scheduler.extender import KINDS, Extender, SchedulerMetrics
 from nri_numa.scheduler.protocol import Binding
 from nri_numa.scheduler.watcher import TOPOLOGIES, PodActivator
 from tests.beds.fake_api_server import Asked, FakeAPIServer, Said, fake, status
@@ -477,6 +478,41 @@ async def test_an_old_view_of_the_cluster_is_said(server: FakeAPIServer) -> None
     finally:
         await made.api.close()
         await made.lease_api.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_how_late_an_object_is_read_is_measured(
+    made: Extender, server: FakeAPIServer, kind: str
+) -> None:
+    """By the API server's clock, which is an hour ahead; a binding is written to a condition."""
+    server.skew = 3600.0
+    late = datetime.fromtimestamp(time.time() + server.skew - 66, UTC).strftime("%FT%TZ")
+    watch, document = made.topologies, topology(4)
+    long_ago = {"time": "2026-11-01T00:00:00Z"}
+    if kind == "pods":
+        watch, document = made.pods, running("p")
+        document["status"]["conditions"] = [{"lastTransitionTime": late}]
+    document["metadata"]["managedFields"] = [{"time": late} if kind != "pods" else {}, long_ago]
+    asked: list[Asked] = []
+
+    def answer(request: Asked) -> Said:
+        if "watch=true" not in request.path:
+            return Said(200, {"metadata": {"resourceVersion": "10"}, "items": []})
+        asked.append(request)
+        removed = topology(1, name="gone")
+        removed["metadata"]["managedFields"] = [long_ago]
+        text = event("DELETED", removed, "11") + event("ADDED", document, "12")
+        return Said(200, text) if len(asked) == 1 else status(503, "later")
+
+    server.answer = answer
+    async with working(watch.run()):
+        while len(asked) < 2:
+            await asyncio.sleep(0.01)
+    bucket = f'nri_numa_scheduler_event_age_seconds_bucket{{kind="{kind}",le="%s"}} %s'
+    text = made.measured().decode()
+    assert bucket % ("60.0", "0.0") in text
+    assert bucket % ("300.0", "1.0") in text
+    assert bucket % ("+Inf", "1.0") in text
 
 
 async def test_a_watch_that_ends_is_resumed_soon(server: FakeAPIServer, api: KubeAPI) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from math import inf
 from typing import Any, Final
 
 from msgspec.structs import replace
@@ -31,6 +32,8 @@ WAKE_INTERVAL: Final = 2.0
 """Seconds between two touches of a Node's annotation at least, which wake refused pods."""
 PARTLY: Final = 6.0
 """How many times `settle` a pod is held of which some container may not run yet."""
+WARNING_INTERVAL: Final = 60.0
+"""Seconds between two lines about objects that cannot be read, or are not renewed."""
 ROOM: Final = "room"
 """Key of the annotation that wakes pods, below the prefix; its value is a number that is another
 one each time."""
@@ -143,6 +146,24 @@ class PodActivator:
                 return
 
 
+class SparseWarning:
+    """A line a minute of what befalls many objects at once: how often it did, and the last one."""
+
+    def __init__(self, text: str) -> None:
+        self._text, self._count, self._due = text, 0, -inf
+        self._last: dict[str, str] = {}
+
+    def add(self, **values: str) -> None:
+        """It befell an object, of which these are shown."""
+        self._count, self._last = self._count + 1, values
+
+    def tick(self, now: float) -> None:
+        """Write the line where there is something to say and the last one is a minute old."""
+        if self._count and now >= self._due:
+            log.warning(self._text, count=self._count, **self._last)
+            self._count, self._due = 0, now + WARNING_INTERVAL
+
+
 class NodeWatcher(Watched):
     """Keeps what nodes publish up to date."""
 
@@ -151,17 +172,19 @@ class NodeWatcher(Watched):
     ) -> None:
         self._nodes, self._activator, self._clock = nodes, activator, clock
         self._fresh = Freshness(prefix)
+        self._unreadable = SparseWarning(
+            "NodeResourceTopology objects cannot be read: nothing is known of their nodes"
+        )
+        self._stale = SparseWarning(
+            "NodeResourceTopology objects are not renewed: no pod is sent to their nodes"
+        )
 
     def put(self, document: Mapping[str, Any]) -> None:
         """An object exists, new or changed."""
         name = name_of(document)
         known = self._fresh.read(name, document, self._clock())
         if isinstance(known, Unreadable) and self._nodes.published(name) != known:
-            log.warning(
-                "a NodeResourceTopology cannot be read: nothing is known of the node",
-                node=name,
-                problem=harmless(known.why)[:500],
-            )
+            self._unreadable.add(node=name, problem=harmless(known.why)[:500])
         if self._nodes.put(name, known):
             self._activator.more_room(name)
 
@@ -172,13 +195,12 @@ class NodeWatcher(Watched):
 
     def tick(self) -> None:
         """Time has passed."""
-        for name in self._fresh.stale(self._clock()):
+        now = self._clock()
+        for name in self._fresh.stale(now):
             if self._nodes.silence(name):
-                log.warning(
-                    "a NodeResourceTopology is not renewed: no pod is sent there",
-                    node=name,
-                    remedy="look at nri-numa publish of that node",
-                )
+                self._stale.add(node=name, remedy="look at nri-numa publish of that node")
+        self._unreadable.tick(now)
+        self._stale.tick(now)
 
 
 class PodWatcher(Watched):

@@ -317,3 +317,25 @@ async def test_no_binding_waits_longer_than_one_reading_may_take(
             over.set()
         await api.close()
     assert len(server.asked) == 2
+
+
+@pytest.mark.parametrize("stale", [False, True])
+def test_what_befalls_all_nodes_is_a_line_a_minute(
+    caplog: pytest.LogCaptureFixture, stale: bool
+) -> None:
+    """Each write of an object may be wrong in another way, and all publishers may stand still."""
+    watched = Watched()
+    for now in range(100):
+        for node in range(40):
+            document = topology(4, name=f"n{node}")
+            if stale:
+                document["metadata"]["annotations"] = {
+                    f"{PREFIX}/renewed": str(now), f"{PREFIX}/valid-seconds": "1",
+                }  # fmt: skip
+            else:
+                document["apiVersion"] = f"v{now}"
+            watched.topologies.put(document)
+        watched.now = now + 1
+        watched.tick()
+    counts = [vars(record)["fields"]["count"] for record in caplog.records]
+    assert counts == [40, 60 * 40]

@@ -365,9 +365,9 @@ def tenants(installed: Client) -> Iterator[Client]:
         installed.kubectl("delete", "namespace", *namespaces)
 
 
-def tries(client: Client, namespace: str, annotations: dict[str, str]) -> str:
-    """The API server's no to a pod, on a dry run; empty when it is admitted."""
-    document = pod("tried", annotations=annotations)
+def tries(client: Client, namespace: str, asked: JsonObject) -> str:
+    """The API server's no to an object, or a pod's annotations, on a dry run; else empty."""
+    document = asked if "kind" in asked else pod("tried", annotations=asked)
     try:
         client.kubectl(
             "create", "--dry-run=server", f"--namespace={namespace}", "--filename=-",
@@ -398,6 +398,34 @@ def test_the_policies_for_tenants_admit_and_refuse_as_written(tenants: Client) -
         said = tries(tenants, "plain", asked)
         assert (needed in said) if needed else said == "", (asked, said)
         assert tries(tenants, "free", asked) == "", asked
+
+
+def test_a_claim_may_ask_for_what_an_annotation_may(tenants: Client) -> None:
+    """In a claim and in a template; parameters of another driver are none of our business."""
+    lists, whole = "numacpu=allowed", "cpus=exclusive"
+    ours = "dra.numa.example.com"
+    wanted: list[tuple[str, dict[str, str], str]] = [
+        (ours, {"policy": "restricted", "smt": "spread"}, ""),
+        (ours, {"numamem": "0"}, lists),
+        (ours, {"smt": "full-core"}, whole),
+        (ours, {"bind": "both", "smt": "isolate"}, whole),
+        ("gpu.example.com", {"numamem": "0", "smt": "isolate"}, ""),
+    ]
+    for driver, parameters, needed in wanted:
+        devices = {
+            "requests": [{"name": "cpus", "exactly": {"deviceClassName": "numa-node"}}],
+            "config": [{"opaque": {"driver": "gpu.example.com", "parameters": {}}},
+                       {"opaque": {"driver": driver, "parameters": parameters}}],
+        }  # fmt: skip
+        for kind, spec in (
+            ("ResourceClaim", {"devices": devices}),
+            ("ResourceClaimTemplate", {"spec": {"devices": devices}}),
+        ):
+            document = {"apiVersion": "resource.k8s.io/v1", "kind": kind,
+                        "metadata": {"name": "tried"}, "spec": spec}  # fmt: skip
+            said = tries(tenants, "plain", document)
+            assert (needed in said) if needed else said == "", (document, said)
+            assert tries(tenants, "free", document) == "", document
 
 
 def test_the_policies_for_tenants_let_updates_of_something_else_pass(tenants: Client) -> None:

@@ -10,6 +10,7 @@ import re
 
 import pytest
 
+from nri_numa.dra.claims import PARAMETERS
 from nri_numa.engine.request.annotations import KEYS
 from tests.shipped.test_install_manifests import BASE, charted, documents
 
@@ -30,15 +31,25 @@ def test_each_policy_denies_and_fails_closed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "keys"),
-    [("nri-numa-lists", {"numacpu", "numamem"}), ("nri-numa-exclusive", {"cpus", "smt"})],
+    ("name", "keys", "parameters"),
+    [
+        ("nri-numa-lists", {"numacpu", "numamem"}, {"numamem"}),
+        ("nri-numa-exclusive", {"cpus", "smt"}, {"smt"}),
+    ],
 )
-def test_a_policy_is_about_keys_that_there_are(name: str, keys: set[str]) -> None:
-    """That it asks for a label, in every spelling of the keys: tests/kube/test_publish.py."""
+def test_a_policy_is_about_keys_that_there_are(
+    name: str, keys: set[str], parameters: set[str]
+) -> None:
+    """And about those of them that a claim may have.
+
+    That it asks for a label, in every spelling of the keys: tests/kube/test_publish.py.
+    """
     policy, _ = (one["spec"] for one in documents(STATIC) if name in str(one))
-    (validation,) = policy["validations"]
-    found = set(re.findall(r"k == 'numa\.kubernetes\.io/([a-z-]+)'", validation["expression"]))
+    of_pods, of_claims = (one["expression"] for one in policy["validations"])
+    found = set(re.findall(r"k == 'numa\.kubernetes\.io/([a-z-]+)'", of_pods))
     assert found == keys <= set(KEYS)
+    found = set(re.findall(r"'([a-z-]+)' in p|p\.\?([a-z-]+)", of_claims))
+    assert {one or other for one, other in found} == parameters == keys & set(PARAMETERS)
 
 
 def test_the_policy_for_mistakes_knows_every_key_and_never_refuses() -> None:

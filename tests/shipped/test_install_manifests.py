@@ -293,6 +293,22 @@ def test_the_chart_has_the_objects_of_kustomize_and_no_further_right(more: str, 
     assert "numa.kubernetes.io" not in str(policies)
 
 
+def test_the_extender_may_do_what_it_asks_for_and_no_more() -> None:
+    """The chart has the same; a pod is got where another replica was asked about it."""
+    rights: dict[str, set[str]] = {}
+    for one in documents("scheduler/role.yaml"):
+        for rule in one.get("rules", ()):
+            for resource in rule["resources"]:
+                rights.setdefault(resource, set()).update(rule["verbs"])
+    assert rights == {
+        "noderesourcetopologies": {"list", "watch"},
+        "pods": {"get", "list", "watch"},
+        "pods/binding": {"create"},
+        "nodes": {"patch"},
+        "leases": {"create", "get", "update"},
+    }
+
+
 def test_the_chart_leaves_off_what_nobody_asked_for() -> None:
     assert not re.search("publish|scheduler|controller|capacity|numa-(lists|excl)", helm().stdout)
     more = helm("--set", "publish.enabled=true").stdout

@@ -283,13 +283,14 @@ def _place_wide(
         rank={ids[place]: rank for rank, place in enumerate(order)},
         one_width=True,
     )
-    found, policy = align(problem), problem.policy
+    distances = room.sums_of_distances
+    found, policy = align(problem, distances), problem.policy
     ideal = found.preferred
     if not found.admitted:
         if request.on_failure is not OnFailure.WIDEN:
             return needs.short(asks)
         policy, ideal = Policy.BEST_EFFORT, False
-        found = align(replace(problem, policy=policy))
+        found = align(replace(problem, policy=policy), distances)
     everywhere = range(len(ids))
     chosen = everywhere if found.affinity is None else room.places(found.affinity)
     for (_, unit), (least, free, _) in zip(_units(request), asks, strict=True):

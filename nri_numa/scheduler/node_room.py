@@ -7,12 +7,13 @@ order of `NodeRoom.ids`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Self
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from nri_numa.engine.align.hints import Distances
 from nri_numa.model.cpuset import NO_NUMA_NODES, NUMASet
 from nri_numa.model.workload import SMT, Policy, Scope
 from nri_numa.scheduler.pod_request import ContainerRequest, PodRequest
@@ -143,6 +144,11 @@ class NodeRoom(Struct, frozen=True, kw_only=True, dict=True, cache_hash=True):
         """Distance between two NUMA nodes, of the firmware's table."""
         return self.distances[self.ids.index(one)][self.ids.index(other)]
 
+    @property
+    def sums_of_distances(self) -> Distances:
+        """Of its firmware's table; one object for all nodes that are built alike."""
+        return _sums_of_distances(self.ids, self.distances)
+
     def places(self, numa_nodes: NUMASet) -> list[int]:
         """Positions of NUMA nodes in the columns; others than it has are passed over."""
         bits = numa_nodes.bits
@@ -236,6 +242,12 @@ NOTHING_KNOWN = NodeRoom(
     factor=(),
 )
 """The room of a node of which nothing is known."""
+
+
+@lru_cache(maxsize=64)
+def _sums_of_distances(ids: tuple[int, ...], rows: tuple[Column, ...]) -> Distances:
+    place = {numa_node: n for n, numa_node in enumerate(ids)}
+    return Distances(lambda one, other: rows[place[one]][place[other]])
 
 
 class Unreadable(Struct, frozen=True):

@@ -133,18 +133,19 @@ class Order:
 
 
 class Distances:
-    """Sums of SLIT distances, read once and only where needed.
+    """Sums of SLIT distances, read once and only where needed; good for all merges of a machine.
 
     The kubelet compares averages over all ordered pairs of a mask, each node with itself included.
     Among masks of one width the sums order the same way and are exact.
     """
 
-    __slots__ = ("_apart", "_between", "_distance")
+    __slots__ = ("_apart", "_between", "_distance", "_totals")
 
     def __init__(self, distance: Callable[[int, int], int]) -> None:
         self._distance = distance
         self._between: dict[tuple[int, int], int] = {}
-        self._apart: dict[tuple[int, ...], int] = {}
+        self._apart: dict[int, int] = {}
+        self._totals: dict[int, int] = {}
 
     def here(self, i: int) -> int:
         """Distance of a NUMA node to itself."""
@@ -160,11 +161,11 @@ class Distances:
 
     def apart(self, nodes: Sequence[int]) -> int:
         """The least distance there and back between two of some NUMA nodes."""
-        key = tuple(nodes)
-        if key not in self._apart:
+        mask = _mask(nodes)
+        if mask not in self._apart:
             pairs = [self.between(i, j) for i, j in combinations(nodes, 2)]
-            self._apart[key] = min(pairs, default=0)
-        return self._apart[key]
+            self._apart[mask] = min(pairs, default=0)
+        return self._apart[mask]
 
     def added(self, mask: int, i: int) -> int:
         """What one NUMA node adds to the total of a mask without it."""
@@ -172,9 +173,14 @@ class Distances:
 
     def total(self, mask: int) -> int:
         """Sum over all ordered pairs of the mask."""
-        members = list(ids_of(mask))
-        pairs = [self.between(i, j) for i, j in combinations(members, 2)]
-        return sum(pairs) + sum([self.between(i, i) for i in members])
+        found = self._totals.get(mask)
+        if found is None:
+            members = list(ids_of(mask))
+            pairs = [self.between(i, j) for i, j in combinations(members, 2)]
+            found = sum(pairs) + sum([self.between(i, i) for i in members])
+            if len(self._totals) < 1 << EXACT_UPTO:
+                self._totals[mask] = found
+        return found
 
 
 class Quantity(msgspec.Struct, frozen=True):
@@ -360,9 +366,11 @@ class Cover(msgspec.Struct, frozen=True, kw_only=True):
 
 def pick(masks: Sequence[int], order: Order, distances: Distances | None) -> int:
     """The best of some masks of one width: least distance, then the tie-break."""
-    if len(masks) == 1:
-        return masks[0]
-    return min(masks, key=lambda m: (0 if distances is None else distances.total(m), order.key(m)))
+    if distances is not None and len(masks) > 1:
+        totals = [distances.total(m) for m in masks]
+        least = min(totals)
+        masks = [m for m, total in zip(masks, totals, strict=True) if total == least]
+    return masks[0] if len(masks) == 1 else min(masks, key=order.key)
 
 
 # --- hints ----------------------------------------------------------------------------------------
@@ -617,6 +625,10 @@ def _width(universe: int, capacity: tuple[Quantity, ...], steps: Steps) -> int:
     if _alone(universe, capacity):
         return 1
     cover = Cover(within=universe, quantities=capacity)
+    if len(capacity) == 1 and capacity[0].parts is None:
+        return min(cover.floor(), universe.bit_count())
+    if universe.bit_count() <= EXACT_UPTO:
+        return min(map(int.bit_count, cover.every()), default=universe.bit_count())
     mask = cover.narrowest(Order(ids_of(universe)), None, steps, at_least=2)
     return (universe if mask is None else mask).bit_count()
 
@@ -712,10 +724,13 @@ class Merge(msgspec.Struct, frozen=True, kw_only=True):
                 # Masks of one NUMA node have the order of the NUMA nodes.
                 far = [self.distances.here(i) for i in ones] if self.distances else [0]
                 return 1 << ones[far.index(min(far))]
-        cover = self._cover(
-            lists,
-            lambda m: m not in but and all(f.prefers_width(m) and f.untied(m) for f in lists),
-        )
+        accept = None
+        if but or any(f.sockets or f.groups is not None for f in lists):
+
+            def accept(mask: int) -> bool:
+                return mask not in but and all(f.prefers_width(mask) and f.untied(mask) for f in lists)
+
+        cover = self._cover(lists, accept)  # of the width that all prefer
         for width in () if self.single else widths or range(2, cover.within.bit_count() + 1):
             mask = cover.best(width, self.order, self.distances, self.steps)
             if mask is not None:
@@ -741,7 +756,7 @@ class Merge(msgspec.Struct, frozen=True, kw_only=True):
         ways = _over_supersets(ways, -1)
         return [m for m, count in zip(masks, ways, strict=True) if m and count], neediest
 
-    def _cover(self, lists: Sequence[Hints], accept: Callable[[int], bool]) -> Cover:
+    def _cover(self, lists: Sequence[Hints], accept: Callable[[int], bool] | None) -> Cover:
         within, required = self.machine, 0
         for f in lists:
             within &= f.universe

@@ -72,8 +72,11 @@ class Problem(msgspec.Struct, frozen=True, dict=True):
     rank: Mapping[int, int] | None = None
     one_width: bool = False
 
-    def merge(self) -> Merge:
-        """The hints of each demand, with fresh steps to look for a mask."""
+    def merge(self, distances: Distances | None = None) -> Merge:
+        """The hints of each demand, with fresh steps to look for a mask.
+
+        Who merges often for one machine hands in its distances.
+        """
         single, steps = self.policy is Policy.SINGLE_NUMA_NODE, Steps()
         return Merge(
             lists=hints_of(
@@ -81,7 +84,11 @@ class Problem(msgspec.Struct, frozen=True, dict=True):
             ),
             machine=self.numa_ids.bits,
             order=Order(self.numa_ids, self.rank),
-            distances=Distances(self.distance) if self.prefer_closest and not single else None,
+            distances=(
+                distances or Distances(self.distance)
+                if self.prefer_closest and not single
+                else None
+            ),
             single=single,
             steps=steps,
         )
@@ -568,12 +575,12 @@ class Alignment(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return tuple(found)
 
 
-def align(problem: Problem) -> Alignment:
+def align(problem: Problem, distances: Distances | None = None) -> Alignment:
     """Merge what the demands prefer and judge it by the policy.
 
     The result does not depend on the order of the demands.
     """
-    merge = problem.merge()
+    merge = problem.merge(distances)
     mask, preferred = merge.best()
     return Alignment(
         admitted=preferred or problem.policy is Policy.BEST_EFFORT,

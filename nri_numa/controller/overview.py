@@ -17,7 +17,7 @@ from msgspec import Meta, Struct
 from nri_numa.config import AgentConfig, settings
 from nri_numa.kube.requests import annotations_of
 from nri_numa.model.offline_capacity import DRAINED, BadCapacity, numa_nodes
-from nri_numa.scheduler.candidates import NO_OBJECT, CandidateIndex
+from nri_numa.scheduler.candidates import NO_OBJECT, CandidateIndex, in_turns
 from nri_numa.scheduler.fit import Fits
 from nri_numa.scheduler.node_room import NodeRoom
 from nri_numa.scheduler.nodes import Nodes
@@ -31,7 +31,7 @@ MOST: Final = 500
 INTERNAL: Final = "InternalIP"
 """Type of the address of a Node by which the cluster reaches it."""
 _CHUNK: Final = 100
-"""Nodes that are judged or counted before other tasks have a turn."""
+"""Nodes that are counted before other tasks have a turn."""
 
 
 DEFAULT: Final = "single-numa-node"
@@ -246,9 +246,7 @@ class Overview:
         verdicts: dict[str, str] = {}  # reason by node; empty where it fits
         fits: dict[str, int] = {}
         if request is not None:
-            for at in range(0, len(names), _CHUNK):
-                fits.update(self._judged(request, names[at : at + _CHUNK], verdicts))
-                await asyncio.sleep(0)
+            fits = await self._judged(request, names, verdicts)
             names = [name for name in names if name in fits or not query.only]
         asked = request is not None
         cells: dict[str, Cell] = {}
@@ -262,6 +260,11 @@ class Overview:
         chosen = names[query.offset : query.offset + query.limit]
         if query.node:
             chosen = [name for name in names if name == query.node]
+        shown: list[Machine] = []
+        for name in chosen:
+            shown.append(self._machine(name, request, verdicts.get(name)))
+            if len(shown) % _CHUNK == 0:
+                await asyncio.sleep(0)
         rooms = [t for name in every if isinstance(t := self._nodes.published(name), NodeRoom)]
         return {
             "revision": revision,
@@ -282,7 +285,7 @@ class Overview:
             "matching": len(names),
             "fitting": len(fits),
             "offset": query.offset,
-            "nodes": [self._machine(name, request, verdicts.get(name)) for name in chosen],
+            "nodes": shown,
             "grid": [cells[name] for name in names] if query.grid else [],
         }
 
@@ -324,16 +327,17 @@ class Overview:
             return None
         return self._reader.plain(cpus=query.cpus, memory=query.memory, policy=query.policy)
 
-    def _judged(
+    async def _judged(
         self, request: PodRequest, names: Sequence[str], reasons: dict[str, str]
     ) -> dict[str, int]:
         """The scores of those that fit; the others' reasons are put into ``reasons``."""
-        found = self._candidates.filter(request, names)
+        found = await in_turns(self._candidates.filtering(request, names))
         reasons.update(found.failed)
         reasons.update(found.hopeless)
         reasons.update(dict.fromkeys(found.fits, ""))
         # What was found for the filter is remembered: nothing is judged twice.
-        return dict.fromkeys(found.fits, 0) | dict(self._candidates.prioritize(request, found.fits))
+        scores = await in_turns(self._candidates.prioritizing(request, found.fits))
+        return dict.fromkeys(found.fits, 0) | dict(scores)
 
     def _machine(self, name: str, request: PodRequest | None, reason: str | None) -> Machine:
         room = self._nodes.published(name)

@@ -25,8 +25,8 @@ from msgspec import structs
 
 from nri_numa.controller.evictor import Candidate, Evictor, Rules, movable, workload_of
 from nri_numa.kube.requests import Outcome, Request, Result, mapping
-from nri_numa.scheduler.candidates import CandidateIndex
-from nri_numa.scheduler.fit import Fits
+from nri_numa.scheduler.candidates import MAX_QUESTION_WORK, CandidateIndex, Steps
+from nri_numa.scheduler.fit import Fits, Short, Work
 from nri_numa.scheduler.node_room import NodeRoom
 from nri_numa.scheduler.nodes import Hold, Nodes
 from nri_numa.scheduler.pod_request import PodRequest
@@ -35,6 +35,8 @@ from nri_numa.scheduler.published import Freshness
 WAITS: Final = "CreateContainerError"
 FIELDS: Final = "involvedObject.kind=Pod,reason=Failed"
 """Which Events are followed; the reason is the kubelet's (pkg/kubelet/events/event.go)."""
+STEP_WORK: Final = 1000
+"""Work (`nri_numa.scheduler.fit.Work`) of one turn of a look for another node, about 10 ms."""
 INTERVAL: Final = 10.0
 """Seconds between two looks for another node, and at a pod in the phase Running; the kubelet asks
 its own node every ten or more."""
@@ -55,6 +57,7 @@ class RefusedPod(Candidate):
     Attributes:
         asks, missing: what all of its containers ask for, and those that do not run.
         running: it is in the phase Running.
+        look: for a node with room, while that goes on.
         elsewhere: where it fits, as far as known.
     """
 
@@ -64,6 +67,7 @@ class RefusedPod(Candidate):
     spec: Mapping[str, Any]
     refusal: str
     since: float
+    look: Steps[tuple[str, Fits] | None] | None = None
     elsewhere: tuple[str, Fits] | None = None
 
 
@@ -98,6 +102,7 @@ class Refused(Evictor[RefusedPod]):
         self._fresh = Freshness(prefix)
         self._facts: dict[str, NodeFacts] = {}
         self._suspects: dict[tuple[str, str], _Suspect] = {}
+        self._looking: RefusedPod | None = None
 
     # --- what is there ----------------------------------------------------------------------------
 
@@ -204,28 +209,53 @@ class Refused(Evictor[RefusedPod]):
     # --- what is done -----------------------------------------------------------------------------
 
     def _may(self, pod: RefusedPod, now: float) -> bool:
-        pod.elsewhere = self._elsewhere(pod)
-        if pod.elsewhere is None:
-            pod.not_before = now + INTERVAL
-        return pod.elsewhere is not None
+        """One pod at a time is looked at, for a turn: the next goes on where this one ends."""
+        looking = self._looking
+        if looking is not None and self.pods.get(looking.uid) is looking is not pod:
+            return False
+        look = pod.look = pod.look or self._elsewhere(pod)
+        try:
+            next(look)
+        except StopIteration as end:
+            self._looking = pod.look = None
+            pod.elsewhere = end.value
+            if pod.elsewhere is None:
+                pod.not_before = now + INTERVAL
+            return pod.elsewhere is not None
+        self._looking = pod
+        return False
 
-    def _elsewhere(self, pod: RefusedPod) -> tuple[str, Fits] | None:
-        """The first node by name with room, where its own has none as it says itself."""
-        own = self._nodes.room(pod.node)
-        here = self._candidates.verdict(pod.missing, pod.node)
-        known = isinstance(own, NodeRoom) and not own.silent
-        if not known or (isinstance(here, Fits) and not here.moves):
-            # What it publishes says nothing of why it refuses: a successor could come back.
-            return None
-        for name in sorted(self._nodes.names):
+    def _elsewhere(self, pod: RefusedPod) -> Steps[tuple[str, Fits] | None]:
+        """The first node by name with room, where its own has none as it says itself.
+
+        What one look leaves for the next is judged faster then: verdicts are remembered.
+        """
+        work, pause = Work(), STEP_WORK
+        for name in sorted(self._nodes.names) if self._has_no_room(pod) else ():
+            work.done += 1
+            if work.done >= pause:
+                pause = work.done + STEP_WORK
+                yield
+            if work.done >= MAX_QUESTION_WORK:
+                break
             if name == pod.node or (there := self._facts.get(name)) is None:
                 continue
             if not isinstance(self._nodes.room(name), NodeRoom) or not admits(there, pod.spec):
                 continue
-            verdict = self._candidates.verdict(pod.asks, name)
-            if isinstance(verdict, Fits) and not verdict.moves:
-                return name, verdict
+            verdict = self._candidates.verdict(pod.asks, name, work)
+            if isinstance(verdict, Fits) and not verdict.moves and not verdict.by_sums:
+                return (name, verdict) if self._has_no_room(pod) else None
         return None
+
+    def _has_no_room(self, pod: RefusedPod) -> bool:
+        """Whether a pod's own node says itself that it has none: else a successor could come back.
+
+        A node of which nothing is known says nothing of why it refuses.
+        """
+        own = self._nodes.room(pod.node)
+        here = self._candidates.verdict(pod.missing, pod.node)
+        known = isinstance(own, NodeRoom) and not own.silent
+        return known and (isinstance(here, Short) or here.moves)
 
     def _note_move(self, pod: RefusedPod, now: float) -> None:
         super()._note_move(pod, now)

@@ -6,6 +6,7 @@ counts texts by equality, and the condition of a pod that is shown to people is 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Generator, Sequence
 from math import inf
 from typing import Final, TypeVar
@@ -13,7 +14,7 @@ from typing import Final, TypeVar
 from msgspec import Struct, field
 
 from nri_numa.model.workload import Strategy
-from nri_numa.scheduler.fit import Fits, Short, Verdict, fit, narrowest, work
+from nri_numa.scheduler.fit import Fits, Short, Verdict, Work, fit, narrowest
 from nri_numa.scheduler.node_room import NOTHING_KNOWN, NodeRoom, Unreadable
 from nri_numa.scheduler.nodes import Nodes
 from nri_numa.scheduler.pod_request import PodRequest
@@ -21,14 +22,20 @@ from nri_numa.scheduler.pod_request import PodRequest
 NO_OBJECT: Final = "no NodeResourceTopology says what its NUMA nodes have"
 SILENT: Final = "its agent does not place containers now"
 NOT_READABLE: Final = "its NodeResourceTopology cannot be read"
-_ROOMS: Final = 20_000
-"""Rooms whose verdicts are remembered for one kind of pods."""
+_ROOMS: Final = 1000
+"""Rooms that are gone whose verdicts may be remembered for one kind of pods."""
 _REQUESTS: Final = 32
 """Kinds of pods for which verdicts are remembered."""
 _LEAST_WORK: Final = 300
-"""Work (`nri_numa.scheduler.fit.work`) that a narrow filter may always do, 3 to 5 ms; of more than
+"""Work (`nri_numa.scheduler.fit.Work`) that a narrow filter may always do, 3 to 5 ms; of more than
 600 nodes it may do half a unit for each."""
-_STEP: Final = 100
+_SCORE_WORK: Final = 1000
+"""Work beyond a unit for each node that `prioritize` may do where nothing was judged before."""
+MAX_QUESTION_WORK: Final = 60_000
+"""Work for one question, 0.6 s: 5,000 nodes with four NUMA nodes and a merge each."""
+_MAX_SUMS: Final = 30_000
+"""Containers that are judged by sums beyond it, of all nodes together."""
+STEP_WORK: Final = 100
 """Work after which others have their turn: a millisecond, so that a binding waits no longer."""
 
 T = TypeVar("T")
@@ -44,11 +51,13 @@ class Filtered(Struct):
         fits: in the order of the question; of a narrow filter those that suit best.
         failed: reason by node, where waiting or preemption may help.
         hopeless: reason by node, where neither does.
+        by_sums: nodes that passed without having been judged in full.
     """
 
     fits: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     hopeless: dict[str, str] = field(default_factory=dict)
+    by_sums: int = 0
 
 
 class CandidateIndex:
@@ -73,21 +82,24 @@ class CandidateIndex:
         self._known: dict[tuple[object, ...], dict[NodeRoom, Verdict]] = {}
         self._first = 0
 
-    def verdict(self, request: PodRequest, node: str) -> Verdict:
-        """Whether a node has room for a pod now, and where."""
-        (found,) = finish(self._verdicts(request, (node,)))
+    def verdict(self, request: PodRequest, node: str, work: Work | None = None) -> Verdict:
+        """Whether a node has room for a pod now, and where; what it cost is added to ``work``."""
+        (found,) = finish(self._verdicts(request, (node,), inf, work or Work()))
         assert found is not None  # noqa: S101  # a single node is always judged
         return found
 
     def filter(self, request: PodRequest, names: Sequence[str]) -> Filtered:
         """Which nodes have room, and why the others have not."""
-        return finish(self.filtering(request, names))
+        return finish(self.filtering(request, names, inf))
 
-    def filtering(self, request: PodRequest, names: Sequence[str]) -> Steps[Filtered]:
+    def filtering(
+        self, request: PodRequest, names: Sequence[str], limit: float = MAX_QUESTION_WORK
+    ) -> Steps[Filtered]:
         """The same in steps.
 
         A narrow filter leaves it at the best of those judged so far where it did enough work and
-        some node has room. The next question of a pod alike goes on from there.
+        some node has room. The next question of a pod alike goes on from there. Where none has,
+        nodes beyond the limit pass by sums alone.
         """
         if request.nothing:
             return Filtered(fits=list(names))
@@ -100,13 +112,14 @@ class CandidateIndex:
         groups: dict[tuple[object, ...], list[tuple[str, Short]]] = {}
         narrow = self._narrow and request.ours
         enough = max(_LEAST_WORK, len(names) / 2) if narrow else inf
-        verdicts = yield from self._verdicts(request, names, enough)
+        verdicts = yield from self._verdicts(request, names, enough, Work(limit))
         for name, found in zip(names, verdicts, strict=True):
             if isinstance(found, Short):
                 groups.setdefault(found.group, []).append((name, found))
             elif found is not None:
                 result.fits.append(name)
                 grades.append(found.grade)
+                result.by_sums += found.by_sums
         if narrow and grades:
             least = narrowest(max(grades), self._strategy)
             fits = zip(result.fits, grades, strict=True)
@@ -136,7 +149,7 @@ class CandidateIndex:
     def elsewhere(self, request: PodRequest, names: Sequence[str]) -> Steps[str]:
         """A node with room that is none of these, in steps; empty where there is none."""
         others = sorted(self._nodes.names.difference(names))
-        found = yield from self._verdicts(request, others, enough=0)
+        found = yield from self._verdicts(request, others, 0, Work(MAX_QUESTION_WORK))
         verdicts = zip(others, found, strict=True)
         return next((name for name, one in verdicts if isinstance(one, Fits)), "")
 
@@ -147,10 +160,10 @@ class CandidateIndex:
     def prioritizing(
         self, request: PodRequest, names: Sequence[str]
     ) -> Steps[list[tuple[str, int]]]:
-        """The same in steps."""
+        """The same in steps. Nodes that are not judged have 0 as those that do not fit."""
         if request.nothing or request.wrong:
             return []
-        found = yield from self._verdicts(request, names)
+        found = yield from self._verdicts(request, names, len(names) + _SCORE_WORK, Work())
         verdicts = zip(names, found, strict=True)
         return [(name, found.score if isinstance(found, Fits) else 0) for name, found in verdicts]
 
@@ -160,17 +173,12 @@ class CandidateIndex:
         return known.why if isinstance(known, Unreadable) else ""
 
     def _verdicts(
-        self, request: PodRequest, names: Sequence[str], enough: float = inf
+        self, request: PodRequest, names: Sequence[str], enough: float, work: Work
     ) -> Steps[list[Verdict | None]]:
         """One for each node; None where enough work was done before, and some node has room."""
-        key = request.key
-        known = self._known.get(key)
-        if known is None or len(known) >= _ROOMS:
-            if len(self._known) >= _REQUESTS:
-                del self._known[next(iter(self._known))]
-            known = self._known[key] = {}
+        known, asks = self._remembered(request), request
         verdicts: list[Verdict | None] = [None] * len(names)
-        done, pause, fits = 0, _STEP, False
+        pause, fits = work.done + STEP_WORK, False
         left: list[int] = []
         # Not always the same nodes first, where not all are judged.
         first = min(self._first, len(names)) if enough < inf else 0
@@ -181,19 +189,32 @@ class CandidateIndex:
                 continue
             found = known.get(room)
             if found is None:
-                if fits and done >= enough:
+                if fits and work.done >= enough:
                     left.append(place)
                     continue
-                found = known[room] = fit(room, request, self._strategy)
-                done += work(found)
-                if done >= pause:
-                    pause = done + _STEP
+                if work.done >= work.limit and asks is request:
+                    asks = request.kinds(max(1, _MAX_SUMS // len(names)))
+                found = fit(room, asks, self._strategy, work)
+                if work.done < work.limit:
+                    known[room] = found
+                if work.done >= pause:
+                    pause = work.done + STEP_WORK
                     yield
-            fits = fits or isinstance(found, Fits)
+            fits = fits or (isinstance(found, Fits) and not found.by_sums)
             verdicts[place] = found
         if left:
             self._first = left[0]
         return verdicts
+
+    def _remembered(self, request: PodRequest) -> dict[NodeRoom, Verdict]:
+        """Verdicts for pods that ask alike, by room; those of rooms that are gone go some day."""
+        known = self._known.get(request.key, {})
+        if len(known) >= len(self._nodes) + _ROOMS:
+            known = {room: known[room] for room in self._nodes.rooms() if room in known}
+        elif request.key not in self._known and len(self._known) >= _REQUESTS:
+            del self._known[next(iter(self._known))]
+        self._known[request.key] = known
+        return known
 
     def _without_room(self, request: PodRequest, known: NodeRoom | Unreadable | None) -> Verdict:
         if isinstance(known, NodeRoom):
@@ -211,3 +232,14 @@ def finish(steps: Steps[T]) -> T:
         except StopIteration as end:
             found: T = end.value
             return found
+
+
+async def in_turns(steps: Steps[T]) -> T:
+    """An answer of many steps, between which all other tasks have their turn."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            found: T = end.value
+            return found
+        await asyncio.sleep(0)

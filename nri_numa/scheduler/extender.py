@@ -20,7 +20,7 @@ from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import ServiceMetrics
 from nri_numa.scheduler import protocol
 from nri_numa.scheduler.binder import Binder
-from nri_numa.scheduler.candidates import CandidateIndex, Steps, T
+from nri_numa.scheduler.candidates import CandidateIndex, in_turns
 from nri_numa.scheduler.nodes import Nodes
 from nri_numa.scheduler.pod_reader import PodReader
 from nri_numa.scheduler.pod_request import PodRequest
@@ -46,6 +46,8 @@ CONNECTIONS: Final = 512
 SAMPLE: Final = 100
 """Names that kube-scheduler sends at least where it did not look at all nodes
 (minFeasibleNodesToFind)."""
+_MAX_SAMPLED: Final = 1000
+"""Kinds of refused pods for which other nodes are still to be looked for, one in each tick."""
 TICK = 0.5
 """Seconds between two looks at what has run out."""
 PROBE: Final = 4.0
@@ -72,6 +74,10 @@ class SchedulerMetrics(ServiceMetrics):
             "call_seconds", "Time to answer a call.", "verb", buckets=_SECONDS
         )
         self.refused = self.counter("refused_nodes_total", "Nodes that had no room for a pod.")
+        self.by_sums = self.counter(
+            "nodes_by_sums_total",
+            "Nodes that passed by sums alone, because a pod asked for too much work.",
+        )
         self.bind_failures = self.counter(
             "bind_failures_total", "Calls of bind after which the pod was not on that node."
         )
@@ -154,6 +160,7 @@ class Extender:
         self.pods = Watch(
             self.api, PODS, self.pod_watcher, fields=PENDING, key=uid_of, aged=pods, clock=clock
         )
+        self._sampled: dict[tuple[object, ...], tuple[PodRequest, list[str]]] = {}
         self._answered = clock()
         self.port = 0
 
@@ -165,12 +172,21 @@ class Extender:
         request = self.reader.request(question.pod)
         if not request.nothing and (problem := self._not_synced()):
             return protocol.error(problem)
-        found = await _in_turns(self.candidates.filtering(request, question.names))
+        found = await in_turns(self.candidates.filtering(request, question.names))
         reasons = found.failed | found.hopeless
         if reasons:
             self.metrics.refused.inc(len(reasons))
+        if found.by_sums:
+            self.metrics.by_sums.inc(found.by_sums)
+            log.info(
+                "nodes passed by sums alone: the pod asks for too much work to judge all in full",
+                pod=f"{request.namespace}/{request.name}",
+                containers=len(request.aligned) + len(request.kubelets),
+                by_sums=found.by_sums,
+                asked=len(question.names),
+            )
         if not found.fits and reasons:
-            await self._refused(request, question.names)
+            self._refused(request, question.names)
             log.debug(
                 "no node has room",
                 pod=f"{request.namespace}/{request.name}",
@@ -178,7 +194,7 @@ class Extender:
             )
         return protocol.filter_result(found.fits, found.failed, found.hopeless)
 
-    async def _refused(self, request: PodRequest, names: list[str]) -> None:
+    def _refused(self, request: PodRequest, names: list[str]) -> None:
         """No node has room: the pod waits, or for its next turn where kube-scheduler sampled.
 
         It waits too where an empty node has too little: a node that is new, or not drained any
@@ -188,15 +204,25 @@ class Extender:
             return
         self.activator.refused(request.uid)
         if SAMPLE <= len(names) < len(self.nodes):
-            other = await _in_turns(self.candidates.elsewhere(request, names))
-            if other and self.activator.once_more(request.uid, len(names) / len(self.nodes)):
-                self.activator.wake(other)
+            self._sampled.pop(request.key, None)
+            if len(self._sampled) >= _MAX_SAMPLED:
+                del self._sampled[next(iter(self._sampled))]
+            self._sampled[request.key] = request, names
+
+    async def look_elsewhere(self) -> None:
+        """Wake pods of one kind that no node of a sample had room for, if another node has."""
+        if not self._sampled:
+            return
+        request, names = self._sampled.pop(next(iter(self._sampled)))
+        other = await in_turns(self.candidates.elsewhere(request, names))
+        if other and self.activator.once_more(request.uid, len(names) / len(self.nodes)):
+            self.activator.wake(other)
 
     async def prioritize(self, body: bytes) -> bytes:
         """How well the nodes suit."""
         question = protocol.question(body)
         request = self.reader.request(question.pod)
-        scores = await _in_turns(self.candidates.prioritizing(request, question.names))
+        scores = await in_turns(self.candidates.prioritizing(request, question.names))
         return protocol.priorities(scores)
 
     async def bind(self, body: bytes) -> bytes:
@@ -353,6 +379,7 @@ class Extender:
                     group.create_task(self.election.run())
                 group.create_task(self.activator.run(self.leads))
                 group.create_task(self.tick())
+                group.create_task(self._look_elsewhere())
                 group.create_task(self._probe())
         finally:
             await server.stop()
@@ -370,6 +397,11 @@ class Extender:
         await self.topologies.synced.wait()
         await self.pods.run()
 
+    async def _look_elsewhere(self) -> None:
+        while True:
+            await asyncio.sleep(TICK)
+            await self.look_elsewhere()
+
     async def tick(self) -> None:
         """Let time pass."""
         answers = False
@@ -381,17 +413,6 @@ class Extender:
             if answers and not before:
                 # Others may have refused pods before.
                 self.activator.wake(*self.nodes.names)
-
-
-async def _in_turns(steps: Steps[T]) -> T:
-    """An answer of many steps, between which bindings and events have their turn."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            found: T = end.value
-            return found
-        await asyncio.sleep(0)
 
 
 def run(config: AgentConfig) -> int:

@@ -5,6 +5,9 @@ strategy (`nri_numa.engine.place.computed.measures`). One that none has room for
 judged by `nri_numa.engine.align.policies.align`, as on the node. What the node alone knows, the
 numbers of the CPUs, is replaced by counts: where free CPUs are scattered over cores, a pod that
 fits here can still be refused there.
+
+What judging costs is counted (`Work`). Containers beyond what one node may cost are judged each by
+itself, by sums: none of them is refused that the node would take, and the node decides.
 """
 
 from __future__ import annotations
@@ -12,12 +15,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import accumulate
+from math import inf
 from typing import Any, Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from nri_numa.engine.align.hints import ResourceDemand
+from nri_numa.engine.align.hints import EXACT_UPTO, ResourceDemand
 from nri_numa.engine.align.policies import Problem, align, amount_text, nodes_text
 from nri_numa.engine.place.computed import measures
 from nri_numa.model.cpuset import NUMASet
@@ -31,10 +35,44 @@ MOST_SCORE: Final = 10
 """MaxExtenderPriority of kube-scheduler; it checks nothing."""
 SLACK: Final = 2
 """Of three points for room: as good is a node that is not left nearly full beside empty ones."""
-MERGED: Final = 10
-"""Times that a merge of hints costs what sums cost (bench/extender.py)."""
+MERGE_WORK: Final = 10
+"""Work of the smallest merge of hints; one for each 16 hints that are looked at comes to it."""
+MAX_NODE_WORK: Final = 2000
+"""Work for one node, about 20 ms, after which its containers are judged by sums alone. 64 wide ones
+on eight NUMA nodes are below."""
 _WIDEST: Final = 128
 """Twice the NUMA nodes up to which fewer come first; no machine that is sold has so many."""
+
+
+class Work:
+    """What judging costs: one for a container that sums decide, more for a merge of hints.
+
+    A unit is some 10 µs (bench/extender.py).
+
+    Attributes:
+        done: so far.
+        limit: of a whole question; the nodes beyond are judged by sums alone.
+    """
+
+    __slots__ = ("_until", "done", "limit")
+
+    def __init__(self, limit: float = inf) -> None:
+        self.done, self.limit = 0, limit
+        self._until = limit
+
+    @property
+    def spent(self) -> bool:
+        """Whether sums alone judge what comes next of this node."""
+        return self.done >= self._until
+
+    def begin_node(self) -> None:
+        """Judge another node."""
+        self._until = min(self.limit, self.done + MAX_NODE_WORK)
+
+    def add_merge(self, numa_nodes: int, steps: int) -> None:
+        """Count a merge, which looks at all sets of a few NUMA nodes, and searches among many."""
+        hints = 1 << numa_nodes if numa_nodes <= EXACT_UPTO else steps * numa_nodes
+        self.done += MERGE_WORK + hints // 16
 
 
 class Fits(Struct, frozen=True, gc=False):
@@ -45,6 +83,8 @@ class Fits(Struct, frozen=True, gc=False):
         chosen: what was placed, one after another, and positions of its NUMA nodes.
         grade: see `grade`; 0 where nothing is aligned, and below all others where it ``moves``.
         moves: movable containers have to move for it, which the node decides.
+        by_sums: some containers are not among ``chosen``: each has room by itself, and whether all
+            have the node decides.
     """
 
     room: NodeRoom
@@ -52,6 +92,7 @@ class Fits(Struct, frozen=True, gc=False):
     chosen: tuple[tuple[ContainerRequest, Sequence[int]], ...] = ()
     grade: int = 0
     moves: bool = False
+    by_sums: bool = False
 
     @property
     def places(self) -> tuple[tuple[str, NUMASet], ...]:
@@ -111,30 +152,30 @@ class Short(Struct, frozen=True, gc=False):
 Verdict = Fits | Short
 
 
-def work(found: Verdict) -> int:
-    """What a verdict cost: 1 where sums decided, `MERGED` where a set of NUMA nodes was sought."""
-    if isinstance(found, Fits):
-        merged = any(len(places) > 1 for _, places in found.chosen)
-    else:
-        merged = not found.unit and not found.never  # each resource is free, but not together
-    return MERGED if merged else 1
+def fit(
+    room: NodeRoom, request: PodRequest, strategy: Strategy, work: Work | None = None
+) -> Verdict:
+    """Whether a pod that is not wrong fits into what a node has free, less all that is held.
 
-
-def fit(room: NodeRoom, request: PodRequest, strategy: Strategy) -> Verdict:
-    """Whether a pod that is not wrong fits into what a node has free, less all that is held."""
-    found = _fit(room, request, strategy)
+    What it costs is added to ``work``.
+    """
+    work = work or Work()
+    work.begin_node()
+    found = _fit(room, request, strategy, work)
     if isinstance(found, Short) and room.after_moving:
-        moved = _fit(room.moved, request, strategy)
+        moved = _fit(room.moved, request, strategy, work)
         # What moves for one container is not there for the next.
-        if isinstance(moved, Fits) and [len(places) for _, places in moved.chosen] == [1]:
+        if isinstance(moved, Fits) and (
+            moved.by_sums or [len(places) for _, places in moved.chosen] == [1]
+        ):
             return replace(moved, room=room, grade=0, moves=True)
     return found
 
 
-def _fit(room: NodeRoom, request: PodRequest, strategy: Strategy) -> Verdict:
+def _fit(room: NodeRoom, request: PodRequest, strategy: Strategy, work: Work) -> Verdict:
     found: Verdict = Fits(room, request)
     if request.containers:
-        found = _fit_all(room, request, request.aligned, strategy, room.together)
+        found = _fit_all(room, request, request.aligned, strategy, room.together, work)
         if isinstance(found, Short):
             return found
     if request.kubelets and room.policy is not Policy.NONE:
@@ -143,9 +184,11 @@ def _fit(room: NodeRoom, request: PodRequest, strategy: Strategy) -> Verdict:
         )
         if room.scope is Scope.POD and len(kubelets) > 1:
             kubelets = (peak(kubelets),)
-        by_kubelet = _fit_all(room, request, kubelets, strategy, None)
+        by_kubelet = _fit_all(room, request, kubelets, strategy, None, work)
         if isinstance(by_kubelet, Short) or not request.containers:
             return by_kubelet
+        if by_kubelet.by_sums:
+            return replace(found, by_sums=True)
     return found
 
 
@@ -170,9 +213,10 @@ def _fit_all(
     containers: Sequence[ContainerRequest],
     strategy: Strategy,
     most: int | None,
+    work: Work,
 ) -> Verdict:
     """Place containers one after another; ``most`` exclusive CPUs are free in all."""
-    free, width, wider = room.start, 0, False
+    free, width, wider, by_sums = room.start, 0, False, False
     chosen: list[tuple[ContainerRequest, Sequence[int]]] = []
     used: list[int] = []
     for one in containers:
@@ -180,11 +224,15 @@ def _fit_all(
             # kube-scheduler counts those that the node names for no NUMA node.
             known = [a for a in one.amounts if a[0] in room.capacity or DEVICE not in a[0]]
             one = replace(one, amounts=tuple(known))
-        found = _place(room, free, one, strategy)
+        work.done += 1
+        by_sums = by_sums or work.spent
+        found = _place(room, room.start if by_sums else free, one, strategy, work)
         if isinstance(found, Short):
             if one.on_failure is not OnFailure.UNPINNED:
                 return found
             wider = True
+            continue
+        if by_sums:
             continue
         places, ideal = found
         used += places
@@ -192,6 +240,8 @@ def _fit_all(
         chosen.append((one, places))
         if not one.ends:
             free = free.after(one, room.kept(one), places)
+    if by_sums:
+        return Fits(room, request, tuple(chosen), by_sums=True)
     if not used:
         return Fits(room, request)
     if most is not None and (cpus := sum(room.start.exclusive) - sum(free.exclusive)) > most:
@@ -225,9 +275,12 @@ def _asks(room: NodeRoom, free: Counts, request: ContainerRequest, kept: int) ->
 
 
 def _place(
-    room: NodeRoom, free: Counts, request: ContainerRequest, strategy: Strategy
+    room: NodeRoom, free: Counts, request: ContainerRequest, strategy: Strategy, work: Work
 ) -> tuple[Sequence[int], bool] | Short:
-    """Positions of the NUMA nodes for one container, the best first; and no wider than ideal."""
+    """Positions of the NUMA nodes for one container, the best first; and no wider than ideal.
+
+    None of them where work is spent: then sums say that some set may do.
+    """
     if request.smt is SMT.FULL_CORE and request.exclusive % room.threads:
         cpus, threads = counted(request.exclusive, "exclusive CPU"), counted(room.threads, "thread")
         return Short(f"needs {cpus} in whole cores of {threads}", never=True)
@@ -243,7 +296,7 @@ def _place(
     single = request.policy is Policy.SINGLE_NUMA_NODE
     if (single and request.on_failure is not OnFailure.WIDEN) or needs.too_few(asks):
         return needs.short(asks)
-    return _place_wide(room, request, asks, strategy, needs)
+    return ((), False) if work.spent else _place_wide(room, request, asks, strategy, needs, work)
 
 
 def _by_strategy(
@@ -260,6 +313,7 @@ def _place_wide(
     asks: list[Any],
     strategy: Strategy,
     needs: _Needs,
+    work: Work,
 ) -> tuple[Sequence[int], bool] | Short:
     """The same where no NUMA node has room for all of it: as the node's Topology Manager does."""
     ids = room.ids
@@ -285,12 +339,14 @@ def _place_wide(
     )
     distances = room.sums_of_distances
     found, policy = align(problem, distances), problem.policy
+    work.add_merge(len(ids), found.steps)
     ideal = found.preferred
     if not found.admitted:
         if request.on_failure is not OnFailure.WIDEN:
             return needs.short(asks)
         policy, ideal = Policy.BEST_EFFORT, False
         found = align(replace(problem, policy=policy), distances)
+        work.add_merge(len(ids), found.steps)
     everywhere = range(len(ids))
     chosen = everywhere if found.affinity is None else room.places(found.affinity)
     for (_, unit), (least, free, _) in zip(_units(request), asks, strict=True):

@@ -25,8 +25,8 @@ from nri_numa.scheduler.node_room import Counts, NodeRoom, Unreadable
 from nri_numa.scheduler.pod_request import PodRequest
 
 Known = NodeRoom | Unreadable
-_REMEMBERED: Final = 20_000
-"""Rooms of which one object is kept for all equal ones."""
+_REMEMBERED: Final = 1000
+"""Rooms that are gone and may be kept, in case that a node is like them again."""
 
 
 class Hold(Struct, frozen=True, kw_only=True):
@@ -128,12 +128,16 @@ class Nodes:
                 charges = [one.charge_on(found) for one in holds]
                 found = found.less(one for one in charges if one is not None)
                 found = replace(found, charged="") if found.charged else found
-                if len(self._equal) >= _REMEMBERED:
-                    self._equal.clear()
+                if len(self._equal) >= len(self._nodes) + _REMEMBERED:
+                    self._equal = {room: room for room in self.rooms()}
                 found = self._equal.setdefault(found, found)
             if found is not None:
                 self._rooms[name] = found
         return found
+
+    def rooms(self) -> set[NodeRoom]:
+        """What nodes have free for others, as far as it was asked for since it changed."""
+        return {room for room in self._rooms.values() if isinstance(room, NodeRoom)}
 
     def put(self, name: str, known: Known) -> bool:
         """A node publishes something; whether it has more room of something than before."""

@@ -16,6 +16,7 @@ from nri_numa.engine.place.memory import KEY, pages_name, without_nodes
 from nri_numa.engine.request.annotations import PLACED, by_annotation, read_placed, resolve
 from nri_numa.engine.request.demand import SLOTS, Demand, demand, with_slots, with_static_cpus
 from nri_numa.engine.state import NOTHING, Charge
+from nri_numa.engine.whole import MOST as MAX_CONTAINERS
 from nri_numa.kube.requests import annotations_of, mapping
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.settings import Settings
@@ -38,6 +39,8 @@ from nri_numa.simulate.manifests import ManifestError, read_pod
 from nri_numa.simulate.pods import PodManifest, Role, container_of, pod_sandbox
 
 POLICIES: Final = tuple(str(policy) for policy in Policy)
+_MAX_READ: Final = 500
+"""Containers of a pod that is read at all, in 40 ms."""
 _REMEMBERED: Final = 10_000
 """Pods that are known by their uid, for `bind`, which is not given the pod."""
 
@@ -107,6 +110,12 @@ class PodReader:
 
     def _read(self, document: Mapping[str, Any], metadata: Mapping[str, Any]) -> PodRequest:
         try:
+            spec = mapping(document.get("spec"))
+            listed = [spec.get(key) for key in ("containers", "initContainers")]
+            count = sum(len(one) for one in listed if isinstance(one, list))
+            if count > _MAX_READ:
+                problem = f"it has {count} containers, expected at most {_MAX_READ}"
+                raise ManifestError((problem,))
             pod = read_pod(document, counted=self._counted)
         except (ManifestError, RecursionError, OverflowError) as error:
             prefix = f"{self._settings.prefix}/"
@@ -121,7 +130,10 @@ class PodReader:
         return self.request_of(pod)
 
     def request_of(self, pod: PodManifest) -> PodRequest:
-        """What a pod asks for that was read before."""
+        """What a pod asks for that was read before.
+
+        Containers beyond the first `MAX_CONTAINERS` are left to the node.
+        """
         settings, sandbox = self._settings, pod_sandbox(pod)
         request = PodRequest(uid=sandbox.uid, namespace=sandbox.namespace, name=sandbox.name)
         containers: list[ContainerRequest] = []
@@ -129,7 +141,7 @@ class PodReader:
         scopes: set[Scope] = set()
         movable: list[str] = []
         allocated, whole_milli = NOTHING, NOTHING  # of the containers that stay
-        for one in pod.containers:
+        for one in pod.containers[:MAX_CONTAINERS]:
             if self._claims and one.claims:
                 continue
             container = container_of(pod, one, 0, f"{settings.prefix}/{SLOTS}")

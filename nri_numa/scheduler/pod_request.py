@@ -75,6 +75,15 @@ class PodRequest(Struct, frozen=True, kw_only=True):
         """What replicas share: a room has one verdict for all pods with equal keys."""
         return self.containers, self.together, self.kubelets
 
+    def kinds(self, most: int) -> PodRequest:
+        """The same with one of all containers that ask alike, and so many of these at most."""
+
+        def some(containers: Sequence[ContainerRequest]) -> tuple[ContainerRequest, ...]:
+            kinds = {replace(one, container=""): one for one in containers}
+            return tuple(kinds.values())[:most]
+
+        return replace(self, containers=some(self.containers), kubelets=some(self.kubelets))
+
     @property
     def nothing(self) -> bool:
         """Every node will do."""

@@ -14,6 +14,9 @@ import msgspec
 MOST_NAMES: Final = 20_000
 """Nodes in one question; four times the largest cluster that Kubernetes supports."""
 
+MAX_REASONS: Final = 500
+"""Nodes that an answer names for one reason: kube-scheduler samples as many of 5,000."""
+
 
 class BadRequest(ValueError):
     """The question cannot be answered; the text says what was expected."""
@@ -85,14 +88,29 @@ def _keys(body: bytes, what: str) -> dict[str, Any]:
 def filter_result(
     names: Sequence[str], failed: Mapping[str, str], hopeless: Mapping[str, str]
 ) -> bytes:
-    """ExtenderFilterResult; nodes only by name."""
+    """ExtenderFilterResult; nodes only by name, and not more than so many for one reason."""
     document = {
         "NodeNames": names,
-        "FailedNodes": failed,
-        "FailedAndUnresolvableNodes": hopeless,
+        "FailedNodes": _bounded(failed),
+        "FailedAndUnresolvableNodes": _bounded(hopeless),
         "Error": "",
     }
     return msgspec.json.encode(document)
+
+
+def _bounded(reasons: Mapping[str, str]) -> Mapping[str, str]:
+    """Some nodes for each reason; the reason says of how many others it holds."""
+    if len(reasons) <= MAX_REASONS:
+        return reasons
+    members: dict[str, list[str]] = {}
+    for name, text in reasons.items():
+        members.setdefault(text, []).append(name)
+    found: dict[str, str] = {}
+    for text, names in members.items():
+        if (more := len(names) - MAX_REASONS) > 0:
+            text = f"{text} (also on {more} more nodes)"
+        found.update(dict.fromkeys(names[:MAX_REASONS], text))
+    return found
 
 
 def priorities(scores: Sequence[tuple[str, int]]) -> bytes:

@@ -724,13 +724,12 @@ class Merge(msgspec.Struct, frozen=True, kw_only=True):
                 # Masks of one NUMA node have the order of the NUMA nodes.
                 far = [self.distances.here(i) for i in ones] if self.distances else [0]
                 return 1 << ones[far.index(min(far))]
-        accept = None
-        if but or any(f.sockets or f.groups is not None for f in lists):
+        plain = not but and all(f.groups is None and not f.sockets for f in lists)
 
-            def accept(mask: int) -> bool:
-                return mask not in but and all(f.prefers_width(mask) and f.untied(mask) for f in lists)
+        def accept(mask: int) -> bool:
+            return mask not in but and all(f.prefers_width(mask) and f.untied(mask) for f in lists)
 
-        cover = self._cover(lists, accept)  # of the width that all prefer
+        cover = self._cover(lists, None if plain else accept)  # of plain ones the width decides
         for width in () if self.single else widths or range(2, cover.within.bit_count() + 1):
             mask = cover.best(width, self.order, self.distances, self.steps)
             if mask is not None:

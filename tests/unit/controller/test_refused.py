@@ -12,6 +12,7 @@ from nri_numa.controller.refused import (
     INTERVAL,
     KEPT,
     MOST_RUNNING,
+    STEP_WORK,
     Refused,
     admits,
     facts_of,
@@ -19,9 +20,13 @@ from nri_numa.controller.refused import (
 )
 from nri_numa.kube.requests import Outcome, Request, Resource, Result, Verb
 from nri_numa.model.settings import Settings
+from nri_numa.model.workload import Strategy
 from nri_numa.scheduler.candidates import CandidateIndex
+from nri_numa.scheduler.fit import MAX_NODE_WORK, Verdict, Work, fit
+from nri_numa.scheduler.node_room import NodeRoom
 from nri_numa.scheduler.nodes import Nodes
 from nri_numa.scheduler.pod_reader import PodReader
+from nri_numa.scheduler.pod_request import PodRequest
 from tests.unit.controller.evictions import EvictingCluster
 from tests.unit.scheduler.objects import PREFIX, container, single, topology
 
@@ -231,6 +236,37 @@ def test_a_node_that_it_may_not_go_to_does_not_count(closed: Any, keys: dict[str
     cluster.output.node_removed("free")
     cluster.run(100, pod("next"))
     assert cluster.names == ["web"]
+
+
+def test_a_look_for_another_node_has_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two pods that are alike: the second goes on from what the first one found out."""
+    seen: list[int] = []
+
+    def counted(room: NodeRoom, request: PodRequest, strategy: Strategy, work: Work) -> Verdict:
+        before = work.done
+        found = fit(room, request, strategy, work)
+        seen[-1] += work.done - before
+        return found
+
+    monkeypatch.setattr("nri_numa.scheduler.candidates.fit", counted)
+    cluster = Cluster({"full": (2,) * 8})
+    for n in range(256):
+        cluster.publish(f"n{n:03}", *(3 + n // 4**i % 4 for i in range(4)), 1, 1, 1, 1)
+        cluster.node(node(f"n{n:03}"))
+    wide = {f"{PREFIX}/policy": "best-effort", f"{PREFIX}/on-failure": "reject"}
+    parts = [container(f"c{n}", cpu="15", memory="1Gi") for n in range(2)]
+    for name in ("one", "two"):
+        cluster.see(pod(name, annotations=wide, containers=parts))
+    now = cluster.now = 60.0
+    while (cluster.output.next_due() <= now) and len(seen) < 99:
+        seen.append(0)
+        assert cluster.output.due(now) is None
+    assert max(seen) <= STEP_WORK + MAX_NODE_WORK
+    assert len(seen) >= 5
+    assert sum(seen) < 257 * 30, "the second one's verdicts are remembered"
+    cluster.publish("n255", *(8,) * 8)
+    cluster.run(60)
+    assert [name for name, _ in cluster.evicted] == ["one", "two"]
 
 
 def test_a_node_whose_object_nobody_renews_is_no_way_out() -> None:

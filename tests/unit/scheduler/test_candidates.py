@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import pytest
 
@@ -206,8 +206,8 @@ def test_a_narrow_filter_does_not_merge_for_all_nodes_of_a_large_cluster() -> No
     wide, judges = single(24, policy="restricted"), CandidateIndex(nodes, Strategy.SPREAD)
     assert fits_of(judges, wide, names) == names
     narrow = CandidateIndex(nodes, Strategy.SPREAD, narrow=True)
-    seen = [set(fits_of(narrow, {**wide, "status": {"n": n}}, names)) for n in range(7)]
-    assert [len(narrow._known[key]) for key in narrow._known] == [200], "thirty more each time"
+    seen = [set(fits_of(narrow, {**wide, "status": {"n": n}}, names)) for n in range(8)]
+    assert [len(narrow._known[key]) for key in narrow._known] == [200], "28 more each time"
     assert len(seen[0]) <= 30
     other = narrow.filter(READER.request(single(25, policy="restricted", name="o")), names)
     assert not {*other.fits} <= seen[0], "others are judged first for another shape"
@@ -217,3 +217,22 @@ def test_a_narrow_filter_does_not_merge_for_all_nodes_of_a_large_cluster() -> No
     found = narrow.filter(READER.request(single(26, policy="restricted", name="q")), names)
     assert found.fits == names[-1:], "as long as none has room all are judged"
     assert len(found.failed) == 199
+
+
+def test_a_question_has_a_bound_also_where_nothing_fits() -> None:
+    """And others have their turn after each node; the next question goes on from there."""
+    rooms = {f"n{n}": table(*[16] * 8, memory=[20 + n % 10] * 7 + [n // 10]) for n in range(60)}
+    parts = [container(f"c{n}", cpu="1", memory=f"{33 + n}Gi") for n in range(11)]
+    parts.append(container("z", cpu="120", memory="1Gi"))
+    for part in parts[:-1]:
+        part["resources"]["requests"] = {"memory": "1Mi"}
+    request = READER.request(pod(*parts, policy="best-effort", cpus="exclusive"))
+    judges, passed = judging(rooms, narrow=True), []
+
+    def asked() -> Iterator[None]:
+        found = yield from judges.filtering(request, list(rooms), 9000)
+        passed.append(found.by_sums)
+
+    turns = [len(list(asked())) for _ in range(3)]
+    assert passed == [30, 0, 0]
+    assert turns[0] >= 30

@@ -13,7 +13,7 @@ from nri_numa.engine.align.policies import Problem, align
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Policy, Strategy
-from nri_numa.scheduler.fit import Fits, Short, fit
+from nri_numa.scheduler.fit import MAX_NODE_WORK, Fits, Short, Work, fit
 from nri_numa.scheduler.node_room import NodeRoom
 from nri_numa.scheduler.pod_reader import PodReader
 from nri_numa.scheduler.pod_request import PodRequest
@@ -140,6 +140,55 @@ def test_promises_are_taken_away_and_never_below_nothing() -> None:
     assert room.less([]) is room
     # The machine is another one by now.
     assert table(4).less([found.charge]).exclusive.free == (4,)
+
+
+def wide(count: int, *last: dict[str, Any], policy: str = "best-effort") -> PodRequest:
+    """A pod of containers that no NUMA node has memory for, whose requests leave it to others."""
+    parts = [container(f"c{n}", cpu="1", memory=f"{33 + n}Gi") for n in range(count)]
+    for part in parts:
+        part["resources"]["requests"] = {"memory": "1Mi"}
+    return request(pod(*parts, *last, policy=policy))
+
+
+@pytest.mark.parametrize(
+    ("numa_nodes", "containers", "least", "by_sums"),
+    [(8, 1, 27, False), (8, 11, 297, False), (8, 64, 1728, False), (10, 64, MAX_NODE_WORK, True)],
+)
+def test_each_merge_is_work_and_one_node_costs_no_more_than_so_much(
+    numa_nodes: int, containers: int, least: int, by_sums: bool
+) -> None:
+    """Containers beyond it are judged each by itself: one that fits nowhere is still refused."""
+    room, work = table(*[16] * numa_nodes), Work()
+    found = fit(room, wide(containers), SPREAD, work)
+    assert isinstance(found, Fits)
+    assert found.by_sums is by_sums
+    assert (len(found.places) < containers) is by_sums
+    assert least <= work.done <= MAX_NODE_WORK + 75 + containers
+    never = container("z", cpu="1", memory="900Gi")
+    assert "900 GiB" in text(fit(room, wide(containers - 1, never), SPREAD))
+
+
+def test_of_a_pod_with_more_containers_the_first_ones_are_judged() -> None:
+    """As many as the annotation may name; the node decides about the others."""
+    assert [len(wide(n).containers) for n in (64, 65, 500)] == [64, 64, 64]
+    assert wide(501).wrong == "cannot be read: it has 501 containers, expected at most 500"
+
+
+@settings(max_examples=200)
+@given(
+    free=st.lists(st.integers(0, 16), min_size=1, max_size=4),
+    asks=st.lists(st.tuples(st.integers(1, 20), st.integers(1, 40)), min_size=1, max_size=4),
+    policy=st.sampled_from(["single-numa-node", "restricted", "best-effort"]),
+    limit=st.integers(0, 30),
+)
+def test_sums_alone_refuse_nothing_that_would_fit(
+    free: list[int], asks: list[tuple[int, int]], policy: str, limit: int
+) -> None:
+    parts = [container(f"c{n}", str(cpus), f"{gib}Gi") for n, (cpus, gib) in enumerate(asks)]
+    asked, room = request(pod(*parts, policy=policy, cpus="exclusive")), table(*free)
+    if isinstance(fit(room, asked, SPREAD), Fits):
+        assert isinstance(fit(room, asked, SPREAD, Work(limit)), Fits)
+        assert isinstance(fit(room, asked.kinds(2), SPREAD, Work(0)), Fits)
 
 
 _FREE = st.lists(st.integers(0, 16), min_size=1, max_size=4)

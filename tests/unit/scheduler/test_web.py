@@ -18,6 +18,8 @@ from aiohttp import ClientError, ClientSession, ClientTimeout
 from nri_numa.config import AgentConfig
 from nri_numa.config.sections import Scheduling
 from nri_numa.scheduler.extender import LARGEST, Extender
+from nri_numa.scheduler.fit import fit
+from nri_numa.scheduler.node_room import NodeRoom
 from tests.beds.certificates import make_certificate
 from tests.unit.scheduler.objects import container, pod, single, topology
 
@@ -160,15 +162,53 @@ async def test_filter_names_all_nodes_with_room_where_prioritize_is_asked() -> N
         assert [one["Host"] for one in scores] == ["a", "b"]
 
 
-async def test_a_pod_that_no_node_of_a_sample_has_room_for_is_woken_for_another() -> None:
+async def test_a_pod_that_no_node_of_a_sample_has_room_for_is_woken_for_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The question itself costs no more than the nodes that it names."""
     made, names = extender(), [f"n{n}" for n in range(150)]
+    judged: list[NodeRoom] = []
+    monkeypatch.setattr(
+        "nri_numa.scheduler.candidates.fit",
+        lambda room, *rest: judged.append(room) or fit(room, *rest),
+    )
     for name in names:
         made.node_watcher.put(topology(2, 2, name=name))
     made.node_watcher.put(topology(2, 12, name="room"))
     for cpus, asked, woken in ((12, names[:99], False), (13, names, False), (12, names, True)):
         found = json.loads(await made.filter(question(single(cpus), *asked)))
         assert not found["NodeNames"]
+        assert not {max(room.exclusive.free) for room in judged} - {2}
+        await made.look_elsewhere()
         assert made.activator.due is woken, (cpus, len(asked))
+        judged.clear()
+
+
+async def test_an_answer_names_so_many_nodes_for_one_reason() -> None:
+    """Of a whole cluster where none has room it had 400 kB."""
+    names = [f"n{n}" for n in range(3000)]
+    answer = await extender().filter(question(single(3), *names))
+    found = json.loads(answer)["FailedAndUnresolvableNodes"]
+    assert list(found) == names[:500]
+    assert found["n0"].endswith("what its NUMA nodes have (also on 2500 more nodes)")
+
+
+async def test_what_is_judged_by_sums_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """Eleven containers that are wider than a NUMA node, on nodes with eight that all differ."""
+    made, names = extender(narrow=False), [f"n{n}" for n in range(300)]
+    for n, name in enumerate(names):
+        free, memory = [4] * 7 + [n % 17], [4 + n // 17] * 8
+        made.node_watcher.put(topology(*free, name=name, memory=memory))
+    parts = [container(f"c{n}", cpu="1", memory="30Gi") for n in range(11)]
+    for part in parts:
+        part["resources"]["requests"] = {"memory": "1Mi"}
+    body = question(pod(*parts, policy="best-effort"), *names)
+    found = json.loads(await made.filter(body))
+    assert found["NodeNames"] == names
+    text = made.measured().decode()
+    (line,) = [x for x in text.splitlines() if x.startswith("nri_numa_scheduler_nodes_by_sums_t")]
+    assert 0 < float(line.split()[-1]) < 300
+    assert "passed by sums alone" in caplog.text
 
 
 async def test_a_pod_is_woken_when_a_new_node_says_what_it_has() -> None:

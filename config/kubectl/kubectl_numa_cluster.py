@@ -24,6 +24,8 @@ _ITEMS = re.compile(r'"items"\s*:\s*(\[|null)')
 _BETWEEN = re.compile(r"[\s,]*")
 _PIECE = 1 << 18
 """Characters of a list that are read at once: some Nodes, with all that a kubelet writes there."""
+MAX_NODES = 100
+"""Nodes, and pods that are stuck, that people are shown where they do not ask for all."""
 _UNREADABLE = (AttributeError, KeyError, TypeError, ValueError)
 """What objects of another form than ours make; all of it is their fault and none of ours."""
 
@@ -309,42 +311,58 @@ ZONES = (
 )  # fmt: skip
 
 
-def text(found: Object, width: int | None, *, wide: bool) -> list[str]:
+def text(found: Object, width: int | None, *, wide: bool, limit: int | None) -> list[str]:
     """The document for people.
 
     Args:
         found: of `document`.
         width: columns of the terminal; None for as wide as it gets.
         wide: a row for each NUMA node.
+        limit: so many nodes and stuck pods; None for all.
     """
-    rows: list[list[str]] = []
-    for one in found["nodes"]:
-        if one["problem"]:
-            continue
-        if wide:
-            rows += [_zone_row(one["name"], zone) for zone in one["zones"]]
-        else:
-            rows.append(_node_row(one))
-    lines = table(ZONES if wide else NODES, rows, width) if rows else []
+    # Order: nodes with stuck pods, those that take nothing, drained ones, those with less than
+    # their whole capacity, all others; then by name.
+    known = sorted((one for one in found["nodes"] if not one["problem"]), key=_well)
+    unknown = [one for one in found["nodes"] if one["problem"]]
+    rows = [_node_row(one) for one in known[:limit]]
+    if wide:
+        rows = [_zone_row(one["name"], zone) for one in known[:limit] for zone in one["zones"]]
+    lines, spared = table(ZONES if wide else NODES, rows, width) if rows else ([], "")
     lines += [""] if rows else []
+    if spared:
+        lines.append(f"Not shown for want of width: {spared}.")
     total = found["total"]
     lines.append(
         f"{total['freeExclusiveCpus']} of {total['exclusiveCpus']} exclusive CPUs are free on "
         f"{total['nodes'] - total['unknownNodes']} nodes; the largest request that fits one NUMA "
         f"node is {total['largestExclusiveRequest']}, {total['fragmentation']:.0%} fragmented."
     )
-    for one in found["nodes"]:
-        if one["problem"]:
-            lines.append(f"Node {one['name']}: {one['problem']}.")
-        elif not one["agentReady"]:
-            lines.append(f"Node {one['name']}: its agent does not place containers now.")
-    for one in found["stuckPods"]:
-        lines.append(
+    away = [one for one in known if not one["agentReady"]]
+    shown = {
+        "nodes": ["" for one in known],
+        "such nodes": [
+            f"Node {one['name']}: {one['problem'] or 'its agent does not place containers now'}."
+            for one in unknown + away
+        ],
+        "stuck pods": [
             f"Stuck: {one['namespace']}/{one['pod']} on {one['node']}, container "
             f"{one['container']}: {one['reason']} (kubectl numa why {one['pod']} "
             f"-n {one['namespace']})"
-        )
+            for one in found["stuckPods"]
+        ],
+    }
+    for what, of in shown.items():
+        lines += filter(None, of[:limit])
+        if limit is not None and len(of) > limit:
+            lines.append(f"{len(of) - limit} more {what}: --all.")
     return lines
+
+
+def _well(one: Object) -> tuple[int, int, str]:
+    """How well a node is, the worst first."""
+    lowered = any(zone["capacityFactor"] < 1 for zone in one["zones"])
+    signs = (one["stuckPods"], not one["agentReady"], one["drained"], lowered, True)
+    return [bool(sign) for sign in signs].index(True), -one["stuckPods"], one["name"]
 
 
 def _node_row(one: Object) -> list[str]:
@@ -390,8 +408,12 @@ def size(amount: int) -> str:
     return f"{value:.1f}Pi"
 
 
-def table(columns: Iterable[Column], rows: list[list[str]], width: int | None) -> list[str]:
+def table(
+    columns: Iterable[Column], rows: list[list[str]], width: int | None
+) -> tuple[list[str], str]:
     """Lines of a table; where it is too wide, columns are left out, then the first is broken.
+
+    And the titles of those that are left out.
 
     Nothing is cut: a name that another command takes is there to its last letter.
     """
@@ -418,7 +440,7 @@ def table(columns: Iterable[Column], rows: list[list[str]], width: int | None) -
         rest = "  ".join(row[i].ljust(widths[i]) for i in shown[1:])
         lines.append(f"{first[0].ljust(widths[0])}  {rest}".rstrip())
         lines += first[1:]
-    return lines
+    return lines, ", ".join(head.title for i, head in enumerate(heads) if i not in shown)
 
 
 def yaml(value: object, indent: str = "") -> str:

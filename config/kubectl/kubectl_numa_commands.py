@@ -86,7 +86,8 @@ def cluster(kubectl: Any, options: argparse.Namespace) -> int:
         doing="reading pods that wait",
     )
     found = view.document(shown, stuck)
-    lines = view.text(found, columns(), wide=options.output == "wide")
+    limit = None if options.all else view.MAX_NODES
+    lines = view.text(found, columns(), wide=options.output == "wide", limit=limit)
     show(found, lines, options.output)
     return 1 if found["stuckPods"] else 0
 

@@ -105,8 +105,29 @@ def test_narrow_terminals_lose_columns_and_no_name(run: Run, world: dict[str, An
     table = lines[: lines.index("")]
     assert max(map(len, table)) <= 40
     assert "MEMORY" not in table[0]
+    assert "Not shown for want of width: NUMA, OF, FRAGMENTED, MEMORY FREE" in "\n".join(lines)
     assert name in "".join(line.split()[0] for line in table[1:])
     assert "MEMORY FREE" in run("cluster").stdout, "a pipe gets everything"
+
+
+def test_of_thousands_those_that_need_attention_are_shown(run: Run, world: dict[str, Any]) -> None:
+    names = [f"n{number:04}" for number in range(3000)]
+    attributes = {"n1500": {f"{PREFIX}/agent": "not-ready"}}
+    world["noderesourcetopologies"] = [
+        topology(8, name=name, attributes=attributes.get(name)) for name in names
+    ]
+    world["nodes"] = [node(name, drained="0") for name in ("n2000", *(f"x{n}" for n in range(150)))]
+    world["pods"] = [
+        pod(f"p{n}", "n2999", waiting=waiting(REFUSED.replace("refused", f"p{n}")))
+        for n in range(150)
+    ]
+    lines = run("cluster").stdout.splitlines()
+    assert [line.split()[0] for line in lines[1:6]] == ["n2999", "n1500", "n2000", "n0000", "n0001"]
+    assert len(lines) == 306
+    assert [line for line in lines if line.endswith("--all.")] == [
+        "2900 more nodes: --all.", "51 more such nodes: --all.", "50 more stuck pods: --all."
+    ]  # fmt: skip
+    assert len(run("cluster", "--all").stdout.splitlines()) == 3304
 
 
 def test_documents_say_the_same(run: Run) -> None:

@@ -29,6 +29,9 @@ _REQUESTS: Final = 32
 _LEAST_WORK: Final = 300
 """Work (`nri_numa.scheduler.fit.Work`) that a narrow filter may always do, 3 to 5 ms; of more than
 600 nodes it may do half a unit for each."""
+_MAX_FITS: Final = 100
+"""Nodes with room after which a narrow filter looks at no more: as many are enough for
+kube-scheduler itself (minFeasibleNodesToFind), which scores each."""
 _SCORE_WORK: Final = 1000
 """Work beyond a unit for each node that `prioritize` may do where nothing was judged before."""
 MAX_QUESTION_WORK: Final = 60_000
@@ -97,9 +100,9 @@ class CandidateIndex:
     ) -> Steps[Filtered]:
         """The same in steps.
 
-        A narrow filter leaves it at the best of those judged so far where it did enough work and
-        some node has room. The next question of a pod alike goes on from there. Where none has,
-        nodes beyond the limit pass by sums alone.
+        A narrow filter leaves it at the best of those judged so far where a hundred have room, or
+        some have after enough work. The next question of a pod alike goes on from there. Where none
+        has, nodes beyond the limit pass by sums alone.
         """
         if request.nothing:
             return Filtered(fits=list(names))
@@ -112,7 +115,8 @@ class CandidateIndex:
         groups: dict[tuple[object, ...], list[tuple[str, Short]]] = {}
         narrow = self._narrow and request.ours
         enough = max(_LEAST_WORK, len(names) / 2) if narrow else inf
-        verdicts = yield from self._verdicts(request, names, enough, Work(limit))
+        most = _MAX_FITS if narrow else inf
+        verdicts = yield from self._verdicts(request, names, enough, Work(limit), most)
         for name, found in zip(names, verdicts, strict=True):
             if isinstance(found, Short):
                 groups.setdefault(found.group, []).append((name, found))
@@ -173,12 +177,20 @@ class CandidateIndex:
         return known.why if isinstance(known, Unreadable) else ""
 
     def _verdicts(
-        self, request: PodRequest, names: Sequence[str], enough: float, work: Work
+        self,
+        request: PodRequest,
+        names: Sequence[str],
+        enough: float,
+        work: Work,
+        most: float = inf,
     ) -> Steps[list[Verdict | None]]:
-        """One for each node; None where enough work was done before, and some node has room."""
+        """One for each node; None where enough work was done before, and some node has room.
+
+        And from where on so many have (``most``).
+        """
         known, asks = self._remembered(request), request
         verdicts: list[Verdict | None] = [None] * len(names)
-        pause, fits = work.done + STEP_WORK, False
+        pause, fits = work.done + STEP_WORK, 0
         left: list[int] = []
         # Not always the same nodes first, where not all are judged.
         first = min(self._first, len(names)) if enough < inf else 0
@@ -200,8 +212,11 @@ class CandidateIndex:
                 if work.done >= pause:
                     pause = work.done + STEP_WORK
                     yield
-            fits = fits or (isinstance(found, Fits) and not found.by_sums)
             verdicts[place] = found
+            fits += isinstance(found, Fits) and not found.by_sums
+            if fits >= most:
+                left.append(place + 1)
+                break
         if left:
             self._first = left[0]
         return verdicts

@@ -219,6 +219,15 @@ def test_a_narrow_filter_does_not_merge_for_all_nodes_of_a_large_cluster() -> No
     assert len(found.failed) == 199
 
 
+def test_a_narrow_filter_ends_where_a_hundred_nodes_have_room() -> None:
+    """kube-scheduler scores each that is named; the next pod finds others."""
+    judges = judging({f"n{n}": table(8, 8) for n in range(250)}, narrow=True)
+    names = list(judges._nodes.names)
+    first, second = (fits_of(judges, single(2, name=name), names) for name in "pq")
+    assert len(first) == len(second) == 100
+    assert not {*first} & {*second}
+
+
 def test_a_question_has_a_bound_also_where_nothing_fits() -> None:
     """And others have their turn after each node; the next question goes on from there."""
     rooms = {f"n{n}": table(*[16] * 8, memory=[20 + n % 10] * 7 + [n // 10]) for n in range(60)}

@@ -266,11 +266,17 @@ class Agent:
     def _with_room(self, refused: Refused) -> Admitted | Refused:
         """Have others make room that can now; refused as before where that is not enough."""
         state, memory, now = self.state, self._readings.memory, self._now()
-        found = with_room(self.machine, state, refused, memory, now, self.still())
+        unwritable, still = self._unwritable(), self._held()
+        by = partial(with_room, self.machine, state, refused, memory, now)
+        found = by(still | unwritable.keys())
+        made: tuple[ContainerUpdate, ...] | str
         if isinstance(found, Refused):
-            return found
-        self._swap(found.state, found.change)
-        made = self._made_room(state, found, "room")
+            if not unwritable or isinstance(by(still), Refused):
+                return found
+            made = next(iter(unwritable.values()))
+        else:
+            self._swap(found.state, found.change)
+            made = self._made_room(state, found, "room")
         if isinstance(made, str):
             message = f"{refused.message}; no room could be made: {made}"
             return replace(refused, refusal=replace(refused.refusal, message=message))
@@ -297,15 +303,26 @@ class Agent:
 
     def still(self) -> set[str]:
         """Those that cannot move now; any thread may call this."""
-        nothing_moves = self.observe or not self._cgroups.usable
+        return self._held() | self._unwritable().keys()
+
+    def _held(self) -> set[str]:
         return {
             i
             for i, a in self.state.allocations.items()
-            if nothing_moves
+            if self.observe
             or not self.runs(i)
             or i in self.updating
             or (a.mems and not self.moves_memory)
         }
+
+    def _unwritable(self) -> dict[str, str]:
+        """Movable containers whose cgroups cannot be written, and why."""
+        found = {
+            i: self._cgroups.write_problem(self.places.get(i, _NOWHERE))
+            for i, a in self.state.allocations.items()
+            if a.movable
+        }
+        return {i: problem for i, problem in found.items() if problem}
 
     def _made_room(
         self, before: NodeState, decision: Admitted, reason: str
@@ -657,10 +674,11 @@ class Agent:
         """Give back what others lacked, once the reply has left; returns what it has to carry."""
         if self.observe or not updates:
             return ()
-        if not self._cgroups.usable:
+        waits = [u for u in updates if u.container_id not in self.starting]
+        # What cannot be written goes with the reply; one stands for all.
+        if waits and self._cgroups.write_problem(self.places.get(waits[0].container_id, _NOWHERE)):
             return self._follow(updates)
         idle = not self.widening
-        waits = [u for u in updates if u.container_id not in self.starting]
         self.widening.update(dict.fromkeys(u.container_id for u in waits))
         if idle and self.widening:
             self._tasks.add(self._widen_some)
@@ -685,8 +703,8 @@ class Agent:
 
         What the runtime remembers of those that follow the shared pool is older than their cgroups.
         """
-        if self.observe or not self._cgroups.usable:
-            return (() if self.observe else outcome.updates), outcome
+        if self.observe:
+            return (), outcome
         done = self.put_right(self.places)
         changed = {i for i, one in done.items() if one.changed}
         failed = {i for i, one in done.items() if one.problem}

@@ -31,6 +31,7 @@ from nri_numa.errors import ConfigError, RuntimeBusy, TopologyError
 from nri_numa.kubelet.adoption import adopt
 from nri_numa.kubelet.configuration import Found, KubeletFacts, read
 from nri_numa.kubelet.state_files import NAMES, StateFiles
+from nri_numa.machine.cgroups import CgroupReader, CgroupWriter
 from nri_numa.machine.pci import pci_devices
 from nri_numa.machine.sysfs import discover
 from nri_numa.machine.tree import open_tree
@@ -262,6 +263,7 @@ def cgroups(mount: Path, root: Path = Path("/")) -> Iterator[Finding]:
         )
     else:
         yield _ok("cgroups", f"cgroup {version} with cpuset and memory")
+        yield from _writable(mount, root)
         for name in ("kubepods.slice", "kubepods"):
             inside = _read(mount / name / "cgroup.controllers")
             if inside is not None and "cpuset" not in inside.split():
@@ -271,6 +273,23 @@ def cgroups(mount: Path, root: Path = Path("/")) -> Iterator[Finding]:
                     "The runtime enables it with the first pinned container; if it does not, check "
                     "Delegate= of the kubelet's and the runtime's unit.",
                 )
+
+
+def _writable(mount: Path, root: Path) -> Iterator[Finding]:
+    """Whether cgroups can be written: by the installed service, or by us in a container."""
+    problem, protects = "", dict(_lines(root)).get("ProtectControlGroups", "no")
+    if protects.lower() not in _NO:
+        problem = f"{UNIT} has ProtectControlGroups={protects}"
+    elif os.geteuid() == 0:
+        problem = CgroupWriter(CgroupReader(str(mount))).write_problem()
+    if problem:
+        yield _warn(
+            "cgroups",
+            f"they cannot be written: {problem}. The runtime is asked, which is later, and no "
+            "container moves",
+            "systemctl edit nri-numa, with [Service] ProtectControlGroups=no; in a container mount "
+            "the host's /sys/fs/cgroup without readOnly.",
+        )
 
 
 _HOST_PROCESSES = "host processes"

@@ -147,6 +147,11 @@ class Reconciler:
         self._blind = 0
         agent.reconciler = self
         writer.held_up = self._held_up
+        if problem := writer.write_problem():
+            log.warning(
+                "cgroups cannot be written: the runtime is asked, and no container moves",
+                problem=problem,
+            )
 
     # --- when to look -----------------------------------------------------------------------------
 

@@ -41,6 +41,19 @@ def text_or_empty(path: str) -> str:
         return ""
 
 
+def write_problem(path: str) -> str:
+    """Why a file cannot be written; empty where it can be, or is not there.
+
+    It is opened, and nothing is written. The permissions of a directory do not say it: the root of
+    cgroups may be written by nobody, and root without capabilities may write the files below.
+    """
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CLOEXEC))
+    except OSError as error:
+        return "" if error.errno in _MISSING else f"{path}: {error.strerror}"
+    return ""
+
+
 def _known(path: str) -> CPUSet | None:
     """The list in a file; None where none can be read."""
     try:
@@ -408,10 +421,15 @@ class CgroupWriter:
         """Whether the kernel still holds up the last write."""
         return self._last is not None and not self._last.done()
 
-    @property
-    def usable(self) -> bool:
-        """Whether there are cgroups that can be written: not where they are mounted read-only."""
-        return os.access(self.reader.hierarchy, os.W_OK)
+    def write_problem(self, place: CgroupPlace | None = None) -> str:
+        """Why the lists of a container cannot be written; empty where they can be, or are gone.
+
+        Without a place: why none can be. The root has a file like those that are written.
+        """
+        if place is None:
+            return write_problem(f"{self.reader.hierarchy}/cgroup.procs")
+        directory = self.reader.directory_of(place)
+        return write_problem(f"{directory}/cpuset.cpus") if directory else ""
 
     def write(self, wanted: Mapping[str, Wanted]) -> dict[str, Written]:
         """Give containers cpusets, unless they have them, by container id."""

@@ -21,6 +21,7 @@ from nri_numa.agent.loop import Clock
 from nri_numa.agent.reconcile import Reconciler
 from nri_numa.machine import cgroups
 from nri_numa.machine.cgroups import (
+    CgroupPlace,
     CgroupReader,
     CgroupWriter,
     Scopes,
@@ -54,9 +55,8 @@ class Writer(CgroupWriter):
         self.world = world
         world.agent._cgroups = self
 
-    @property
-    def usable(self) -> bool:
-        return not self.problem
+    def write_problem(self, place: CgroupPlace | None = None) -> str:
+        return self.problem or super().write_problem(place)
 
     def finish(self) -> None:
         """Wait until the kernel is through with the last write."""

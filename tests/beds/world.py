@@ -139,9 +139,8 @@ class _Cgroups(CgroupWriter):
         super().__init__(world.cgroups)
         self._world, self._as_said = world, write
 
-    @property
-    def usable(self) -> bool:
-        return self._as_said is None
+    def write_problem(self, place: CgroupPlace | None = None) -> str:
+        return "" if self._as_said is None else "read-only"
 
     def write(self, wanted: Mapping[str, Wanted]) -> dict[str, Written]:
         if self._as_said is not None:

@@ -16,8 +16,10 @@ from pathlib import Path
 
 import pytest
 
+from nri_numa.machine.synthetic import synthetic
+from nri_numa.model.cpuset import CPUSet
 from tests.beds import confinement
-from tests.beds.embedded_node import Node, until
+from tests.beds.embedded_node import CRIError, Node, until
 
 ROOT = Path(__file__).resolve().parents[2]
 try:
@@ -76,6 +78,29 @@ def test_the_cgroup_of_a_container_that_started_without_it_is_marked(confined: N
     directory = node.cgroups.directory(node.cgroup(met.id))
     until(lambda: name in os.listxattr(directory), "the mark")
     assert json.loads(os.getxattr(directory, name))["kind"] == "unbound"
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_room_is_made_where_the_lists_of_containers_can_be_written(
+    tmp_path: Path, writable: bool
+) -> None:
+    """The root directory can be written by nobody, as on each node with cgroups of version 2."""
+    machine = synthetic(sockets=1, cores_per_numa=8, threads=1, memory_gib=16)
+    single = {"policy": "single-numa-node"}
+    with Node(tmp_path, topology=machine, version=2) as node:
+        node.start(f"confined:{PROFILE}")
+        for name in ("a", "b"):
+            made = node.run(name, single | {"movable": "true", "bind": "cpu"}, cpus=3)
+            if not writable:
+                (node.cgroups.directory(node.cgroup(made.id)) / "cpuset.cpus").chmod(0o444)
+        node.cgroups.base.chmod(0o555)
+        if writable:
+            new = node.run("new", single, cpus=6)
+            assert len(CPUSet.parse(new.cpus)) == 6
+            node.check()
+        else:
+            with pytest.raises(CRIError, match=r"no room could be made: .*/cpuset\.cpus: Perm"):
+                node.run("new", single, cpus=6)
 
 
 # Each as (what, statement); `syscall` and `libc` are there.

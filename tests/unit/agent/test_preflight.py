@@ -116,6 +116,20 @@ def test_a_pod_cgroup_without_cpuset_is_a_warning(tmp_path: Path) -> None:
     assert levels == [Level.OK, Level.WARN]
 
 
+@pytest.mark.parametrize("by_the_unit", [True, False])
+def test_cgroups_that_cannot_be_written_are_a_warning(tmp_path: Path, by_the_unit: bool) -> None:
+    write_tree(tmp_path, {"cgroup.controllers": "cpuset memory"})
+    if by_the_unit:
+        unit = {"etc/systemd/system/nri-numa.service": "[Service]\nProtectControlGroups=yes\n"}
+        write_tree(tmp_path, unit)
+    else:
+        (tmp_path / "cgroup.procs").mkdir()  # root may write all but a directory
+    (_, found) = preflight.cgroups(tmp_path, tmp_path)
+    assert found.level is Level.WARN
+    assert ("ProtectControlGroups=yes" if by_the_unit else "Is a directory") in found.message
+    assert "no container moves" in found.message
+
+
 # --- the runtime --------------------------------------------------------------------------------
 
 

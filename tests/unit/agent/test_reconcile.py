@@ -86,6 +86,11 @@ def bed(tree: CgroupTree) -> Bed:
     return bed
 
 
+def test_cgroups_that_cannot_be_written_are_said_at_the_start(tree: CgroupTree) -> None:
+    (tree.base / "cgroup.procs").mkdir()  # root may write all but a directory
+    assert f"problem={tree.base}/cgroup.procs: Is a directory" in Bed(tree).log.replace('"', "")
+
+
 def test_a_cgroup_that_is_just_being_made_is_no_drift(bed: Bed) -> None:
     """The OCI runtime makes the cgroup first and writes the cpuset into it later."""
     of = pod("new", {"numacpu": "2"})

@@ -7,7 +7,7 @@ or none.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextvars import Context, copy_context
 from functools import partial
@@ -169,6 +169,7 @@ class Agent:
         refused: how many were refused so far.
         synchronized: whether the runtime has said what runs at least once.
         places: where the cgroups of live containers are, by container id.
+        writes: how often the cgroups of live containers were to be written, by container id.
         starting: containers between their creation and the end of their start.
         updating: containers whose cpuset the runtime may be writing, with other resources.
         widening: containers that may have more than their cgroups say.
@@ -200,6 +201,7 @@ class Agent:
         self.observe = observe
         self.checkpoint = store
         self.places: dict[str, CgroupPlace] = {}
+        self.writes = Counter[str]()
         self.starting: dict[str, Start] = {}
         self._begun: dict[str, None] = {}  # those of them whose cgroup exists
         self.updating: set[str] = set()
@@ -362,6 +364,7 @@ class Agent:
         `post_update_container` is called when that was written.
         """
         self.updating.add(container_id)
+        self.writes[container_id] += 1
         there = self.state.allocations[container_id].arrived
         after = self.state.without(container_id).with_allocation(there)
         self._swap(after, StateChange((container_id,), (there.pod_uid,)))
@@ -391,6 +394,7 @@ class Agent:
         self._begun.pop(container.id, None)
         if (a := self.state.allocations.get(container.id)) is not None and a.movable:
             self.notify()  # from now on it may move
+        self._tell_systemd([container.id])  # it may have been written while it started
         self._tasks.add(partial(self._look, (container.id,)))
 
     def update_container(
@@ -437,6 +441,7 @@ class Agent:
             self._tasks.add(partial(self._mark, container_id))
         if not self.observe:
             self.put_right([container_id])
+            self._tell_systemd([container_id])
 
     def stop_container(self, container_id: str) -> tuple[ContainerUpdate, ...]:
         """Take back what a container has; unknown ids are ordinary."""
@@ -538,6 +543,8 @@ class Agent:
         state, topology, settings = outcome.state, self.machine.topology, self.machine.settings
         self._tasks.add(lambda: self._tell.broken(violations(state, topology, settings)))
         self._synchronized(outcome, before.allocations)
+        if not self.synchronized:  # an earlier process may have been killed before it told systemd
+            self._tell_systemd(self.places)
         self.synchronized = True
         self._undecided = deque(outcome.undecided)
         if self._undecided:
@@ -619,11 +626,15 @@ class Agent:
 
     def write(self, wanted: Mapping[str, Wanted]) -> dict[str, Written]:
         """Write cgroups, by container; where systemd made them, it gets the same afterwards."""
+        self.writes.update(wanted.keys())
         done = self._cgroups.write(wanted)
-        if self.reconciler is not None:
-            changed = [i for i, one in done.items() if one.changed and wanted[i].place.by_systemd]
-            self.reconciler.tell_systemd(changed)
+        # What could not be written yet may still come to pass.
+        self._tell_systemd(i for i, one in done.items() if one.changed or one.problem)
         return done
+
+    def _tell_systemd(self, container_ids: Iterable[str]) -> None:
+        if self.reconciler is not None:
+            self.reconciler.tell_systemd(container_ids)
 
     def differing(self, container_ids: Iterable[str]) -> tuple[Correction, ...]:
         """Which of these containers that run have something else than is meant now."""
@@ -896,7 +907,7 @@ class Agent:
         self._tasks.add(partial(self._mark, container.id))
 
     def _forget(self, container_id: str) -> None:
-        for known in (self._traces, self.starting, self._begun, self.widening):
+        for known in (self._traces, self.starting, self._begun, self.widening, self.writes):
             known.pop(container_id, None)
         self.updating.discard(container_id)
         place, kept = self.places.pop(container_id, None), self.state.allocations.get(container_id)

@@ -139,6 +139,7 @@ class Reconciler:
         self._untold: dict[str, None] = {}
         self._tell = asyncio.Event()
         self._behind: dict[str, str] = {}
+        self._telling = ""
         self._repairs: dict[str, deque[float]] = {}
         self._given_up: set[str] = set()
         self._reported: dict[str, str] = {}
@@ -272,7 +273,7 @@ class Reconciler:
             batch = suspects[start : start + AT_ONCE]
             # From here to the write nothing else happens.
             wrong = agent.differing(batch)
-            excused = late.keys() | agent.updating
+            excused = late.keys() | agent.updating | {self._telling}
             drift = [c for c in wrong if c.container_id not in excused]
             new += self._noted(drift)
             fought |= {
@@ -308,7 +309,7 @@ class Reconciler:
         if self._runtime.over_cri:  # no answer of ours changes its record, which may be older
             await self._runtime.push([c.update for c in repaired])
         if only is None:
-            self.tell_systemd(i for i, place in self._places(ids) if place.by_systemd)
+            self.tell_systemd(ids)
         return Round(
             seen=first.seen,
             drifted=tuple(c.container_id for c in drifted),
@@ -508,9 +509,10 @@ class Reconciler:
     # --- systemd ----------------------------------------------------------------------------------
 
     def tell_systemd(self, ids: Iterable[str]) -> None:
-        """Have systemd given what the cgroups of these scopes have, soon."""
+        """Have systemd given what the cgroups of those of these that it made have, soon."""
         if self._writer.reader.unified and not self._agent.observe:
-            self._untold.update(dict.fromkeys(ids))
+            places = self._agent.places
+            self._untold |= {i: None for i in ids if i in places and places[i].by_systemd}
             if self._untold:
                 self._tell.set()
 
@@ -523,16 +525,25 @@ class Reconciler:
             await self.agree()
 
     async def agree(self) -> None:
-        """Give systemd what cgroups have, one after the other; what fails waits for a round."""
-        said = bool(self._behind)
+        """Give systemd what cgroups have, one after the other; what fails waits for a round.
+
+        systemd writes the cgroup itself. So nothing is sent that was meant before the last write of
+        ours, and where that comes while systemd is at work, the cgroup is put right afterwards.
+        """
+        agent, said = self._agent, bool(self._behind)
         while self._untold:
+            if self._writer.busy:  # what they will have is not known
+                self._tell.set()
+                break
             container_id = next(iter(self._untold))
             del self._untold[container_id]
             self._behind.pop(container_id, None)
-            if not self._agent.runs(container_id):
+            if not agent.runs(container_id):
                 continue
+            number, self._telling = agent.writes[container_id], container_id
+            agree = partial(self._agree, container_id, agent.state, agent.machine, number)
             try:
-                problem = await asyncio.to_thread(self._agree, container_id)
+                problem = await asyncio.to_thread(agree)
             except Exception as error:  # refused by the bus, whose errors are of several kinds, too
                 why = getattr(error, "strerror", None) or error
                 self._behind |= dict.fromkeys(
@@ -540,7 +551,12 @@ class Reconciler:
                 )
                 self._untold.clear()  # each would wait as long
                 break
-            if problem:
+            finally:
+                self._telling = ""
+            if agent.writes[container_id] != number:
+                agent.put_right([container_id])
+                self.tell_systemd([container_id])
+            elif problem:
                 self._behind[container_id] = problem
         self._behind = {i: why for i, why in self._behind.items() if i in self._agent.places}
         if self._behind and not said:
@@ -551,22 +567,28 @@ class Reconciler:
         elif said and not self._behind:
             log.info("systemd has the CPUs that cgroups have again")
 
-    def _agree(self, container_id: str) -> str:
-        """In a thread: why systemd has something else than is meant; empty where it is the same."""
-        agent = self._agent
-        state, place = agent.state, agent.places.get(container_id)
+    def _agree(self, container_id: str, state: NodeState, machine: Machine, number: int) -> str:
+        """In a thread: why systemd has something else than is meant; empty where it is the same.
+
+        Of ``state`` and ``machine`` nothing is sent once there was a write after the ``number``-th.
+        """
+        place = self._agent.places.get(container_id)
         allocation = state.allocations.get(container_id)
         if place is None or allocation is None or allocation.kind is Kind.FOREIGN:
             return ""
-        topology = agent.machine.topology
-        pool = state.pool(topology, agent.machine.settings)
+        topology = machine.topology
+        pool = state.pool(topology, machine.settings)
         cpus = effective_cpus(allocation, pool, topology, state.withheld_bits) or pool
+        mems = allocation.mems & topology.memory_nodes
         real = self._writer.reader.observe(place)
         # One that was never bound has no list of its own, and systemd has none for it.
         if real is None or real.cpus & topology.online != cpus:
             return ""
-        mems = allocation.mems & topology.memory_nodes
-        return self._scopes.agree(place, cpus, mems, lambda: agent.state is state)
+        if mems and real.mems & topology.memory_nodes != mems:
+            return ""  # its memory is on its way: systemd would have it moved in one go
+        return self._scopes.agree(
+            place, cpus, mems, lambda: self._agent.writes[container_id] == number
+        )
 
 
 def _log_each(

@@ -6,7 +6,7 @@ The real one is in the machine ``systemd`` of tests/vm.
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -23,12 +23,14 @@ class SystemdBus:
 
     Attributes:
         refusing: what it answers instead of setting anything; empty when it sets.
+        on_call: called with the lists that it was given, before it writes them.
     """
 
     def __init__(self, directory: Path) -> None:
         self.transient = directory / "transient"
         self.transient.mkdir(parents=True)
         self.refusing = ""
+        self.on_call: Callable[[dict[str, str]], object] = lambda lists: None
         self.welcome = b"OK 0123456789abcdef0123456789abcdef\r\n"
         self.deaf = False
         self.calls: list[tuple[str, dict[str, str]]] = []
@@ -91,6 +93,7 @@ class SystemdBus:
         assert runtime
         lists = {n: str(CPUSet.from_bits(int.from_bytes(v, "little"))) for n, (_, v) in properties}
         self.calls.append((unit, lists))
+        self.on_call(lists)
         for name, value in lists.items():
             if not self.deaf:
                 self.put(unit, name, value.replace(",", " "))

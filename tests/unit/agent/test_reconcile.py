@@ -15,8 +15,9 @@ from nri_numa.agent import reconcile
 from nri_numa.agent.reconcile import CHUNK, Reconciler, Round
 from nri_numa.machine.cgroups import CgroupReader, CgroupWriter, Scopes
 from nri_numa.machine.synthetic import synthetic
+from nri_numa.model.cpuset import CPUSet, NUMASet
 from nri_numa.model.workload import Container, ContainerUpdate, PodSandbox, QoSClass
-from tests.beds.cgroup_bed import CgroupBed, Result, real, tree
+from tests.beds.cgroup_bed import CgroupBed, Result, Writer, real, tree
 from tests.beds.cgroup_tree import CgroupTree
 from tests.beds.systemd_bus import SystemdBus, systemd
 from tests.beds.world import World, container, pod, resources
@@ -641,3 +642,86 @@ def test_who_is_left_alone_is_left_alone_in_systemd_too(bed: Bed, systemd: Syste
     bed.world.agent.observe = False
     bed.round()
     assert [unit for unit, _ in systemd.calls] == ["cri-listed-app.scope"]
+
+
+@pytest.mark.parametrize("when", ["before it is told", "while it writes"])
+def test_what_systemd_hears_late_undoes_nothing(
+    bed: Bed, systemd: SystemdBus, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """A CPU of an owner is back before systemd has what the owner had without it."""
+    unit, whole = bed.scope(systemd, "owner-app"), bed.world.topology
+    own = bed.world.has("owner-app")[0]
+    bed.world.becomes(replace(whole, online=whole.online - CPUSet([max(CPUSet.parse(own))])))
+    (less,) = {bed.tree.cpus_of("/pods/owner-app")}
+    changes = [whole]
+
+    def back() -> None:
+        if changes:
+            bed.world.becomes(changes.pop())
+
+    def writes(lists: dict[str, str]) -> None:
+        back()
+        bed.tree.write("/pods/owner-app", lists["AllowedCPUs"], lists["AllowedMemoryNodes"])
+
+    systemd.on_call = writes
+    if when == "before it is told":
+        observe = CgroupReader.observe
+        monkeypatch.setattr(CgroupReader, "observe", lambda *place: (observe(*place), back())[0])
+    asyncio.run(bed.reconciler.agree())
+    assert systemd.has(unit) == own.replace(",", " ")
+    assert bed.tree.cpus_of("/pods/owner-app") == own != less
+    told = [lists["AllowedCPUs"] for _, lists in systemd.calls]
+    assert told == ([own] if when == "before it is told" else [less, own])
+    assert bed.round() == Round(seen=3)
+
+
+def test_systemd_hears_of_memory_that_has_arrived(
+    bed: Bed, systemd: SystemdBus, scope: str
+) -> None:
+    """Without a round; not before: it would have the kernel move everything in one go."""
+    agent, before = bed.world.agent, bed.world.allocation("listed-app")
+    there = replace(before, mems=NUMASet([0, 1]), leaves=NUMASet([1]))
+    agent.state = agent.state.without("listed-app").with_allocation(there)
+    bed.tree.write("/pods/listed-app", "1", "0-1")
+    wanted = agent.arrived("listed-app")
+    bed.reconciler.tell_systemd(["listed-app"])
+    asyncio.run(bed.reconciler.agree())
+    assert systemd.calls == []
+    bed.writer.put(wanted)
+    agent.post_update_container("listed-app")
+    asyncio.run(bed.reconciler.agree())
+    assert systemd.has(scope, "AllowedMemoryNodes") == "0"
+
+
+def test_a_new_process_tells_systemd_what_the_one_before_did_not(
+    bed: Bed, systemd: SystemdBus, scope: str
+) -> None:
+    """It was killed; all cgroups are right, and nothing is persisted."""
+    world, places = bed.world, dict(bed.world.agent.places)
+    world.boot()
+    bed.writer = Writer(bed.tree, world)
+    bed.reconciler = Reconciler(
+        world.agent, world.metrics, bed, writer=bed.writer, scopes=systemd.scopes, clock=bed
+    )
+    for container_id, place in places.items():
+        made = world.live[container_id]
+        world.live[container_id] = replace(made, cgroups_path=place.cgroups_path)
+    world.synchronize()
+    asyncio.run(bed.reconciler.agree())
+    assert systemd.has(scope) == "1"
+
+
+def test_systemd_hears_of_what_was_written_at_a_start(bed: Bed, systemd: SystemdBus) -> None:
+    """Without a round: the owner came between the neighbour's creation and its start."""
+    of = pod("new", qos=QoSClass.BEST_EFFORT)
+    made = replace(container(of), cgroups_path="pods.slice:cri:new-app")
+    bed.world.place(of, made)
+    bed.tree.write("/pods/new-app", bed.world.has("new-app")[0])
+    unit = bed.scope(systemd, "new-app")
+    test_verify.own(bed, "next", 1)
+    bed.world.agent.start_container(of, made)
+    asyncio.run(bed.reconciler.agree())
+    bed.world.agent.post_start_container(of, made)
+    asyncio.run(bed.reconciler.agree())
+    has = bed.world.live["free-app"].resources.cpus
+    assert (bed.tree.cpus_of("/pods/new-app"), systemd.has(unit)) == (has, has.replace(",", " "))

@@ -163,13 +163,15 @@ class Reconciler:
             self._late.setdefault(container_id, now)
         self._wake.set()
 
-    def _held_up(self, ids: Collection[str]) -> None:
-        """Say that writes take long, and look what came of them when the kernel is through."""
+    def _held_up(self, ids: Collection[str], in_kernel: bool) -> None:
+        """Say that writes take long, and look what came of them when they are through."""
         self._metrics.writes_held_up.inc()
         log.warning(
-            "the kernel holds up writes of cpusets",
+            "writes of cpusets take long",
             ids=",".join(i[:12] for i in list(ids)[:LOGGED_AT_ONCE]),
-            because="another program's write of cpuset.mems moves memory",
+            because="the kernel has another change of cgroups under way"
+            if in_kernel
+            else "the thread that writes got no CPU in time",
         )
         self.look(ids)
 

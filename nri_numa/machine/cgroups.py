@@ -11,6 +11,7 @@ import contextlib
 import errno
 import functools
 import os
+import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, NamedTuple
@@ -386,7 +387,7 @@ class Written(msgspec.Struct, frozen=True):
 NO_CGROUP: Final = Written(missing=True)
 BOUND: Final = 0.5
 """Seconds that writes are waited for; the runtime waits two for the whole answer."""
-_HELD_UP: Final = Written(problem="the kernel holds up writes of cpusets")
+_HELD_UP: Final = f"a write of cpusets takes longer than {BOUND} s"
 
 
 class Wanted(NamedTuple):
@@ -405,15 +406,16 @@ class CgroupWriter:
     for it, and until it is through nothing else is written.
 
     Attributes:
-        held_up: called when writes take longer, with the ids of those that are not written; the
-            first of them may still come to pass.
+        held_up: called when writes take longer, with the ids of those that are not written, and
+            with whether the kernel has the thread wait; the first of them may still come to pass.
     """
 
     def __init__(self, reader: CgroupReader) -> None:
         self.reader = reader
         self._thread = ThreadPoolExecutor(1, "cgroups")
         self._last: Future[object] | None = None
-        self.held_up: Callable[[Collection[str]], object] = lambda ids: None
+        self._thread_id = 0
+        self.held_up: Callable[[Collection[str], bool], object] = lambda ids, in_kernel: None
         self._write_file = _write_text if reader.unified else _version_1()
 
     @property
@@ -439,6 +441,7 @@ class CgroupWriter:
         late: list[bool] = []
 
         def work() -> None:
+            self._thread_id = threading.get_native_id()
             for container_id, one in wanted.items():
                 if late:
                     return  # something else may be meant by now
@@ -452,8 +455,13 @@ class CgroupWriter:
             late.append(True)
         now = dict(done)
         if left := [container_id for container_id in wanted if container_id not in now]:
-            self.held_up(left)
-        return now | dict.fromkeys(left, _HELD_UP)
+            self.held_up(left, self._waits_in_kernel())
+        return now | dict.fromkeys(left, Written(problem=_HELD_UP))
+
+    def _waits_in_kernel(self) -> bool:
+        """Whether the thread waits for the kernel, and not for a CPU: proc_pid_stat(5)."""
+        stat = text_or_empty(f"/proc/self/task/{self._thread_id}/stat")
+        return stat.rpartition(")")[2].split()[:1] == ["D"]
 
     def mark(self, place: CgroupPlace, name: str, text: str) -> None:
         """Write an extended attribute on a container's cgroup, which is as old as the container.

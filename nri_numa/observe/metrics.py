@@ -246,7 +246,7 @@ class Metrics(Registry):
         )
         self.writes_held_up = self.counter(
             "cgroup_writes_held_up_total",
-            "Writes of cpusets that took the kernel more than half a second.",
+            "Writes of cpusets that took more than half a second.",
         )
         self.neighbours = self.gauge(
             "neighbours_on_owned_cpus",

@@ -33,7 +33,9 @@ _STEP: Final = STEP_PAGES * _PAGE
 _TRIES: Final = 2
 """A page may be busy for a moment: also all of a huge page while its first part is on its way."""
 _MOVE, _MOVE_ALL = 2, 4  # MPOL_MF_MOVE, MPOL_MF_MOVE_ALL
-_SYS_PTRACE: Final = 19  # bit of a set of capabilities
+_RIGHTS: Final = {"CAP_DAC_READ_SEARCH": 2, "CAP_SYS_PTRACE": 19}
+"""Bits of a set of capabilities; pagemap of another user's process is closed to root without the
+first. CAP_SYS_NICE is found out by a call."""
 _PRESENT: Final = 63  # bit of an entry of /proc/PID/pagemap
 _BLIND: Final = ("6.1.", "6.2.", "6.3.", "6.4.")
 """Kernels whose move_pages answers EFAULT for pages that NUMA balancing watches (seen with 6.1)."""
@@ -82,8 +84,9 @@ def hindrance(reader: CgroupReader) -> str:
     if text_or_empty("/proc/self/attr/current").startswith("nri-numa"):
         return "the AppArmor profile nri-numa lets no process be read"
     rights = re.search(r"^CapEff:\s*([0-9a-f]+)$", text("/proc/self/status"), re.MULTILINE)
-    if rights is None or not int(rights[1], 16) >> _SYS_PTRACE & 1:
-        return "CAP_SYS_PTRACE is missing"
+    has = int(rights[1], 16) if rights else 0
+    if missing := [name for name, bit in _RIGHTS.items() if not has >> bit & 1]:
+        return f"{' and '.join(missing)} missing"
     kernel, balancing = platform.release(), text_or_empty("/proc/sys/kernel/numa_balancing").strip()
     if kernel.startswith(_BLIND) and balancing not in ("", "0"):
         return f"Linux {kernel} moves no pages that NUMA balancing watches (kernel.numa_balancing)"

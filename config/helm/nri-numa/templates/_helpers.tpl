@@ -152,9 +152,9 @@ capabilities:
   {{- $devices := (.Values.config | default dict).devices | default dict }}
   {{- if and $devices.enabled (ne (toString $devices.network) "false") (not .Values.releaseContainers) }}
   # To look into the network namespaces of pods; config.devices.network: false does without.
-  add: [SYS_ADMIN{{ if .Values.movesMemory }}, SYS_PTRACE, SYS_NICE{{ end }}]
+  add: [SYS_ADMIN{{ if .Values.movesMemory }}, DAC_READ_SEARCH, SYS_PTRACE, SYS_NICE{{ end }}]
   {{- else if .Values.movesMemory }}
-  add: [SYS_PTRACE, SYS_NICE]
+  add: [DAC_READ_SEARCH, SYS_PTRACE, SYS_NICE]
   {{- end }}
 seccompProfile:
   {{- with .Values.seccompProfile }}

@@ -40,6 +40,8 @@ PASSES: Final = 2
 LITTLE: Final = 64 << 20
 """Bytes that are left to the kernel, which moves them when ``cpuset.mems`` is written; and so few
 that are far stay far."""
+SMALLEST_LEFT: Final = 1 << 20
+"""Bytes that would not move and are worth a word; fewer round to nothing."""
 AGAIN: Final = 300.0
 """Seconds until what would not move is tried again."""
 QUIET: Final = 30.0
@@ -192,7 +194,8 @@ class Mover:
         del self._began[container_id]
         seconds = self._clock.monotonic() - began
         self._agent.notices.about(a, What.MOVED, f"moved {where} in {seconds:.1f} s{for_whom(a)}")
-        rest = {"left": moved.left, "problem": moved.why} if moved.left else {}
+        said = moved.left >= SMALLEST_LEFT
+        rest = {"left": moved.left, "problem": moved.why} if said else {}
         fields = {"where": where, "seconds": round(seconds, 3), **rest}
         log.info("memory moved", container=a.full_name, **fields)
 

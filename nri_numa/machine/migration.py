@@ -11,8 +11,8 @@ pinned.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
+import errno
 import os
 import platform
 import re
@@ -110,8 +110,19 @@ def migrate(
     except Unknown as unknown:
         raise OSError(str(unknown)) from unknown
     for pid in sorted(pids):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended
+        try:
             yield from _of_process(pid, sources, target)
+        except (FileNotFoundError, ProcessLookupError):
+            pass  # it ended
+        except OSError as error:
+            # Of a process without memory, or a target outside of our own cpuset.
+            if error.errno != errno.EINVAL or not _has_ended(pid):
+                raise
+
+
+def _has_ended(pid: int) -> bool:
+    """Whether a process is gone or a zombie, or just lets go of its memory: proc_pid_statm(5)."""
+    return text_or_empty(f"/proc/{pid}/statm").partition(" ")[0] in ("", "0")
 
 
 def _of_process(pid: int, sources: NUMASet, target: int) -> Iterator[Step]:

@@ -1,8 +1,10 @@
-"""Memory that would not move: said, and tried again after a while."""
+"""Memory that would not move: said where it is any, and tried again after a while."""
 
 from __future__ import annotations
 
+import io
 import itertools
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +13,7 @@ from nri_numa.agent.mover import PASSES
 from nri_numa.config import AgentConfig
 from nri_numa.machine.migration import Step
 from nri_numa.model.cpuset import NUMASet
+from nri_numa.observe import logs
 from tests.scenarios.test_room import A_AND_B, MIB, Ticking, movable, moving, new
 
 
@@ -44,3 +47,14 @@ def test_what_would_not_move_is_said_and_tried_again_after_a_while(
     assert (notice.reason, notice.count) == ("PartlyMoved", len(tries))
     assert notice.message == f"partly moved from NUMA node 1 to 0: {why}"
     assert world.agent.state.allocations["b-app"].leaves == NUMASet([1])
+
+
+@pytest.mark.parametrize(("left", "said"), [(4096, ""), (3 * MIB, f" left={3 * MIB} problem=busy")])
+def test_what_rounds_to_nothing_is_not_left(left: int, said: str) -> None:
+    world, output = movable(*A_AND_B), io.StringIO()
+    logs.setup("info", stream=output)
+    new(world)
+    world.synchronize()
+    moving(world, Ticking(), lambda *of: iter([Step(MIB, left, "busy")]), AgentConfig())
+    (line,) = (one for one in output.getvalue().splitlines() if "memory moved" in one)
+    assert re.sub(r".* seconds=\S+", "", line) == said

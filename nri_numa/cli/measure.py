@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import click
@@ -55,8 +56,7 @@ def measure(
     """
     if importlib.util.find_spec("numpy") is None:
         raise Failure(
-            "measure needs numpy, which is not installed here; expected nri-numa[measure], "
-            f"or numpy beside {sys.executable}"
+            f"measure needs numpy, which is not installed here; expected it after: {_install()}"
         )
     document = _measured(rounds, seconds, only)
     answer(document, output, lines(document))
@@ -68,6 +68,18 @@ def measure(
                 file.write(svg(document))
         except OSError as error:
             raise Failure(f"cannot write {plot}: {error.strerror or error}") from error
+
+
+def _install() -> str:
+    """The command that installs numpy where this interpreter finds it; a bundle has no pip."""
+    if importlib.util.find_spec("pip") is not None:
+        return f"{sys.executable} -m pip install numpy"
+    version = ".".join(map(str, sys.version_info[:2]))
+    beside = Path(__file__).parents[2]
+    return (
+        f"python3 -m pip install --only-binary=:all: --python-version={version} "
+        f"--target={beside} numpy"
+    )
 
 
 def _measured(rounds: int, seconds: float, only: tuple[str, ...]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from nri_numa.cli import cli
 from nri_numa.measure import rounds, worker
 from nri_numa.measure.plan import Comparison, NotShown, Side, Worker
 from nri_numa.measure.results import Measured
+
+REPOSITORY = Path(__file__).parents[3]
 
 CPU = max(os.sched_getaffinity(0))
 
@@ -101,11 +104,19 @@ def test_a_comparison_that_there_is_none_of_is_named() -> None:
     assert "there is no comparison 'speed'; expected memory-bandwidth, " in done.output
 
 
-def test_without_numpy_the_error_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("missing", "helps"),
+    [
+        (["numpy"], f"{sys.executable} -m pip install numpy"),
+        (["numpy", "pip"], f"--target={REPOSITORY} numpy"),  # as in the bundle
+    ],
+)
+def test_without_numpy_the_error_has_the_command_that_helps(
+    monkeypatch: pytest.MonkeyPatch, missing: list[str], helps: str
+) -> None:
     real = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "numpy" else real(name)
-    )
+    monkeypatch.setattr(importlib.util, "find_spec", lambda n: None if n in missing else real(n))
     done = CliRunner().invoke(cli, ["measure"])
     assert done.exit_code == 1
-    assert "numpy, which is not installed here; expected nri-numa[measure]" in done.output
+    assert "numpy, which is not installed here; expected it after: " in done.output
+    assert done.output.rstrip().endswith(helps)

@@ -239,6 +239,7 @@ class CRI:
         annotations: Mapping[str, str] | None = None,
         qos: QoS = QoS.GUARANTEED,
         own_network: bool = False,
+        host_pids: bool = False,
     ) -> Pod:
         """RunPodSandbox; the kubelet's own annotations are added."""
         uid = str(uuid.uuid4())
@@ -268,7 +269,8 @@ class CRI:
                 cgroup_parent=parent,
                 security_context=cri_pb2.LinuxSandboxSecurityContext(
                     namespace_options=cri_pb2.NamespaceOption(
-                        network=cri_pb2.POD if own_network else cri_pb2.NODE
+                        network=cri_pb2.POD if own_network else cri_pb2.NODE,
+                        pid=cri_pb2.NODE if host_pids else cri_pb2.POD,
                     )
                 ),
             ),
@@ -318,6 +320,7 @@ class CRI:
         attempt: int = 0,
         mounts: Mapping[str, str] | None = None,
         devices: Sequence[str] = (),
+        user: int = 0,
     ) -> Container:
         """CreateContainer; NRI plugins decide now, the cgroup comes with `start`.
 
@@ -350,7 +353,8 @@ class CRI:
             linux=cri_pb2.LinuxContainerConfig(
                 resources=resources.message(),
                 security_context=cri_pb2.LinuxContainerSecurityContext(
-                    namespace_options=pod.config.linux.security_context.namespace_options
+                    namespace_options=pod.config.linux.security_context.namespace_options,
+                    run_as_user=cri_pb2.Int64Value(value=user),
                 ),
             ),
         )

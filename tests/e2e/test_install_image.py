@@ -13,19 +13,18 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
 from nri_numa.cri.pb import cri_pb2
 from nri_numa.model.cpuset import CPUSet
 from tests.beds.cgroups import unified
 from tests.beds.containerd import Containerd
-from tests.beds.cri import CRI, Pod, allowed, poll
+from tests.beds.cri import CRI, allowed, poll
+from tests.beds.daemonset import SECURITY, AgentContainer, pod_spec
 from tests.beds.images import AGENT_IMAGE as IMAGE
 from tests.beds.images import build_agent_image
-from tests.beds.plugin_process import REPOSITORY, free_port
+from tests.beds.plugin_process import free_port
 from tests.e2e.conftest import refused
 from tests.machines.cpus import MACHINE
 
@@ -37,104 +36,22 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_agent_image(tmp_path_factory.mktemp("image") / "image.tar")
 
 
-class Kubelet:
-    """Runs the containers of the DaemonSet's template."""
-
-    def __init__(self, cri: CRI, template: dict[str, Any], directories: dict[str, Path]) -> None:
-        self._cri = cri
-        self._spec = template["spec"]
-        self._paths = {
-            volume["name"]: directories.get(volume["name"])
-            or Path(volume.get("hostPath", {"path": "/nowhere"})["path"])
-            for volume in self._spec["volumes"]
-        }
-        assert self._spec["hostNetwork"]
-        self.log_file = Path("/dev/null")
-        self.seccomp: cri_pb2.SecurityProfile | None = None
-        self.pod: Pod = cri.run_pod("nri-numa", namespace="nri-numa")
-
-    def run(self, *arguments: str, attempt: int = 0) -> str:
-        """Start the container, with other arguments where some are given; returns its id."""
-        (spec,) = self._spec["containers"]
-        security = spec["securityContext"]
-        assert security["capabilities"] == {"drop": ["ALL"]}
-        assert security["seccompProfile"] == {"type": "RuntimeDefault"}
-        log_path = f"{spec['name']}/{attempt}.log"
-        (self.pod.log_directory / spec["name"]).mkdir(exist_ok=True)
-        config = cri_pb2.ContainerConfig(
-            metadata=cri_pb2.ContainerMetadata(name=spec["name"], attempt=attempt),
-            image=cri_pb2.ImageSpec(image=IMAGE),
-            args=list(arguments) or spec["args"],
-            labels={
-                "io.kubernetes.container.name": spec["name"],
-                "io.kubernetes.pod.name": self.pod.name,
-                "io.kubernetes.pod.namespace": self.pod.namespace,
-                "io.kubernetes.pod.uid": self.pod.uid,
-            },
-            log_path=log_path,
-            mounts=[
-                cri_pb2.Mount(
-                    container_path=mount["mountPath"],
-                    host_path=str(self._paths[mount["name"]]),
-                    readonly=mount.get("readOnly", False),
-                )
-                for mount in spec["volumeMounts"]
-            ],
-            linux=cri_pb2.LinuxContainerConfig(
-                resources=cri_pb2.LinuxContainerResources(
-                    cpu_shares=51, memory_limit_in_bytes=256 << 20, oom_score_adj=900
-                ),
-                security_context=cri_pb2.LinuxContainerSecurityContext(
-                    namespace_options=cri_pb2.NamespaceOption(network=cri_pb2.NODE),
-                    capabilities=cri_pb2.Capability(drop_capabilities=["ALL"]),
-                    run_as_user=cri_pb2.Int64Value(value=security["runAsUser"]),
-                    run_as_group=cri_pb2.Int64Value(value=security["runAsGroup"]),
-                    readonly_rootfs=security["readOnlyRootFilesystem"],
-                    no_new_privs=not security["allowPrivilegeEscalation"],
-                    privileged=security["privileged"],
-                    seccomp=self.seccomp,
-                    masked_paths=["/proc/kcore", "/proc/keys", "/sys/firmware"],
-                    readonly_paths=["/proc/sys", "/proc/irq", "/proc/bus"],
-                ),
-            ),
-        )
-        answer = self._cri.call(
-            "CreateContainer",
-            pod_sandbox_id=self.pod.id,
-            config=config,
-            sandbox_config=self.pod.config,
-        )
-        container: str = answer.container_id
-        self._cri.start(container)
-        self.log_file = self.pod.log_directory / log_path
-        return container
-
-    def wait(self, container: str) -> int:
-        """Wait until it ended; returns its exit status."""
-        exited = cri_pb2.CONTAINER_EXITED
-        poll(lambda: self._cri.status(container).status.state == exited, f"end of {container}")
-        return self._cri.status(container).status.exit_code
-
-    def log(self) -> str:
-        return self.log_file.read_text()
-
-
 @pytest.fixture
 def kubelet(
     request: pytest.FixtureRequest, containerd: Containerd, image: Path, tmp_path: Path
-) -> Iterator[Kubelet]:
+) -> Iterator[AgentContainer]:
     if IMAGE not in containerd.cri.images():
         containerd.import_image(image)
         poll(lambda: IMAGE in containerd.cri.images(), "image known to CRI")
-    manifest = yaml.safe_load((REPOSITORY / "config/kubernetes/base/daemonset.yaml").read_text())
+    spec = pod_spec()
+    (shipped,) = spec["containers"]
+    assert shipped["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert shipped["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     directories = {name: tmp_path / name for name in ("state", "config")}
     for directory in directories.values():
         directory.mkdir()
-    player = Kubelet(
-        containerd.cri,
-        manifest["spec"]["template"],
-        directories | {"nri": containerd.nri_socket.parent},
-    )
+    directories["nri"] = containerd.nri_socket.parent
+    player = AgentContainer(containerd.cri, spec, directories)
     assert containerd.nri_socket.name == "nri.sock"
     yield player
     request.node.add_report_section("teardown", "plugin.log", player.log()[-6000:])
@@ -157,13 +74,16 @@ def runtime_default(tmp_path: Path) -> cri_pb2.SecurityProfile:
 def ours(tmp_path: Path) -> cri_pb2.SecurityProfile:
     """The shipped profile, which a runtime is told by its whole path."""
     profile = tmp_path / "nri-numa.json"
-    shutil.copy(REPOSITORY / "config/security/nri-numa.json", profile)
+    shutil.copy(SECURITY / "nri-numa.json", profile)
     return cri_pb2.SecurityProfile(profile_type=cri_pb2.Localhost, localhost_ref=str(profile))
 
 
 @pytest.mark.parametrize("seccomp", [runtime_default, ours], ids=["runtime-default", "ours"])
 def test_the_plugin_pins_from_inside_a_container(
-    cri: CRI, kubelet: Kubelet, tmp_path: Path, seccomp: Callable[[Path], cri_pb2.SecurityProfile]
+    cri: CRI,
+    kubelet: AgentContainer,
+    tmp_path: Path,
+    seccomp: Callable[[Path], cri_pb2.SecurityProfile],
 ) -> None:
     """It pins other pods, keeps its state over its own restart, and gives everything back.
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
 import subprocess
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -86,6 +88,15 @@ class UnitPlugin(GuestPlugin):
         if wait:
             self.wait_ready(timeout_s=timeout_s)
 
+    def drop_in(self, page: str) -> None:
+        """Give the unit more rights, by the drop-in that a page of the documentation has."""
+        text = (REPOSITORY / "docs" / page).read_text()
+        (found,) = re.findall(r"^ +\[Service\]\n(?: +\w+=.*\n)+", text, re.MULTILINE)
+        directory = UNIT.with_name(f"{UNIT.name}.d")
+        directory.mkdir(exist_ok=True)
+        (directory / page).with_suffix(".conf").write_text(textwrap.dedent(found))
+        systemctl("daemon-reload")
+
     def slow_down(self, more: str = "") -> None:
         """Put the unit's limits where an emulated machine keeps to them; more lines follow."""
         drop_in = UNIT.with_name(f"{UNIT.name}.d")
@@ -118,6 +129,19 @@ class UnitPlugin(GuestPlugin):
 
     def close(self) -> None:
         self.terminate()
+
+
+class PodPlugin(GuestPlugin):
+    """The plugin as the chart installs it: in a container of the runtime that it serves."""
+
+    def __init__(self, directory: Path, nri_socket: Path, log: Path) -> None:
+        super().__init__(directory, nri_socket, log)
+        self.bound = 9891
+
+    @property
+    def running(self) -> bool:
+        """It runs for as long as a case has this."""
+        return True
 
 
 def systemctl(*arguments: str) -> str:

@@ -33,6 +33,7 @@ from tools.build_image import Rootfs
 from tools.interpreter import here
 
 _OWNERS = 3
+_NO_ROUNDS = {"reconcile": {"interval": "1h"}}
 
 
 def _everyday(machine: Machine) -> bool:
@@ -68,7 +69,7 @@ def placed_beside_neighbours(guest: Guest) -> None:
 
 
 def _drifts(guest: Guest, drift: Callable[[Path, str], object]) -> None:
-    guest.reconfigure({"reconcile": {"interval": "1h"}})  # found by inotify, not by a round
+    guest.reconfigure(_NO_ROUNDS)  # found by inotify
     neighbour = guest.pod("neighbour")
     own = guest.pinned(guest.pod("owner", {"cpus": "exclusive"}, cpus=2)).cpus
     guest.settles(neighbour, cpus=guest.online - own)
@@ -111,6 +112,51 @@ def killed_and_started_by_systemd(guest: Guest) -> None:
     other = words.allowed(guest.pid(second)).cpus
     assert not other & own
     guest.settles(neighbour, cpus=guest.online - own - other)
+
+
+@case(applies=_everyday, system=True)
+def killed_before_systemd_knew(guest: Guest) -> None:
+    """Kill -9 once a neighbour made room: a new process tells systemd what the old one did not."""
+    guest.reconfigure(_NO_ROUNDS)
+    neighbour = guest.pod("neighbour")
+    systemd_agrees(guest)
+    file, process = words.cgroup(guest.pid(neighbour)) / "cpuset.cpus", guest.plugin.pid
+    had, pod = file.read_text(), guest.sandbox("owner", {"cpus": "exclusive"})
+
+    def kill() -> None:
+        poll(lambda: file.read_text() != had, "the neighbour makes room", every_s=0.02)
+        os.kill(process, signal.SIGKILL)
+
+    with ThreadPoolExecutor(1) as thread:
+        killed = thread.submit(kill)
+        owner = guest.container(pod, "main", cpus=2)
+        killed.result()
+    guest.plugin.wait_ready(timeout_s=150)
+    pid = guest.pid(owner)
+    poll(lambda: len(words.allowed(pid).cpus) == 2, "two CPUs for the owner")
+    guest.settles(neighbour, cpus=guest.online - words.allowed(pid).cpus)
+    systemd_agrees(guest)
+    guest.reconfigure({})
+
+
+@case(applies=_everyday, system=True)
+def cpu_back_while_systemd_is_told(guest: Guest) -> None:
+    """A CPU is back before systemd has heard that it went: what systemd hears undoes nothing."""
+    guest.reconfigure(_NO_ROUNDS)
+    owner = guest.pod("owner", {"cpus": "exclusive", "numacpu": "2-3"}, cpus=2)
+    file = words.cgroup(guest.pid(owner)) / "cpuset.cpus"
+    before = guest.plugin.metric("nri_numa_drift_found_total")
+    for pause in (0.8, 1.0, 1.2, 1.4, 1.8):  # it is told a second after the write
+        words.set_online(3, online=False)
+        try:
+            poll(lambda: file.read_text() == "2\n", "a list without CPU 3", every_s=0.05)
+            time.sleep(pause)
+        finally:
+            words.set_online(3, online=True)
+        guest.settles(owner, cpus=frozenset({2, 3}))
+        systemd_agrees(guest)
+        assert guest.plugin.metric("nri_numa_drift_found_total") == before, f"{pause} s"
+    guest.reconfigure({})
 
 
 @case(applies=_everyday, system=True, limit_s=800)  # twelve pods

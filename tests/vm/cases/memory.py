@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import multiprocessing
 import os
 import platform
 import random
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from tests.beds.containerd import copy_crun
 from tests.beds.cri import Container, CRIError, Pod, Resources, poll
+from tests.beds.daemonset import AgentContainer, pod_spec
+from tests.beds.images import IMAGE
 from tests.beds.vm_records import ROOM_SECONDS
 from tests.machines.vm_machine import Machine
 from tests.vm import words
 from tests.vm.cases.churn import processors
 from tests.vm.cases.explicit import several_memory_nodes
 from tests.vm.guest import Guest
+from tests.vm.plugin import PodPlugin, UnitPlugin
 from tests.vm.registry import case, skip
+from tests.vm.scopes import systemd_agrees
 
 _MIB = 1024 * 1024
 _TOUCHED_MIB = 64
@@ -177,7 +184,7 @@ def memory_only_node_is_not_for_everybody(guest: Guest) -> None:
 
 def _roomy(machine: Machine) -> bool:
     """Whether two NUMA nodes have eight CPUs each, and memory."""
-    two = len(machine.numa) == 2 and not machine.system
+    two = len(machine.numa) == 2
     return two and all(len(n.cpus & machine.online) >= 8 and n.memory_mib for n in machine.numa)
 
 
@@ -259,10 +266,17 @@ def _arrives(pid: int, away: int) -> dict[int, int]:
     return poll(arrived, "memory of the mover", timeout_s=400, every_s=0.2)
 
 
+_NO_ROUNDS = {"reconcile": {"interval": "1h"}}
+"""What systemd has is right by the moves themselves."""
+
+
 def _moves_memory(guest: Guest, room: Mapping[str, object] = {}, **more: object) -> None:
     """Have an agent that can; on Linux 6.1 nothing moves with NUMA balancing."""
     guest.plugin.terminate()
     _BALANCING.write_text("0")
+    if isinstance(guest.plugin, UnitPlugin):
+        guest.plugin.drop_in("annotations.md")
+        more = _NO_ROUNDS | more
     guest.plugin.directory.mkdir(parents=True, exist_ok=True)
     guest.plugin.write_config({"room": room, **more})
     guest.plugin.start()
@@ -273,14 +287,64 @@ _SINGLE = {"policy": "single-numa-node"}
 _MOVABLE = _SINGLE | {"movable": "true"}
 
 
-@case(applies=_roomy, limit_s=900)
+@case(applies=_roomy, system=True, limit_s=900)
 def room_is_made(guest: Guest) -> None:
     """A movable container and its memory change NUMA nodes, so that another one has room."""
     _moves_memory(guest)
+    _room_is_made(guest)
+
+
+_PROGRAM: Final = {"/usr": "/usr", "/lib": "/usr/lib", "/lib64": "/usr/lib64", "/opt": "/opt"}
+"""Where the interpreter and the checkout are in the guest, by path in the container."""
+
+
+@case(
+    applies=lambda machine: _roomy(machine) and bool(machine.system),
+    system=True,
+    plugin=False,
+    limit_s=900,
+)
+def room_is_made_by_the_chart(guest: Guest) -> None:
+    """The same by the container that the chart makes with ``movesMemory`` and our profile."""
+    guest.plugin.terminate()
+    _BALANCING.write_text("0")
+    unit, config = guest.plugin, Path("/run/agent-config")
+    config.mkdir(exist_ok=True)
+    (config / "agent.yaml").write_text(json.dumps(_NO_ROUNDS))
+    agent = AgentContainer(
+        guest.containerd.cri,
+        pod_spec("seccomp", "moves-memory"),
+        {"config": config, "nri": guest.containerd.nri_socket.parent},
+        image=IMAGE,
+        command=["/usr/local/bin/nri-numa"],
+        mounts=_PROGRAM,
+    )
+    guest.plugin = PodPlugin(config, guest.containerd.nri_socket, unit.log_file)
+    try:
+        started = agent.run()
+        guest.plugin.wait_ready(timeout_s=150)
+        status = Path(f"/proc/{guest.containerd.cri.pid(started)}/status").read_text()
+        guest.notes += re.findall("^(?:CapEff|Seccomp|NoNewPrivs):.*", status, re.MULTILINE)
+        assert "\nSeccomp:\t2\n" in status
+        _room_is_made(guest)
+        systemd_agrees(guest)
+    finally:
+        guest.notes += agent.log().splitlines()[-40:]
+        guest.plugin = unit
+
+
+def _room_is_made(guest: Guest) -> None:
     movers = {
         guest.pid(made): _toucher(guest, made, _MOVED_MIB)
         for made in (
-            guest.pod(name, _MOVABLE, cpus=2, memory_mib=_MOVED_MIB + 32, command=touch(_MOVED_MIB))
+            guest.pod(
+                name,
+                _MOVABLE,
+                cpus=2,
+                memory_mib=_MOVED_MIB + 32,
+                command=touch(_MOVED_MIB),
+                user=1000,  # as most programs in containers: root is another user to them
+            )
             for name in ("mover-a", "mover-b")
         )
     }
@@ -304,6 +368,7 @@ def room_is_made(guest: Guest) -> None:
 
 @case(
     applies=lambda machine: _SECONDS > 0 and _roomy(machine),
+    system=True,
     runtime=False,
     plugin=False,
     limit_s=int(_SECONDS) + 900,
@@ -328,7 +393,7 @@ def room_is_made_again(guest: Guest) -> None:
         guest.containerd.binaries = usual
 
 
-@case(applies=lambda machine: _SECONDS > 0 and _roomy(machine), limit_s=900)
+@case(applies=lambda machine: _SECONDS > 0 and _roomy(machine), system=True, limit_s=900)
 def work_goes_on(guest: Guest) -> None:
     """A container that writes all of its memory works while that moves; far memory comes home."""
     _moves_memory(guest, {"farPages": 0.2})
@@ -377,9 +442,9 @@ def _newcomer(
             made = guest.container(pod, name, cpus=cpus)
             break
         except CRIError as error:
-            if "the kernel holds up writes of cpusets" not in error.message:
+            if "a write of cpusets takes longer than" not in error.message:
                 raise
-            guest.notes.append(f"{name}: refused once, the kernel held up writes of cpusets")
+            guest.notes.append(f"{name}: refused once, a write of cpusets took long")
     if watched is not None:
         watched.add(guest.pid(made), sum(1 << cpu for cpu in guest.first(made).cpus))
     return made

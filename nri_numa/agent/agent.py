@@ -714,12 +714,13 @@ class Agent:
 
         What the runtime remembers of those that follow the shared pool is older than their cgroups.
         """
-        if self.observe:
-            return (), outcome
+        reader = self._cgroups.reader
+        if self.observe or not reader.available():
+            return (() if self.observe else outcome.updates), outcome
         done = self.put_right(self.places)
         changed = {i for i, one in done.items() if one.changed}
         failed = {i for i, one in done.items() if one.problem}
-        allocations, reader = outcome.state.allocations, self._cgroups.reader
+        allocations = outcome.state.allocations
         left = [
             u
             for u in outcome.updates

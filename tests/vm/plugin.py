@@ -143,6 +143,10 @@ class PodPlugin(GuestPlugin):
         """It runs for as long as a case has this."""
         return True
 
+    def ready(self) -> bool:
+        """By its probe: the container has the log."""
+        return self.get("/readyz")[0] == 200
+
 
 def systemctl(*arguments: str) -> str:
     """``systemctl …`` that has to work; returns its output."""

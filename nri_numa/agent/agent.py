@@ -361,14 +361,15 @@ class Agent:
     def arrived(self, container_id: str) -> Wanted:
         """The memory of one that moved is where its CPUs are; returns what its cgroup gets now.
 
-        `post_update_container` is called when that was written.
+        `post_update_container` is called when that was written. The kernel may take seconds for it,
+        and CPUs, which it has by now, may change meanwhile.
         """
         self.updating.add(container_id)
         self.writes[container_id] += 1
         there = self.state.allocations[container_id].arrived
         after = self.state.without(container_id).with_allocation(there)
         self._swap(after, StateChange((container_id,), (there.pod_uid,)))
-        return Wanted(self.places[container_id], self.cpus_of(there), str(there.mems))
+        return Wanted(self.places[container_id], "", str(there.mems))
 
     def start_container(self, pod: PodSandbox, container: Container) -> None:
         """The cgroup of a container is there, and its program does not run yet."""

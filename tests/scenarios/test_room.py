@@ -325,7 +325,8 @@ def test_a_movable_container_makes_room(reading: Reading | None) -> None:
     world.agent.update_container(world.pods["sandbox-b"], world.live["b-app"], resources(4, 2))
     assert booked(world) == {0: 4, 1: 2}
     wanted = world.agent.arrived("b-app")
-    assert (wanted.cpus, wanted.mems, booked(world)) == ("3-6", "0", {0: 4, 1: 1})
+    # Not its CPUs: those of one that shares may be another's before the kernel is through.
+    assert (wanted.cpus, wanted.mems, booked(world)) == ("", "0", {0: 4, 1: 1})
     assert violations(world.agent.state, world.topology, world.settings) == []
 
 

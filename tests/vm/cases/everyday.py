@@ -114,7 +114,7 @@ def killed_and_started_by_systemd(guest: Guest) -> None:
     guest.settles(neighbour, cpus=guest.online - own - other)
 
 
-@case(applies=_everyday, system=True)
+@case(applies=_everyday, system=True, turn=0)
 def killed_before_systemd_knew(guest: Guest) -> None:
     """Kill -9 once a neighbour made room: a new process tells systemd what the old one did not."""
     guest.reconfigure(_NO_ROUNDS)
@@ -139,7 +139,7 @@ def killed_before_systemd_knew(guest: Guest) -> None:
     guest.reconfigure({})
 
 
-@case(applies=_everyday, system=True)
+@case(applies=_everyday, system=True, turn=1)
 def cpu_back_while_systemd_is_told(guest: Guest) -> None:
     """A CPU is back before systemd has heard that it went: what systemd hears undoes nothing."""
     guest.reconfigure(_NO_ROUNDS)

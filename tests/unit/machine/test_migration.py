@@ -62,9 +62,10 @@ def test_a_process_that_ends_meanwhile_stops_nobodys_move(
             list(steps)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root takes capabilities from itself")
 def test_a_right_that_is_missing_is_named(capfd: pytest.CaptureFixture[str]) -> None:
     """Another user's page map is closed to root without CAP_DAC_READ_SEARCH."""
+    if problem := migration.hindrance(CgroupReader("/nowhere")):
+        pytest.skip(f"no memory moves here: {problem}")
     look = "from nri_numa.machine import migration as m, cgroups as c; "
     look += "print(m.hindrance(c.CgroupReader('/nowhere')))"
     keep = "--bounding-set=-all,+sys_ptrace,+sys_nice"

@@ -205,8 +205,8 @@ docs: $(DOCS_STAMP) ## Build the documentation into build/site, and check its li
 	$(DOCS_VENV)/bin/python tools/docs_check.py --site build/site
 
 lock: ## Resolve the dependencies anew (needs uv in the environment)
-	$(UV) pyproject.toml requirements/test.in requirements/lint.in requirements/vm.in -o $(REQUIREMENTS)
-	$(UV) -c $(REQUIREMENTS) pyproject.toml -o requirements/runtime.txt
+	$(UV) --extra otel pyproject.toml requirements/test.in requirements/lint.in requirements/vm.in -o $(REQUIREMENTS)
+	$(UV) -c $(REQUIREMENTS) --extra otel pyproject.toml -o requirements/runtime.txt
 	$(UV) -c $(REQUIREMENTS) requirements/build.in -o requirements/build.txt
 	$(UV) requirements/docs.in -o requirements/docs.txt
 	$(UV) requirements/go.in -o requirements/go.txt

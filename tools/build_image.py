@@ -31,6 +31,8 @@ from tools import interpreter
 from tools.interpreter import REPOSITORY
 
 RUNTIME_LOCK: Final = REPOSITORY / "requirements" / "runtime.txt"
+OURS: Final = "nri-numa[otel]"
+"""What is installed: with the extra that a configuration can ask for."""
 SITE: Final = "opt/nri-numa"
 PROGRAM: Final = "usr/local/bin/nri-numa"
 EPOCH: Final = 0
@@ -159,7 +161,7 @@ def pins() -> dict[str, str]:
     return found
 
 
-def requirements(root: str = "nri-numa") -> list[importlib.metadata.Distribution]:
+def requirements(root: str = OURS) -> list[importlib.metadata.Distribution]:
     """The installed distributions that ``root`` needs, it left out, sorted by name.
 
     Raises:
@@ -170,17 +172,19 @@ def requirements(root: str = "nri-numa") -> list[importlib.metadata.Distribution
     found: dict[str, importlib.metadata.Distribution] = {}
     pinned = pins()
     seen: set[tuple[str, frozenset[str]]] = set()
-    waiting = [(Requirement(r), frozenset({""})) for r in importlib.metadata.requires(root) or ()]
+    asked = Requirement(root)
+    needed = importlib.metadata.requires(asked.name) or ()
+    waiting = [(Requirement(each), frozenset({"", *asked.extras})) for each in needed]
     while waiting:
         requirement, extras = waiting.pop()
         marker = requirement.marker
         if marker is not None and not any(marker.evaluate({"extra": one}) for one in extras):
             continue
         name = re.sub(r"[-_.]+", "-", requirement.name).lower()
-        asked = frozenset({"", *requirement.extras})
-        if (name, asked) in seen:
+        wanted = frozenset({"", *requirement.extras})
+        if (name, wanted) in seen:
             continue
-        seen.add((name, asked))
+        seen.add((name, wanted))
         try:
             found[name] = importlib.metadata.distribution(name)
         except importlib.metadata.PackageNotFoundError:
@@ -190,7 +194,7 @@ def requirements(root: str = "nri-numa") -> list[importlib.metadata.Distribution
                 f"{name} {version} is installed, {RUNTIME_LOCK.relative_to(REPOSITORY)} has"
                 f" {pinned.get(name, 'none')}: run make setup first"
             )
-        waiting += [(Requirement(r), asked) for r in found[name].requires or ()]
+        waiting += [(Requirement(each), wanted) for each in found[name].requires or ()]
     return [found[name] for name in sorted(found)]
 
 

@@ -16,13 +16,16 @@ from tools.docs_regions import table
 _EXPRESSIONS: Final = {
     ("aiohappyeyeballs", "PSF-2.0"): "PSF-2.0",
     ("aiosignal", "Apache 2.0"): "Apache-2.0",
+    ("certifi", "MPL-2.0"): "MPL-2.0",
     ("cgroupspy", "New BSD"): "BSD-3-Clause",
+    ("charset-normalizer", "MIT"): "MIT",
     ("frozenlist", "Apache-2.0"): "Apache-2.0",
     ("h11", "MIT"): "MIT",
     ("hyperframe", "The MIT License (MIT)"): "MIT",
     ("propcache", "Apache-2.0"): "Apache-2.0",
     ("protobuf", "3-Clause BSD License"): "BSD-3-Clause",
     ("pyyaml", "MIT"): "MIT",
+    ("requests", "Apache-2.0"): "Apache-2.0",
     ("yarl", "Apache-2.0"): "Apache-2.0",
 }
 """SPDX expression by name and what its older metadata say, after a look at the licence itself."""

@@ -24,7 +24,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tools import interpreter
-from tools.build_image import RUNTIME_LOCK, purl, requirements, version
+from tools.build_image import OURS, RUNTIME_LOCK, purl, requirements, version
 from tools.licences import licence
 
 _HASH: Final = re.compile(r"--hash=sha256:([0-9a-f]{64})")
@@ -166,12 +166,12 @@ def _needs(distribution: importlib.metadata.Distribution, names: dict[str, str])
     """References of what it needs here, sorted; with the extras that anybody here asks for."""
     asked = [Requirement(text) for text in distribution.requires or ()]
     name = canonicalize_name(distribution.name)
+    requires = importlib.metadata.requires
     extras = {
         "",
         *(
             extra
-            for other in names
-            for text in importlib.metadata.requires(other) or ()
+            for text in (OURS, *(text for other in names for text in requires(other) or ()))
             if canonicalize_name((needed := Requirement(text)).name) == name
             for extra in needed.extras
         ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
@@ -18,8 +19,8 @@ import pytest
 
 from tests.shipped.test_install_manifests import program
 from tools import release
-from tools.build_image import unpack
-from tools.interpreter import here
+from tools.build_image import SITE, unpack
+from tools.interpreter import PYTHON, here
 
 # Everything is built twice; on a busy machine that takes more than ten minutes.
 pytestmark = [pytest.mark.release, pytest.mark.timeout(1800)]
@@ -153,6 +154,66 @@ def test_the_bundle_runs_where_it_is_unpacked_and_packages_hold_it(
     for name in ("/etc/nri-numa/agent.yaml", *units):
         assert name[1:] in listed.stdout
         assert name in asked.stdout
+
+
+_IMPORT_ALL = """
+import ast, importlib, pathlib, pkgutil, sys, nri_numa
+wanted = {module.name for module in pkgutil.walk_packages(nri_numa.__path__, "nri_numa.")}
+wanted -= {"nri_numa.__main__"}
+for path in pathlib.Path(nri_numa.__file__).parent.rglob("*.py"):
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":
+            node.body = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            wanted |= {each.name for each in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            wanted.add(node.module)
+problems = []
+for name in sorted(wanted):
+    try:
+        importlib.import_module(name)
+    except Exception as error:
+        problems.append(f"{name}: {error!r}")
+print(len(wanted), *problems, sep="\\n")
+"""
+
+
+def interpreter_in(artefact: Path, into: Path) -> list[str | Path]:
+    """The words that start the interpreter of what is handed out."""
+    if artefact.name.endswith("-image.tar"):
+        unpack(artefact, into / "layout")
+        blobs = sorted(
+            (into / "layout/blobs/sha256").iterdir(), key=lambda each: each.stat().st_size
+        )
+        unpack(gzip.decompress(blobs[-1].read_bytes()), into)
+        return ["/usr/sbin/chroot", into, f"/usr/bin/python{PYTHON}"]
+    if artefact.suffix == ".deb":
+        subprocess.run(["dpkg-deb", "-x", artefact, into], check=True)
+    elif artefact.suffix == ".rpm":
+        cpio = subprocess.run(["rpm2cpio", artefact], stdout=subprocess.PIPE, check=True).stdout
+        subprocess.run(["cpio", "-id", "--quiet"], cwd=into, input=cpio, check=True)
+    else:
+        unpack(artefact, into)
+    (program,) = (each for each in into.rglob("bin/python3") if each.parent.parent.name != "usr")
+    return [program]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["*-image.tar", "*-linux-*.tar.gz", "*.deb", "*.rpm"])
+def test_all_that_can_be_imported_is_in_it(
+    twice: tuple[Path, Path], kind: str, tmp_path: Path
+) -> None:
+    """By its own interpreter: modules, and what they import only when a configuration asks."""
+    (artefact,) = twice[0].glob(kind)
+    command = [*interpreter_in(artefact, tmp_path), "-c", _IMPORT_ALL]
+    given = {"PYTHONPATH": f"/{SITE}"}  # as in the image's configuration
+    said = subprocess.run(command, env=given, stdout=subprocess.PIPE, text=True, check=True)
+    count, *problems = said.stdout.splitlines()
+    assert int(count) > 200
+    # `nri-numa measure` is for the checkout, and says so.
+    assert [each for each in problems if "No module named 'numpy'" not in each] == []
 
 
 class _Registry(BaseHTTPRequestHandler):

@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
-from importlib.util import find_spec
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -25,6 +25,7 @@ from nri_numa.agent.interrupts import BALANCERS, HOST
 from nri_numa.agent.links import locked_socket
 from nri_numa.agent.runtime_lock import RuntimeLock, holder
 from nri_numa.config import AgentConfig, LinkKind, problems, settings, split_address
+from nri_numa.config.sections import leaves
 from nri_numa.engine.cpus.index import index
 from nri_numa.engine.state import NodeState
 from nri_numa.errors import ConfigError, RuntimeBusy, TopologyError
@@ -104,7 +105,7 @@ def examine(config: AgentConfig, root: Path = Path("/")) -> Iterator[Finding]:
     yield from agents(config)
     yield from kubelet(config, topology)
     yield from state_directory(Path(config.state_dir))
-    yield from traces(config)
+    yield from libraries(config)
     yield from http(config)
     yield from balancing(root)
     yield from interrupts(config, root)
@@ -593,11 +594,30 @@ def state_directory(directory: Path) -> Iterator[Finding]:
         yield _ok("state", f"{directory} can be written")
 
 
-def traces(config: AgentConfig) -> Iterator[Finding]:
-    """Whether the exporter of spans is here, where they are asked for."""
-    if (endpoint := config.publish.otlp_endpoint) and find_spec("opentelemetry") is None:
-        problem = f"publish.otlpEndpoint is {endpoint}, and the exporter is not installed here"
-        yield _fail("traces", problem, "Install nri-numa[otel] where nri-numa publish runs.")
+_LIBRARIES: Final = {
+    "devices.network": "pyroute2",
+    "devices.podResources": "grpc",
+    "devices.count": "grpc",
+    "dra.enabled": "grpc",
+    "publish.otlpEndpoint": "opentelemetry.exporter.otlp.proto.http.trace_exporter",
+}
+"""What is imported only where a key is on, and found out there."""
+
+
+def libraries(config: AgentConfig) -> Iterator[Finding]:
+    """What is switched on and cannot be imported here."""
+    for key, module in _LIBRARIES.items():
+        near = key in ("devices.network", "devices.podResources")
+        if not leaves()[key].get(config) or (near and not config.devices.enabled):
+            continue
+        try:
+            import_module(module)
+        except ImportError as error:
+            package = (
+                "nri-numa[otel]" if key == "publish.otlpEndpoint" else "all that nri-numa needs"
+            )
+            problem = f"{key} is on, and does nothing here: {error}"
+            yield _fail(key.partition(".")[0], problem, f"Install {package}, or switch it off.")
 
 
 def http(config: AgentConfig) -> Iterator[Finding]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import socket
 import subprocess
+import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -22,6 +24,7 @@ from nri_numa.machine.sysfs import discover
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.machine import Topology
 from nri_numa.model.settings import IsolatedCPUs, NohzFullCPUs
+from nri_numa.publisher.traces import EXPORTER
 from tests.beds.certificates import make_certificate, make_expired
 from tests.machines import named as machines
 from tests.machines.named import write_sysfs, write_tree
@@ -373,6 +376,25 @@ def test_what_needs_root_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # --- all of it ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sections", "module", "said"),
+    [
+        ({"devices": {"enabled": True}}, "pyroute2", "devices.network is on, and does nothing"),
+        ({"devices": {"enabled": True}}, "grpc", "devices.podResources is on"),
+        ({"publish": {"otlpEndpoint": "http://127.0.0.1:4318"}}, EXPORTER, "publish.otlpEndpoint"),
+    ],
+)
+def test_what_is_on_and_cannot_be_imported_fails(
+    sections: dict[str, object], module: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = config.load(text=json.dumps(sections))
+    assert not list(preflight.libraries(asked))
+    monkeypatch.setitem(sys.modules, module, None)
+    found = only(preflight.libraries(asked))
+    assert (found.level, said in found.message) == (Level.FAIL, True), found
+    assert not list(preflight.libraries(AgentConfig()))
 
 
 def examined(tmp_path: Path, topology: Topology, text: str = "") -> dict[str, list[Finding]]:

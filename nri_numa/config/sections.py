@@ -266,7 +266,7 @@ class Devices(Section, frozen=True):
     """Where those files are; a later directory wins over an earlier one."""
     network: bool = True
     """Network interfaces in the pod's namespace; needs CAP_SYS_ADMIN and the host's /run/netns, and
-    10 MiB of memory for pyroute2."""
+    10 MiB of memory for pyroute2.minimal."""
     pod_resources: bool = True
     """The kubelet's PodResources socket, asked once for each pod, for 50 ms; 8 MiB of memory for
     grpc."""

@@ -86,6 +86,9 @@ class PublishMetrics(WriterMetrics):
             "Notices of the agent that were an hour old when they were first seen.",
         )
         self.waiting = self.gauge("waiting", "What is still to be written.", "output")
+        self.output_up = self.gauge(
+            "output_up", "Whether what is not written to the API server can be sent.", "output"
+        )
         self.last_success = self.gauge(
             "last_success_timestamp_seconds",
             "When the API server last did what it was asked; 0 before the first time.",
@@ -137,7 +140,7 @@ class Publisher:
     """One node's publisher; `settle` is `SETTLE` but for tests.
 
     Raises:
-        ConfigError: there is no socket to read, or no exporter for `publish.otlpEndpoint`.
+        ConfigError: there is no socket to read.
     """
 
     def __init__(
@@ -198,7 +201,8 @@ class Publisher:
             self._events = EventOutput(node, prefix)
         if publish.otlp_endpoint:
             dropped = self.metrics.dropped.labels("traces").inc
-            self._spans = SpanSender(publish.otlp_endpoint, node, self._source, dropped)
+            up = self.metrics.output_up.labels("traces").set
+            self._spans = SpanSender(publish.otlp_endpoint, node, self._source, dropped, up)
         if config.offline_capacity.file:
             interval = parse_duration(config.offline_capacity.interval)
             self._handover = HandoverOutput(node, prefix, interval)

@@ -7,71 +7,108 @@ where it sent one and samples it. Ids follow from the request's number: sent twi
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
-from contextlib import suppress
 from hashlib import sha256
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from nri_numa import __version__
-from nri_numa.errors import ConfigError
+from nri_numa.observe.logs import get_logger
 from nri_numa.publisher.source import AgentSource, AgentUnavailable
 from nri_numa.web.responses import DecidedRequests
 
 if TYPE_CHECKING:
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.trace import ReadableSpan
 
     from nri_numa.observe.notices import DecidedRequest
 
+log = get_logger("publish")
+
+EXPORTER: Final = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
+RETRY_S: Final = 5.0
+
 
 class SpanSender:
-    """Sends one node's spans whenever `wake` is set; ``dropped`` is called with how many it missed.
+    """Sends one node's spans whenever `wake` is set; nothing that fails here ends the process.
 
-    Raises:
-        ConfigError: the exporter is not installed.
+    Args:
+        dropped: is called with how many requests it missed.
+        up: is called with whether the last attempt succeeded.
     """
 
     def __init__(
-        self, endpoint: str, node: str, source: AgentSource, dropped: Callable[[int], object]
+        self,
+        endpoint: str,
+        node: str,
+        source: AgentSource,
+        dropped: Callable[[int], object],
+        up: Callable[[bool], object],
     ) -> None:
-        try:
-            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-            from opentelemetry.sdk.resources import Resource
-        except ImportError as error:
-            problem = f"publish.otlpEndpoint: {endpoint} needs {error.name}, which is not installed"
-            raise ConfigError("configuration", [f"{problem}; expected nri-numa[otel]"]) from error
-        self._exporter = OTLPSpanExporter(endpoint.rstrip("/") + "/v1/traces")
-        names = {"service.name": "nri-numa", "service.version": __version__, "k8s.node.name": node}
-        self._resource = Resource.create(names)
-        self._node, self._source, self._dropped = node, source, dropped
+        self._endpoint = endpoint
+        self._exporter: OTLPSpanExporter | None = None
+        self._node, self._source, self._dropped, self._up = node, source, dropped, up
         self._instance, self._number = "", 0
+        self._problem = self._logged = ""
         self.wake = asyncio.Event()
 
     async def run(self) -> None:
-        """Send until cancelled; what fails, which the library logs, is sent again."""
+        """Send until cancelled; what fails is one log line, and is sent again."""
+        # The library logs each attempt; it says why in no other way.
+        logging.getLogger(EXPORTER).addFilter(self._take)
         try:
             while await self.wake.wait():
                 self.wake.clear()
-                with suppress(AgentUnavailable):  # what sets `wake` finds that out
-                    if not await self._sent():
-                        await asyncio.sleep(5.0)
-                        self.wake.set()
+                try:
+                    await self._send()
+                except AgentUnavailable:
+                    continue  # what sets `wake` finds that out
+                except Exception as error:  # the library's, or that it is not there
+                    self._report(str(error) or repr(error))
+                    await asyncio.sleep(RETRY_S)
+                    self.wake.set()
+                else:
+                    self._report("")
         finally:
-            self._exporter.shutdown()  # type: ignore[no-untyped-call]
+            logging.getLogger(EXPORTER).removeFilter(self._take)
+            if self._exporter is not None:
+                self._exporter.shutdown()  # type: ignore[no-untyped-call]
 
-    async def _sent(self) -> bool:
+    def _take(self, record: logging.LogRecord) -> bool:
+        self._logged = record.getMessage()
+        return False
+
+    def _report(self, problem: str) -> None:
+        self._up(not problem)
+        if problem and not self._problem:
+            where = self._endpoint
+            log.warning("spans are not sent", endpoint=where, problem=problem, retry_s=RETRY_S)
+        elif self._problem and not problem:
+            log.info("spans are sent again", endpoint=self._endpoint)
+        self._problem = problem
+
+    def _open(self) -> OTLPSpanExporter:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+
+        names = {"service.name": "nri-numa", "service.version": __version__}
+        self._resource = Resource.create({**names, "k8s.node.name": self._node})
+        return OTLPSpanExporter(self._endpoint.rstrip("/") + "/v1/traces")
+
+    async def _send(self) -> None:
+        exporter = self._exporter = self._exporter or self._open()
         found = await self._source.read(DecidedRequests, f"/v1/requests?after={self._number}")
         if found.instance != self._instance and self._number:
             self._number = 0
             found = await self._source.read(DecidedRequests, "/v1/requests?after=0")
         if spans := [span for one in found.requests if (span := self._span(one, found.instance))]:
             # The exporter waits for the receiver, in a thread for which nothing else waits.
-            result = await asyncio.to_thread(self._exporter.export, spans)
+            result = await asyncio.to_thread(exporter.export, spans)
             if result.name != "SUCCESS":
-                return False
+                raise RuntimeError(self._logged)
         if found.requests and found.instance == self._instance:
             self._dropped(found.requests[0].number - self._number - 1)
         self._instance, self._number = found.instance, found.number
-        return True
 
     def _span(self, one: DecidedRequest, instance: str) -> ReadableSpan | None:
         """None where the runtime does not sample the trace that it is part of."""

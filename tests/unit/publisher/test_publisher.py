@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from functools import partial
@@ -17,6 +18,7 @@ from msgspec.structs import replace
 from nri_numa.config import HTTP, AgentConfig
 from nri_numa.config.sections import DRA, OfflineCapacity, Publish
 from nri_numa.observe.metrics import Metrics
+from nri_numa.publisher import traces
 from nri_numa.publisher.publisher import Publisher
 from nri_numa.web.api import AgentServer
 from nri_numa.web.responses import Assignments
@@ -289,6 +291,22 @@ async def test_decisions_are_read_for_a_receiver_of_spans_when_something_changed
     for _ in range(10):
         await world.publisher._source.read(Assignments)
     assert world.asked("/v1/requests") <= most
+
+
+async def test_without_an_exporter_all_else_is_written(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Said once, a metric, and tried again."""
+    await world.stop_publisher()
+    monkeypatch.setattr(traces, "RETRY_S", 0.01)
+    monkeypatch.setitem(sys.modules, traces.EXPORTER, None)
+    world._publish["otlp_endpoint"] = "http://127.0.0.1:1"
+    world.start_publisher()
+    await until(lambda: 'publish_output_up{output="traces"} 0.0' in world.text())
+    await until(lambda: world.cluster.events)
+    monkeypatch.undo()
+    await until(lambda: 'publish_output_up{output="traces"} 1.0' in world.text())
+    assert len(said(caplog, "spans are not sent")) == len(said(caplog, "sent again")) == 1
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+import aiohttp
+from yarl import URL
+
 from nri_numa import __version__, service
 from nri_numa import config as configuration
 from nri_numa.config import AgentConfig, parse_duration, slots_resource, split_address
@@ -26,7 +29,7 @@ from nri_numa.controller.page import Page
 from nri_numa.controller.refused import FIELDS, Refused
 from nri_numa.controller.sources import FileSource, PrometheusSource
 from nri_numa.kube.api import KubeAPI, Watch, Watched, name_of, namespace, uid_of
-from nri_numa.kube.lease import Lease
+from nri_numa.kube.lease import Lease, own_address
 from nri_numa.kube.requests import Outcome, Request, Resource, Result
 from nri_numa.model.offline_capacity import LONGEST_VALIDITY, BadCapacity
 from nri_numa.observe.logs import get_logger
@@ -35,7 +38,7 @@ from nri_numa.scheduler.candidates import CandidateIndex
 from nri_numa.scheduler.nodes import Nodes
 from nri_numa.scheduler.pod_reader import PodReader
 from nri_numa.scheduler.watcher import PODS, TOPOLOGIES
-from nri_numa.web.protocol import APIError, Response, Route
+from nri_numa.web.protocol import APIError, Handler, Response, Route
 from nri_numa.web.protocol import Request as HTTPRequest
 from nri_numa.web.security import Certificate, TokenFile
 from nri_numa.web.server import Site
@@ -51,6 +54,9 @@ LEASE: Final = "nri-numa-controller"
 TICK: Final = 1.0
 """Seconds between two looks at what should be written."""
 PUT: Final = "put"
+FORWARDED: Final = "nri-numa-forwarded"
+"""Header of what another replica has got."""
+FORWARD_S: Final = 5.0
 LARGEST: Final = 65536
 """Bytes of a body; 1,024 NUMA nodes take less than half."""
 PATH: Final = "/v1/nodes/{node}/offline-capacity"
@@ -175,27 +181,34 @@ class Service:
             jitter=random.random,
         )
         self._writer.may, self._writer.written = self._may_write, self._written
-        self.lease = Lease(LEASE, namespace(section.credentials), self._api.do, clock=clock)
+        self._address = split_address(section.address)
+        self.lease = Lease(
+            LEASE,
+            namespace(section.credentials),
+            self._api.do,
+            address=own_address(self._address),
+            clock=clock,
+        )
         self.lease.answered, self.lease.changed = self._writer.answered, self._writer.wake.set
         self._watches = self._followed(config)
-        self._address = split_address(section.address)
         self._token = (
             TokenFile(section.token_file, setting="controller") if section.token_file else None
+        )
+        self._certificate = (
+            Certificate(section.tls_cert, section.tls_key, setting="controller")
+            if section.tls_cert
+            else None
         )
         self.server = Site(
             self._address[0] if self._address else "",
             version=__version__,
             metrics=self.metrics,
             not_ready=self.not_ready,
-            certificate=(
-                Certificate(section.tls_cert, section.tls_key, setting="controller")
-                if section.tls_cert
-                else None
-            ),
+            certificate=self._certificate,
             routes=[
-                Route("PUT", PATH, self._put, LARGEST, self._may),
-                Route("DELETE", PATH, self._delete, LARGEST, self._may),
-                Route("GET", PATH, self._get, LARGEST, self._may),
+                Route("PUT", PATH, self._at_leader(self._put), LARGEST, self._may),
+                Route("DELETE", PATH, self._at_leader(self._delete), LARGEST, self._may),
+                Route("GET", PATH, self._at_leader(self._get), LARGEST, self._may),
                 *(self.page.routes() if self.page is not None else ()),
             ],
         )
@@ -298,8 +311,27 @@ class Service:
         if self._token is None:
             raise APIError(403, "Forbidden", "controller.tokenFile is not set, so PUT is refused")
         self._token.check(request)
-        if problem := self.not_ready():
-            raise APIError(503, "NotReady", problem, [("Retry-After", "2")])
+        problem = self.not_ready()
+        if request.header(FORWARDED.encode()) and not self.lease.leads:
+            problem = "this replica does not lead any more"
+        if problem:
+            raise _not_ready(problem)
+
+    def _at_leader(self, answer: Callable[[HTTPRequest], Response]) -> Handler:
+        """Answer here, or with what the replica says that leads: it alone keeps what is PUT.
+
+        Not by a redirect: its address is not in the certificate, and clients send no token there.
+        """
+
+        async def handle(request: HTTPRequest) -> Response:
+            if not (leader := self.lease.leader_address):
+                return answer(request)
+            try:
+                return await forward(request, leader, self._certificate)
+            except (aiohttp.ClientError, OSError, ValueError) as error:
+                raise _not_ready(f"{leader}, which leads, cannot be asked: {error}") from error
+
+        return handle
 
     def _put(self, request: HTTPRequest) -> Response:
         try:
@@ -324,9 +356,9 @@ class Service:
             return _json(self.shown(request.segments[2]))
 
     def not_ready(self) -> str:
-        """Why this replica takes nothing, as a sentence; empty when it does."""
-        if not self.lease.leads:
-            return f"this replica does not lead; {self.lease.holder or 'no other replica'} does"
+        """Why this replica can neither take what is PUT nor take over; empty when it can."""
+        if problem := self.lease.standby_problem:
+            return problem
         return "" if self._nodes.synced.is_set() else "the nodes are not known yet"
 
     def metrics(self) -> bytes:
@@ -385,6 +417,33 @@ class Service:
             dry_run = "dryRun" in request.body["deleteOptions"]
             said = evictor.WOULD if dry_run else "evicted"
             log.info(said, pod=f"{request.namespace}/{request.name}")
+
+
+async def forward(request: HTTPRequest, address: str, certificate: Certificate | None) -> Response:
+    """What another replica answers to a request; with TLS it must show our own certificate.
+
+    Raises:
+        aiohttp.ClientError, OSError, ValueError: it cannot be asked.
+    """
+    expected = aiohttp.Fingerprint(certificate.fingerprint()) if certificate else True
+    url = f"{'https' if certificate else 'http'}://{address}{request.path}"
+    token = request.header(b"authorization").decode("latin-1")
+    async with (
+        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(FORWARD_S)) as client,
+        client.request(
+            request.method,
+            URL(url, encoded=True),
+            data=request.body,
+            headers={"Authorization": token, FORWARDED: "1"},
+            ssl=expected,
+            allow_redirects=False,
+        ) as answer,
+    ):
+        return Response(answer.status, await answer.read(), answer.content_type)
+
+
+def _not_ready(problem: str) -> APIError:
+    return APIError(503, "NotReady", problem, [("Retry-After", "2")])
 
 
 def _rules(section: Drain | Stuck | Steal) -> evictor.Rules:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import random
 import socket
 import time
@@ -18,6 +19,7 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from nri_numa.config.values import is_loopback
 from nri_numa.kube.requests import Outcome, Request, Resource, Result, Verb
 from nri_numa.observe.logs import get_logger
 
@@ -55,6 +57,7 @@ class Lease:
     Args:
         ask: does a request, and never raises.
         identity: a name for this replica; another one for each by default.
+        address: host:port where other replicas reach this one; part of the identity.
     """
 
     limit = DEADLINE / 2
@@ -66,6 +69,7 @@ class Lease:
         ask: Callable[[Request], Awaitable[Outcome]],
         *,
         identity: str = "",
+        address: str = "",
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
         jitter: Callable[[], float] = random.random,
@@ -75,7 +79,7 @@ class Lease:
         self.holder = self.problem = ""
         self.since = float("inf")
         self._name, self._namespace = name, namespace
-        self._identity = identity or f"{socket.gethostname()[:60]}_{uuid.uuid4()}"
+        self._identity = identity or f"{socket.gethostname()[:60]}_{uuid.uuid4()}_{address}"
         self._ask = ask
         self._clock, self._wall, self._jitter = clock, wall, jitter
         self._there: dict[str, Any] | None = None
@@ -91,6 +95,22 @@ class Lease:
     def leads(self) -> bool:
         """Whether this replica may work at this moment."""
         return self._clock() < self._renewed + DEADLINE
+
+    @property
+    def leader_address(self) -> str:
+        """host:port of the other replica that leads; empty where it says none, or none leads."""
+        if self.leads or self.holder == self._identity:
+            return ""
+        return "".join(self.holder.split("_")[2:3])
+
+    @property
+    def standby_problem(self) -> str:
+        """Why this replica neither leads nor knows where to send others; empty when it does."""
+        if self.problem or self.leads or self.leader_address:
+            return self.problem
+        if not self.holder:
+            return "no replica leads yet"
+        return f"another replica leads, and says no address: {self.holder}"
 
     async def run(self) -> None:
         """Take part until cancelled."""
@@ -221,3 +241,25 @@ class Lease:
 
 def _spec(document: dict[str, Any]) -> Spec:
     return document.get("spec") or {}
+
+
+def own_address(address: tuple[str, int] | None) -> str:
+    """host:port where other pods reach what listens on an address; empty where they cannot.
+
+    Of all addresses it is the one from which the kernel would ask the API server; nothing is sent.
+    """
+    if address is None:
+        return ""
+    host, port = address
+    if host in ("", "0.0.0.0", "::"):  # noqa: S104
+        server = os.environ.get("KUBERNETES_SERVICE_HOST", "")
+        family = socket.AF_INET6 if ":" in server else socket.AF_INET
+        try:
+            with socket.socket(family, socket.SOCK_DGRAM) as asking:
+                asking.connect((server, 443))
+                host = asking.getsockname()[0]
+        except OSError:
+            return ""
+    if is_loopback(host):
+        return ""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

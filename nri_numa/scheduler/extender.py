@@ -14,7 +14,7 @@ from nri_numa.config import AgentConfig, split_address
 from nri_numa.config.derived import slots_resource
 from nri_numa.config.sections import UnknownNodes
 from nri_numa.kube.api import KubeAPI, Watch, namespace, uid_of
-from nri_numa.kube.lease import Lease
+from nri_numa.kube.lease import Lease, own_address
 from nri_numa.kube.requests import KubeError
 from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import ServiceMetrics
@@ -131,7 +131,13 @@ class Extender:
         # On a connection of its own: renewing must not wait behind lists and bindings.
         self.lease_api = KubeAPI(section.credentials, "nri-numa-scheduler")
         self.election = (
-            Lease(section.lease, namespace(section.credentials), self.lease_api.do, clock=clock)
+            Lease(
+                section.lease,
+                namespace(section.credentials),
+                self.lease_api.do,
+                address=own_address(split_address(section.address)),
+                clock=clock,
+            )
             if section.lease
             else None
         )
@@ -255,7 +261,7 @@ class Extender:
         return self.election is None or self.election.leads
 
     def not_ready(self) -> str:
-        """Why nothing can be bound, and a Service must not send questions here; else empty."""
+        """Why nothing can be bound here; else empty."""
         election = self.election
         if election is not None and not election.leads:
             return election.problem or (
@@ -266,12 +272,14 @@ class Extender:
         return self._not_synced()
 
     def unready(self) -> str:
-        """The same, and why what is known may be old.
+        """Why this replica can neither serve nor take over, or why what is known may be old.
 
-        Pods are bound all the same: what is held is certain, and a binding fails by itself where
-        nothing answers.
+        With old knowledge pods are bound all the same: what is held is certain, and a binding fails
+        by itself where nothing answers.
         """
-        return self.not_ready() or self._old()
+        election = self.election
+        problem = election.standby_problem if election is not None else ""
+        return problem or self._not_synced() or self._old()
 
     def _old(self) -> str:
         now = self._clock()
@@ -314,6 +322,7 @@ class Extender:
             "/bind": self.bind,
         }
         certified, metrics = bool(self._section.client_ca), self.metrics
+        scheme = "https://" if self._certificate is not None else "http://"
 
         def admit(request: HTTPRequest) -> None:
             if certified and not request.certified:
@@ -325,6 +334,9 @@ class Extender:
             seconds = metrics.seconds.labels(path[1:])  # looked up once, which is what costs
 
             async def handle(request: HTTPRequest) -> Response:
+                # The leader alone knows what is held. Whoever asked goes there, with its body.
+                if self.election is not None and (leader := self.election.leader_address):
+                    return Response(307, b"", headers=[("Location", f"{scheme}{leader}{path}")])
                 began = time.perf_counter()
                 try:
                     return Response(200, await answer(request.body))

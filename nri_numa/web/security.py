@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import ipaddress
 import os
@@ -98,6 +99,16 @@ class Certificate:
             log.warning("certificate not renewed", problem=problem)
         self._problem = problem
         return self.context
+
+    def fingerprint(self) -> bytes:
+        """SHA-256 of the certificate; `OSError` or `ValueError` where the file holds none."""
+        import ssl
+
+        with open(self._files[0], encoding="ascii") as file:
+            text = file.read()
+        begin, end = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
+        first = text[text.index(begin) : text.index(end)] + end
+        return hashlib.sha256(ssl.PEM_cert_to_DER_cert(first)).digest()
 
     def expired(self) -> str:
         """Says so when clients will refuse the certificate; it is served all the same."""

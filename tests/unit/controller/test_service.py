@@ -19,7 +19,8 @@ from nri_numa.config.sections import Prometheus as Query
 from nri_numa.controller.service import Service
 from nri_numa.errors import ConfigError
 from tests.beds.certificates import make_certificate
-from tests.unit.controller.replica import TOKEN, Cluster, World, started, until
+from tests.beds.plugin_process import free_port
+from tests.unit.controller.replica import TOKEN, Cluster, World, node, started, until
 from tests.unit.scheduler.objects import PREFIX, topology
 
 
@@ -153,18 +154,68 @@ async def test_an_api_server_that_is_away_is_said_once_and_waited_for(
     await until(lambda: said("the API server answers again"))
 
 
-async def test_who_does_not_lead_takes_nothing(world: World) -> None:
+def lose(world: World, holder: str) -> None:
+    """Another replica holds the Lease."""
     assert world.cluster.leases.lease is not None
-    world.cluster.leases.lease["spec"]["holderIdentity"] = "other"
+    world.cluster.leases.lease["spec"]["holderIdentity"] = holder
     world.cluster.leases.lease["metadata"]["resourceVersion"] = "900"
+
+
+async def test_who_does_not_lead_takes_nothing(world: World) -> None:
+    lose(world, "other")
     await until(lambda: world.service.not_ready())
     code, text = await world.ask("PUT", PATH, {"zones": {"0": 0.5}})
     assert code == 503
-    assert "does not lead" in text
+    assert "another replica leads, and says no address: other" in text
     assert (await world.ask("GET", "/readyz", token=None))[0] == 503
     assert world.cluster.patches == []
     assert world.cluster.leases.lease is not None
     assert world.cluster.leases.lease["spec"]["holderIdentity"] == "other"
+
+
+@pytest.mark.parametrize("secure", [False, True])
+async def test_who_does_not_lead_is_ready_and_hands_on_what_is_put(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, secure: bool
+) -> None:
+    """With TLS to nobody but who shows the same certificate."""
+    # On loopback a replica names no address, because in another pod that is another one.
+    monkeypatch.setattr("nri_numa.controller.service.own_address", lambda at: f"{at[0]}:{at[1]}")
+    files: dict[str, Any] = {}
+    for name in ("ours", "another") if secure else ():
+        (tmp_path / name).mkdir()
+        make_certificate(tmp_path / name, name)
+        files[name] = {
+            "tls_cert": f"{tmp_path}/{name}/cert.pem", "tls_key": f"{tmp_path}/{name}/key.pem",
+        }  # fmt: skip
+
+    def follower(name: str) -> World:
+        made = World(tmp_path, address=f"127.0.0.1:{free_port()}", **files.get(name, {}))
+        made.cluster = leader.cluster
+        return made
+
+    def prepare(cluster: Cluster) -> None:
+        cluster.nodes["n1"] = node("n1")
+
+    at = f"127.0.0.1:{free_port()}"
+    async with started(
+        tmp_path, monkeypatch, prepare, address=at, **files.get("ours", {})
+    ) as leader:
+        async with (one := follower("ours")).running():
+            assert (one.service.lease.leader_address, one.service.lease.leads) == (at, False)
+            assert (await one.ask("GET", "/readyz", token=None))[0] == 200
+            code, text = await one.ask("PUT", PATH, {"zones": {"0": 0.5}})
+            assert (code, json.loads(text)["zones"]) == (200, {"0": 0.5})
+            await until(lambda: leader.cluster.zones("n1") == {"0": 0.5})
+            assert (await one.ask("PUT", PATH, {"zones": {"0": 9}}))[0] == 422
+            assert (await one.ask("PUT", PATH, {}, token="nobody's"))[0] == 401
+            assert await one.ask("DELETE", PATH) == (204, "")
+            # Nothing is handed on twice.
+            one.session.headers["nri-numa-forwarded"] = "1"
+            assert (await one.ask("GET", PATH))[0] == 503
+        if secure:
+            async with (stranger := follower("another")).running():
+                code, text = await stranger.ask("PUT", PATH, {"zones": {"0": 0.25}})
+                assert (code, "which leads, cannot be asked" in text) == (503, True)
 
 
 async def test_a_file_is_read_again_when_it_changes(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from nri_numa.kube.api import KubeAPI
-from nri_numa.kube.lease import Lease
+from nri_numa.kube.lease import Lease, own_address
 from nri_numa.kube.requests import Outcome, Request, Result
 from tests.beds.fake_api_server import LeaseServer, fake
 
@@ -170,3 +170,21 @@ async def test_a_lease_that_nobody_renews_is_taken_over_after_its_own_duration(
     server.lease = None
     await made.run(30, made.one, made.other)
     assert made.one.leads != made.other.leads, "one that is deleted is made again"
+
+
+@pytest.mark.parametrize(
+    ("address", "server", "found"),
+    [
+        (None, "192.0.2.1", ""),
+        (("10.0.0.7", 9894), "", "10.0.0.7:9894"),
+        (("fd00::7", 9894), "", "[fd00::7]:9894"),
+        (("127.0.0.1", 9894), "192.0.2.1", ""),
+        (("", 9894), "127.0.0.2", ""),
+        (("0.0.0.0", 9894), "no address", ""),
+    ],
+)
+def test_the_address_is_one_that_other_pods_reach(
+    address: tuple[str, int] | None, server: str, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", server)
+    assert own_address(address) == found

@@ -93,6 +93,27 @@ async def test_a_scheduler_is_answered(ask: Ask) -> None:
     assert (await ask("/readyz")) == (200, "ok\n")
 
 
+async def test_who_does_not_lead_sends_to_the_leader_and_is_ready(tmp_path: Path) -> None:
+    """With method and body, as Go's client does; the leader alone knows what is held."""
+    leader = extender()
+    async with served(leader) as port, ClientSession() as session:
+        made = extender(lease="l")
+        assert made.election is not None
+        assert made.unready() == "no replica leads yet"
+        made.election.holder = f"pod_1_127.0.0.1:{port}"
+        assert made.unready() == ""
+        async with served(made) as other:
+            url = f"http://127.0.0.1:{other}/filter"
+            body = question(single(6), "a", "b")
+            async with session.post(url, data=body, allow_redirects=False) as answer:
+                assert answer.status == 307
+                assert answer.headers["Location"] == f"http://127.0.0.1:{port}/filter"
+            async with session.post(url, data=io.BytesIO(body)) as answer:
+                assert (await answer.json())["NodeNames"] == ["b"]
+        made.election.holder = "pod_1_"
+        assert "says no address" in made.unready()
+
+
 def with_devices(document: dict[str, Any], *free: int) -> dict[str, Any]:
     """The same with two GPUs on each NUMA node, and so many of them free."""
     for zone, count in zip(document["zones"], free, strict=True):

@@ -48,6 +48,8 @@ extenders:
       certFile: /etc/kubernetes/nri-numa/client.crt
       keyFile: /etc/kubernetes/nri-numa/client.key
       caFile: /etc/kubernetes/nri-numa/ca.crt
+      # Also where a replica that follows sends to the leader, by its pod's address.
+      serverName: {{ include "nri-numa.fullname" . }}-scheduler.{{ include "nri-numa.namespace" . }}.svc
     {{- end }}
     # An extender belongs to all profiles: only pods with this resource are asked about.
     managedResources:

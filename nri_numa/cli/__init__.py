@@ -34,6 +34,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "nri_numa.cli.processes:publish",
         "Write Events, annotations and labels to the API server, without root.",
     ),
+    "withdraw": (
+        "nri_numa.cli.processes:withdraw",
+        "Take off all Nodes what publish leaves there, once.",
+    ),
     "controller": (
         "nri_numa.cli.processes:controller",
         "Set the capacity of Nodes from measurements of others, one for a cluster.",

@@ -197,6 +197,27 @@ def publish(config_path: str | None) -> None:
 
 
 @click.command()
+@click.argument("what", nargs=-1, required=True, type=click.Choice(["capacity", "numa-ids"]))
+@config_option
+@log_settings
+def withdraw(what: tuple[str, ...], config_path: str | None) -> None:
+    """Take off all Nodes what nri-numa publish leaves there, and end.
+
+    capacity is the extended resource devicePlugin.resourceName, by which the scheduler counts as
+    long as it stands in a Node's status; numa-ids the annotation of nodes with a controller. The
+    account of publish.credentials has to list and patch nodes, and to patch nodes/status.
+    """
+    import asyncio
+
+    from nri_numa.publisher.withdraw import withdraw as withdraw_from_nodes
+
+    def run(config: AgentConfig) -> int:
+        return 1 if asyncio.run(withdraw_from_nodes(config, frozenset(what))) else 0
+
+    sys.exit(serve(load(config_path), run))
+
+
+@click.command()
 @config_option
 @setting(
     "controller.address",

@@ -1,0 +1,64 @@
+"""Takes off all Nodes what stays there when nobody publishes it any more.
+
+The kubelet keeps an extended resource that it does not know for ever, and the scheduler counts by
+it; the annotation says that capacity from outside counts on a node. Run once, with rights of its
+own: docs/install.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from nri_numa.config import AgentConfig
+from nri_numa.kube.api import KubeAPI, name_of
+from nri_numa.kube.requests import Outcome, Request, Resource, Result, Verb, annotations_of, mapping
+from nri_numa.model.offline_capacity import NUMA_IDS
+from nri_numa.observe.logs import get_logger
+
+log = get_logger("publish")
+
+CAPACITY: Final = "capacity"
+KINDS: Final = (CAPACITY, NUMA_IDS)
+"""What can be withdrawn: the extended resource of exclusive CPUs, and the annotation."""
+
+
+async def withdraw(config: AgentConfig, kinds: frozenset[str]) -> int:
+    """Take what is named off every Node; the result is how many requests failed."""
+    api = KubeAPI(config.publish.credentials, "nri-numa-withdraw")
+    outcomes: list[Outcome] = []
+    try:
+        listed = await api.do(Request(output="withdraw", verb=Verb.LIST, resource=Resource.NODES))
+        outcomes.append(listed)
+        for node in listed.documents:
+            for request in _requests(node, config, kinds):
+                outcomes.append(await api.do(request))
+                log.info("withdrawn", target=request.target, result=outcomes[-1].result.value)
+    finally:
+        await api.close()
+    # A Node that is gone has nothing left.
+    failed = [one for one in outcomes if one.result not in (Result.DONE, Result.MISSING)]
+    for outcome in failed:
+        log.error("not withdrawn", problem=outcome.text)
+    return len(failed)
+
+
+def _requests(
+    node: Mapping[str, Any], config: AgentConfig, kinds: frozenset[str]
+) -> Iterator[Request]:
+    """What takes it off one Node; nothing where it is not there."""
+    resource, key = config.device_plugin.resource_name, f"{config.annotation_prefix}/{NUMA_IDS}"
+    parts = {
+        part: {resource: None}
+        for part in ("capacity", "allocatable")
+        if resource in mapping(mapping(node.get("status")).get(part))
+    }
+    if CAPACITY in kinds and parts:
+        yield _patch(Resource.NODE_STATUS, node, {"status": parts})
+    if NUMA_IDS in kinds and key in annotations_of(node):
+        yield _patch(Resource.NODES, node, {"metadata": {"annotations": {key: None}}})
+
+
+def _patch(resource: Resource, node: Mapping[str, Any], body: object) -> Request:
+    name = name_of(node)
+    return Request(output="withdraw", verb=Verb.PATCH, resource=resource, name=name, body=body)

@@ -467,9 +467,13 @@ def test_mistakes_are_warned_of_at_kubectl_apply(installed: Client) -> None:
         f"smt.{PREFIX}/container.main": "any",
         "node.kubernetes.io/policy": "x",
         "kubernetes.io/policy": "x",
+        f"{PREFIX}/placed": "{}",
     }
     other = asks(policy__mian="restricted") | {f"smt.{PREFIX}/container.mian": "any"}
-    slips = {"numa.kubernets.io/policy": "restricted", "nuam.kubernetes.io/cpus.main": "shared"}
+    slips = {
+        **{"numa.kubernets.io/policy": "restricted", "nuam.kubernetes.io/cpus.main": "shared"},
+        **{f"{PREFIX}/polcy": "restricted", f"cpu.{PREFIX}/container.main": "shared"},
+    }
 
     def made(kind: str, inside: dict[str, str], outside: dict[str, str]) -> JsonObject:
         if kind == "Pod":

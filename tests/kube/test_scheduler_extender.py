@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 from collections import Counter
 from collections.abc import Iterator
@@ -354,6 +355,52 @@ def test_a_leader_that_dies_in_the_middle_of_a_bind(
         assert found["spec"]["nodeName"] == NODES[0]
         assert placed(found) == placed(written)
         poll(lambda: "nri_numa_scheduler_held_pods 1.0" in other.get("/metrics"), "what is held")
+    there.request("DELETE", LEASE)
+
+
+def test_kube_scheduler_follows_to_the_leader(there: Client, bed: KubeBed, tmp_path: Path) -> None:
+    """A stock one that asks a replica which does not lead, with TLS and its own certificate."""
+    certificate = make_certificate(tmp_path)
+    there.request("DELETE", LEASE)
+    replicas = [
+        Extender(
+            bed, config={"lease": "numa-scheduler", "address": f"0.0.0.0:{port}"}, port=port,
+            certificate=certificate,
+        )
+        for port in (19896, 19897)
+    ]  # fmt: skip
+
+    def calls(one: Extender, result: str) -> set[str]:
+        found = rf'calls_total{{{{result="{result}",verb="(\w+)"}}}} [1-9]'
+        return set(re.findall(found, one.get("/metrics")))
+
+    with contextlib.ExitStack() as stack:
+        for one in replicas:
+            stack.enter_context(one)
+            # Both are ready, so a rollout would be complete.
+            wait_for([one.process], lambda one=one: one.get("/readyz") == "ok", "a replica")
+        leads = [one for one in replicas if "scheduler_leader 1.0" in one.get("/metrics")]
+        (leader,), (follower,) = leads, [one for one in replicas if one not in leads]
+        port = 19896 + replicas.index(follower)
+        own = str(certificate)
+        asked = {
+            "urlPrefix": f"https://127.0.0.1:{port}", "filterVerb": "filter", "bindVerb": "bind",
+            "httpTimeout": "5s", "nodeCacheCapable": True, "enableHTTPS": True,
+            # The name in the certificate, whatever address the leader has.
+            "tlsConfig": {
+                "certFile": own, "keyFile": own, "caFile": own, "serverName": "127.0.0.1",
+            },
+        }  # fmt: skip
+        profiles = [{"schedulerName": "numa-follows"}]
+        file = bed.control.write_scheduler(tmp_path, profiles=profiles, extenders=[asked])
+        scheduler = bed.control.scheduler("follows-scheduler", file, 10276)
+        stack.callback(scheduler.end)
+        scheduler.start()
+        there.apply(wanting("extender-follows", 3, scheduler="numa-follows", annotations=SINGLE))
+        found = there.wait_pod("extender-follows", bound, "bound")
+        assert placed(found)
+        assert calls(follower, "307") == calls(leader, "answered") == {"filter", "bind"}
+        assert not calls(follower, "answered")
     there.request("DELETE", LEASE)
 
 

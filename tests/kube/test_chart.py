@@ -19,7 +19,7 @@ from tests.beds.images import AGENT_IMAGE, build_agent_image
 from tests.beds.kube.bed import KubeBed
 from tests.beds.kube.client import Client, JsonObject, KubeError, is_ready
 from tests.beds.kube.manifests import PREFIX, asks, container, pod
-from tests.beds.kube.release import Release
+from tests.beds.kube.release import Release, ServiceAddress
 from tests.beds.kube.service import MANIFESTS
 from tests.beds.plugin_process import free_port
 from tests.beds.processes import wait_for
@@ -147,7 +147,7 @@ def wait_rights(client: Client) -> None:
             "apiVersion": "authorization.k8s.io/v1",
             "kind": "SubjectAccessReview",
             "spec": {
-                "user": f"system:serviceaccount:{WALK}:{WALK}-{account}",
+                "user": f"system:serviceaccount:{WALK}:{WALK}-nri-numa-{account}",
                 "resourceAttributes": {
                     "namespace": WALK if resource == "leases" else "",
                     "verb": verb, "group": group, "resource": resource,
@@ -194,13 +194,13 @@ def test_from_helm_install_to_a_pod_on_its_numa_node(bed: KubeBed, client: Clien
         publisher = stack.enter_context(
             release.service(
                 "publish",
-                release.token(f"{WALK}-publish", node="bed"),
+                release.token(f"{release.fullname}-publish", node="bed"),
                 http={"socket": str(bed.node.api_socket)},
                 publish={"resync": "2s"},
             )
         )
         extender = stack.enter_context(
-            release.service("scheduler", release.token(f"{WALK}-scheduler"))
+            release.service("scheduler", release.token(f"{release.fullname}-scheduler"))
         )
         scheduler = release.scheduler(port=10271)
         stack.callback(scheduler.end)
@@ -223,6 +223,115 @@ def test_from_helm_install_to_a_pod_on_its_numa_node(bed: KubeBed, client: Clien
         # Rights that are missing are complained of, and nothing else of them shows.
         for one in three:
             assert "forbidden" not in one.log().lower(), one.log()[-3000:]
+
+
+# --- the life of a release ------------------------------------------------------------------------
+
+SLOTS = "numa.example.com/exclusive-cpu"
+IDS = f"{PREFIX}/numa-ids"
+
+
+def wait_rollouts(client: Client, said: str) -> None:
+    """By the commands that the chart prints."""
+    commands = re.findall(r"^ *kubectl (rollout status .*)$", said, re.MULTILINE)
+    assert len(commands) == 2
+    for command in commands:
+        client.kubectl(*command.split(), "--timeout=300s")
+
+
+@pytest.mark.parametrize("name", ["numa", "nri-numa"])
+def test_a_release_is_installed_upgraded_rolled_back_and_uninstalled(
+    bed: KubeBed, client: Client, name: str, tmp_path: Path
+) -> None:
+    """With a node group; what stays on the Node goes, and with it the right to take it away."""
+    node = bed.node
+    image = {"pullPolicy": "Never"}
+    # Of this tree: another test may have left one that is older.
+    node.containerd.import_image(build_agent_image(tmp_path / "image.tar"))
+    (bed.directory / name).mkdir()
+    paths = {"nri": str(node.containerd.nri_socket.parent), "state": str(bed.directory / name)}
+    values = {
+        "image": image,
+        "hostPaths": paths,
+        "publish": {"enabled": True},
+        "config": {"http": {"address": f"127.0.0.1:{free_port()}"}},
+        "nodeGroups": [
+            {"name": "one", "label": "kind", "values": ["one"], "config": {"strictReserved": True}}
+        ],
+    }
+
+    def part(key: str) -> dict[str, str]:
+        found = client.ask("GET", "/api/v1/nodes/bed")
+        return dict(
+            found["status"]["capacity"] if key == SLOTS else found["metadata"]["annotations"]
+        )
+
+    def is_written(*, wanted: bool) -> bool:
+        return all((key in part(key)) is wanted for key in (SLOTS, IDS))
+
+    def withdraws() -> list[str]:
+        roles = client.ask("GET", "/apis/rbac.authorization.k8s.io/v1/clusterroles")["items"]
+        return [r["metadata"]["name"] for r in roles if "withdraw" in r["metadata"]["name"]]
+
+    with contextlib.ExitStack() as stack:
+        stack.callback(node.plugin.start)
+        node.plugin.terminate()
+        stack.callback(leave_the_node, client, client.ask("GET", "/api/v1/nodes/bed"))
+        client.kubectl("label", "node", "bed", "kind=one")
+        stack.callback(client.kubectl, "label", "node", "bed", "kind-")
+        stack.enter_context(ServiceAddress(bed))
+        release = stack.enter_context(Release(bed, name, values, pods=20))
+        wait_rollouts(client, release.said)
+        daemonsets = f"/apis/apps/v1/namespaces/{name}/daemonsets/{release.fullname}"
+        assert client.ask("GET", daemonsets)["status"]["desiredNumberScheduled"] == 0
+        agent = client.kubectl("logs", f"--namespace={name}", f"daemonset/{release.fullname}-one")
+        assert '"one"' in agent or "node_group=one" in agent
+        pinned = pod("life", container(cpus="1"), annotations=asks(policy="single-numa-node"))
+        assert len(node.cpus(client.run(pinned))) == 1
+        second = Release(bed, f"{name}-again", values)
+        stack.callback(second.close)
+        with pytest.raises(KubeError, match="state directory of another installation"):
+            second.start()
+
+        token = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "controller"}}
+        client.kubectl(
+            "apply", f"--namespace={name}", "--filename=-",
+            documents=[token | {"stringData": {"token": "0123456789abcdef"}}],
+        )  # fmt: skip
+        listens = {
+            "address": ":9893",
+            "tokenFile": "/etc/nri-numa-secret/token",
+            "allowPlaintextToken": True,
+        }
+        more = {**values["config"], "publish": {"capacity": True}, "controller": listens}
+        off = {"config": values["config"], "controller": {"enabled": False}}
+        on = {"config": more, "controller": {"enabled": True, "secretName": "controller"}}
+        release.upgrade(**on)
+        controller = f"deployment/{release.fullname}-controller"
+        client.kubectl("rollout", "status", f"--namespace={name}", controller, "--timeout=300s")
+        wait_rollouts(client, release.said)
+        poll(lambda: is_written(wanted=True), "capacity and ids on the Node")
+
+        release.helm("rollback", name, "1")
+        wait_rollouts(client, release.said)
+        assert is_written(wanted=False)
+        release.upgrade(**on)
+        poll(lambda: is_written(wanted=True), "capacity and ids on the Node again")
+        release.upgrade(**off)
+        assert is_written(wanted=False)
+        release.upgrade(**on)
+        poll(lambda: is_written(wanted=True), "capacity and ids on the Node once more")
+        assert withdraws() == []
+
+        release.upgrade(releaseContainers=True)
+        wait_rollouts(client, release.said)
+        said = client.kubectl(
+            "logs", f"--namespace={name}", f"daemonset/{release.fullname}-one", "-c", "release"
+        )
+        assert "1 released" in said
+        release.helm("uninstall", name, "--wait")
+        assert is_written(wanted=False)
+        assert withdraws() == []
 
 
 # --- what goes wrong silently -------------------------------------------------------------------
@@ -248,7 +357,7 @@ def test_of_two_installations_on_a_node_one_places(
 
     def complains() -> str | None:
         with contextlib.suppress(KubeError):
-            said = client.kubectl("logs", "--namespace=numa-b", "daemonset/numa-b")
+            said = client.kubectl("logs", "--namespace=numa-b", "daemonset/numa-b-nri-numa")
             return said if "another agent works on this runtime" in said else None
         return None
 
@@ -273,7 +382,7 @@ def test_a_pod_that_starts_while_nri_is_off_is_explained_and_pinned_later(
 ) -> None:
     node = bed.node
     with Release(bed, "numa-off", {"publish": {"enabled": True}}) as release:
-        token = release.token("numa-off-publish", node="bed")
+        token = release.token("numa-off-nri-numa-publish", node="bed")
         publisher = release.service("publish", token, http={"socket": str(node.api_socket)})
         node.containerd.nri = False
         try:

@@ -24,7 +24,10 @@ from tests.shipped.test_install_manifests import (
 PAGE = BASE.parents[2] / "docs/controller.md"
 ON = {
     "scheduler": ("--set=scheduler.enabled=true",),
-    "controller": ("--set=publish.enabled=true", "--set=controller.enabled=true"),
+    "controller": (
+        "--set=publish.enabled=true,config.publish.nodeResourceTopology=true",
+        "--set=controller.enabled=true",
+    ),
 }
 SERVED = (
     *ON["scheduler"],
@@ -123,9 +126,16 @@ def test_only_the_port_that_is_served_is_open_where_that_is_wanted(part: str, po
     template = made["Deployment", name[1]]["spec"]["template"]
     assert closed["podSelector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
     assert made[name]["spec"]["ingress"] == [{"ports": [{"port": port}]}]
+    own = {"podSelector": {"matchLabels": {"app.kubernetes.io/name": "nri-numa-controller"}}}
     peers = f'--set-json=networkPolicy.{part}.from=[{{"ipBlock":{{"cidr":"192.0.2.0/24"}}}}]'
     assert charted(*TLS[part], POLICY, peers)[name]["spec"]["ingress"] == [
-        {"ports": [{"port": port}], "from": [{"ipBlock": {"cidr": "192.0.2.0/24"}}]}
+        {
+            "ports": [{"port": port}],
+            "from": [
+                {"ipBlock": {"cidr": "192.0.2.0/24"}},
+                *([own] if part == "controller" else []),  # one hands on to another
+            ],
+        }
     ]
     wrong = f'--set-json=networkPolicy.{part}.from=["10.0.0.0/8"]'
     assert f"networkPolicy/{part}/from" in refusal(*ON[part], POLICY, wrong)
@@ -162,7 +172,8 @@ def test_the_default_scheduler_asks_a_service_with_certificates() -> None:
     assert asked["urlPrefix"] == "https://nri-numa-scheduler.nri-numa.svc:9894"
     assert port["port"] == 9894
     assert asked["enableHTTPS"] is True
-    assert set(asked["tlsConfig"]) == {"certFile", "keyFile", "caFile"}
+    assert set(asked["tlsConfig"]) == {"certFile", "keyFile", "caFile", "serverName"}
+    assert asked["tlsConfig"]["serverName"] == "nri-numa-scheduler.nri-numa.svc"
     assert asked["ignorable"] is False
     assert asked["managedResources"] == [{"name": "numa.example.com/exclusive-cpu"}]
     (container,) = pod_of(ours["Deployment", "nri-numa-scheduler"])["containers"]

@@ -279,7 +279,11 @@ OBJECTS = re.compile("serviceaccount|role|policies|mistakes|deployment|crd|devic
 )
 def test_the_chart_has_the_objects_of_kustomize_and_no_further_right(more: str, other: str) -> None:
     ours = charted(*ALL, f"--set=config.{more}=true")
-    rights = {key for key in ours if "Role" in key[0]}
+    rights = {
+        key
+        for key, one in ours.items()
+        if "Role" in key[0] and "helm.sh/hook" not in one["metadata"].get("annotations", {})
+    }
     files = [
         f"{file.parent.name}/{file.name}"
         for file in BASE.parent.glob("*/*.yaml")
@@ -428,6 +432,11 @@ GROUPS = [
      "config": {"devices": {"enabled": True}, "reservedCPUs": "0-3"}},
     {"name": "db", "label": "role", "values": ["db"], "config": {"strategy": "pack"}},
 ]  # fmt: skip
+EXTENDER = ("--set=scheduler.enabled=true",)
+STUCK = (
+    "--set=publish.enabled=true,controller.enabled=true,config.controller.stuck.evict=true",
+    "--set=config.publish.nodeResourceTopology=true",
+)
 
 
 def grouped(groups: object, **config: object) -> list[str]:
@@ -490,6 +499,100 @@ def test_each_kind_of_nodes_has_its_settings() -> None:
 )
 def test_node_groups_are_validated(groups: object, config: dict[str, Any], words: str) -> None:
     assert words in refusal(*grouped(groups, **config))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"rules": [{"match": {"namespaces": ["a"]}, "set": {"policy": "none"}}]},
+        {"permissions": [{"match": {"namespaces": ["a"]}, "keys": ["policy"]}]},
+        {"strategy": "pack"},
+        {"defaults": {"policy": "restricted"}},
+        {"staticCPUs": True},
+    ],
+    ids=lambda config: next(iter(config)),
+)
+def test_what_the_extender_judges_by_is_the_same_on_all_nodes(config: dict[str, Any]) -> None:
+    groups = grouped([GROUPS[0] | {"config": config}])
+    assert helm(*groups).returncode == 0
+    for judge, name in ((EXTENDER, "scheduler.enabled"), (STUCK, "config.controller.stuck")):
+        said = refusal(*groups, *judge)
+        assert f"gpu has config.{next(iter(config))}, by which {name} judges all nodes" in said
+
+
+SWITCHES = {
+    **dict.fromkeys(("controller.enabled", "config.dra.enabled"), "publish.enabled"),
+    **dict.fromkeys(
+        (f"config.publish.{key}" for key in ("capacity", "nodeResourceTopology", "podAnnotation")),
+        "publish.enabled",
+    ),
+    **dict.fromkeys(
+        (f"config.controller.{key}" for key in ("page.enabled", "drain.evict", "stuck.evict")),
+        "controller.enabled",
+    ),
+}
+
+
+@pytest.mark.parametrize("switch", SWITCHES)
+def test_a_switch_that_would_do_nothing_is_refused_with_what_is_missing(switch: str) -> None:
+    said = refusal(f"--set={switch}=true")
+    assert f"{switch}: is on, and does nothing without {SWITCHES[switch]}=true" in said
+
+
+def test_of_the_controller_only_draining_does_without_the_topologies() -> None:
+    on = "--set=publish.enabled=true,controller.enabled=true"
+    for key, needs in (("page.enabled", True), ("steal.evict", True), ("drain.evict", False)):
+        done = helm(on, f"--set=config.controller.{key}=true")
+        assert ("without config.publish.nodeResourceTopology=true" in done.stderr) is needs
+
+
+def test_the_daemonset_of_all_other_nodes_has_no_pods_of_a_group() -> None:
+    made = charted(*grouped(GROUPS))
+    selector = made["DaemonSet", "nri-numa"]["spec"]["selector"]
+    (other,) = selector["matchExpressions"]
+    labels = made["DaemonSet", "nri-numa-gpu"]["spec"]["template"]["metadata"]["labels"]
+    assert selector["matchLabels"].items() <= labels.items()
+    assert (other["key"] in labels, other["operator"]) == (True, "DoesNotExist")
+
+
+def test_releasing_sees_what_the_agent_sees() -> None:
+    """A configuration may name files below extraVolumeMounts."""
+    mounts = [{"name": "x", "mountPath": "/x"}]
+    made = helmed(
+        f"--set-json=extraVolumeMounts={json.dumps(mounts)}",
+        "--set=releaseContainers=true,extraEnv[0].name=TZ,extraEnv[0].value=UTC",
+    )
+    (init,) = made["DaemonSet"]["spec"]["template"]["spec"]["initContainers"]
+    assert mounts[0] in init["volumeMounts"]
+    assert init["env"] == [{"name": "TZ", "value": "UTC"}]
+
+
+def test_what_outlives_the_publisher_is_taken_away_with_a_right_that_ends() -> None:
+    """Before an uninstallation everything, after a rollback what is not written any more."""
+
+    def hooks(*values: str) -> dict[str, tuple[list[str], set[str]]]:
+        made = charted("--set=publish.enabled=true", *values)
+        kept = {key: one for key, one in made.items() if "withdraw" in key[1]}
+        for one in kept.values():
+            policy = one["metadata"]["annotations"]["helm.sh/hook-delete-policy"]
+            assert policy == "before-hook-creation,hook-succeeded"
+        return {
+            one["metadata"]["annotations"]["helm.sh/hook"]: (
+                one["spec"]["template"]["spec"]["containers"][0]["args"][1:],
+                {kind for kind, other in kept if other == name},
+            )
+            for (kind, name), one in kept.items()
+            if kind == "Job"
+        }
+
+    both = ["capacity", "numa-ids"]
+    kinds = {"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Job"}
+    capacity, controller = "--set=config.publish.capacity=true", "--set=controller.enabled=true"
+    assert hooks() == {"post-rollback": (both, kinds)}
+    assert hooks(capacity, controller) == {"pre-delete": (both, kinds)}
+    assert hooks(capacity)["post-rollback"] == (["numa-ids"], kinds)
+    releasing = hooks(capacity, controller, "--set=releaseContainers=true")
+    assert releasing == {"post-rollback": (both, kinds), "pre-delete": (both, kinds)}
 
 
 TOKEN = {"tokenFile": "/etc/nri-numa-secret/token"}
@@ -566,6 +669,9 @@ def test_the_chart_for_the_prometheus_operator() -> None:
     original = yaml.safe_load((REPOSITORY / "config/prometheus/alerts.yaml").read_text())
     address = "https://docs.nri-numa.example/"
     text = json.dumps(original).replace(address, "https://runbooks.example.org/numa/")
+    ours = 'namespace=\\"nri-numa\\", daemonset=~\\"nri-numa\\"'
+    text = text.replace('daemonset=~\\".*nri-numa.*\\"', ours)
+    assert text.count(ours) == 2
     assert rules == json.loads(text)
 
     dashboard = documents["ConfigMap"]
@@ -606,6 +712,12 @@ def test_names_and_what_is_added_to_the_container() -> None:
     assert [one["name"] for one in container["env"]] == names
     (config,) = [v["configMap"]["name"] for v in pod["volumes"] if "configMap" in v]
     assert config == documents["ConfigMap"]["metadata"]["name"]
+    # Else as other charts do it.
+    for release, name in (("numa", "numa-nri-numa"), ("nri-numa-2", "nri-numa-2")):
+        command = [program("helm"), "template", release, str(CHART)]
+        made = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        (found,) = (d for d in yaml.safe_load_all(made) if d["kind"] == "DaemonSet")
+        assert found["metadata"]["name"] == name
     # With -controller behind it, it is the value of a label.
     assert "maxLength: got 53, want 52" in refusal(f"--set=fullnameOverride={'a' * 53}")
 
@@ -626,7 +738,8 @@ def test_what_helm_says_after_an_installation_knows_the_value_of_today() -> None
 
         assert "--set releaseContainers=true" in said()
         removing = said("--set", "releaseContainers=true")
-        assert "nothing is left to do but: helm uninstall nri-numa" in removing
+        assert "nothing is left to do:" in removing
+        assert "rollout status -n nri-numa daemonset/nri-numa" in said()
         assert "schedulerName" not in said()
         scheduler = said("--set=scheduler.enabled=true", "--set=scheduler.name=by-numa")
         assert "schedulerName: by-numa" in scheduler
@@ -650,7 +763,8 @@ def test_deployments_go_where_values_say(part: str) -> None:
         "affinity": {"nodeAffinity": {}},
     }
     wanted = json.dumps({"enabled": True, **there})
-    spec = helmed("--set-json", f"{part}={wanted}")["Deployment"]["spec"]["template"]["spec"]
+    made = helmed("--set=publish.enabled=true", "--set-json", f"{part}={wanted}")
+    spec = made["Deployment"]["spec"]["template"]["spec"]
     assert spec["nodeSelector"].items() >= there["nodeSelector"].items()
     assert (spec["tolerations"], spec["affinity"]) == (there["tolerations"], there["affinity"])
 

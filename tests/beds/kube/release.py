@@ -8,7 +8,9 @@ the chart's service account and the configuration of the chart's ConfigMap.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import sys
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -16,10 +18,51 @@ import yaml
 
 from tests.beds.kube.bed import KubeBed
 from tests.beds.kube.client import PATIENCE_S, KubeError
+from tests.beds.kube.namespaces import ADDRESS
 from tests.beds.kube.service import Service
 from tests.beds.plugin_process import REPOSITORY
 from tests.beds.processes import Bed, Daemon
 from tests.shipped.test_install_manifests import program
+
+_FORWARD: Final = """
+import socketserver, socket, threading
+
+def copy(source, target):
+    while data := source.recv(65536):
+        target.sendall(data)
+    target.shutdown(socket.SHUT_WR)
+
+class Both(socketserver.BaseRequestHandler):
+    def handle(self):
+        with socket.create_connection((SERVER, PORT)) as server:
+            threading.Thread(target=copy, args=(server, self.request), daemon=True).start()
+            copy(self.request, server)
+
+class Forward(socketserver.ThreadingTCPServer):
+    daemon_threads, allow_reuse_address = True, True
+
+Forward((SERVICE, 443), Both).serve_forever()
+"""
+
+
+class ServiceAddress(Daemon):
+    """The API server at the address of its Service, which a kube-proxy would make."""
+
+    def __init__(self, bed: KubeBed) -> None:
+        enter = bed.control.namespaces.enter(mounts=False)
+        spec = bed.client.ask("GET", "/api/v1/namespaces/default/services/kubernetes")["spec"]
+        names = f"SERVER, PORT, SERVICE = {ADDRESS!r}, 6443, {spec['clusterIP']!r}\n"
+        self._address = [*enter, "ip", "address", "replace", f"{spec['clusterIP']}/32", "dev", "lo"]
+        command = [*enter, sys.executable, "-c", names + _FORWARD]
+        super().__init__("service-address", command, bed.directory, {"PATH": os.environ["PATH"]})
+
+    def start(self) -> None:
+        subprocess.run(self._address, check=True)
+        super().start()
+
+    def close(self) -> None:
+        self.end()
+
 
 CHART: Final = REPOSITORY / "config/helm/nri-numa"
 
@@ -35,7 +78,8 @@ class Release(Bed):
     def __init__(
         self, bed: KubeBed, name: str, values: Mapping[str, Any], *, pods: int = 0
     ) -> None:
-        self._bed, self.name, self._values, self._pods = bed, name, values, pods
+        self._bed, self.name, self.values, self._pods = bed, name, dict(values), pods
+        self.fullname = name if "nri-numa" in name else f"{name}-nri-numa"
         self._helm = [*bed.control.namespaces.enter(mounts=False), program("helm")]
 
     def helm(self, *arguments: str) -> str:
@@ -47,7 +91,7 @@ class Release(Bed):
         done = subprocess.run(
             [*self._helm, *arguments, f"--namespace={self.name}"],
             env=self._bed.control.environment,
-            input=json.dumps(self._values),
+            input=json.dumps(self.values),
             capture_output=True,
             text=True,
             timeout=PATIENCE_S,
@@ -70,6 +114,11 @@ class Release(Bed):
         )
         self.said = self.helm("install", self.name, str(CHART), "--create-namespace", "-f-")
 
+    def upgrade(self, **values: object) -> None:
+        """Give it other values, as the next revision."""
+        self.values |= values
+        self.said = self.helm("upgrade", self.name, str(CHART), "-f-")
+
     def close(self) -> None:
         self.helm("uninstall", self.name, "--ignore-not-found", "--wait")
         # Its end takes seconds, and nobody uses the name again.
@@ -88,7 +137,7 @@ class Release(Bed):
         """``nri-numa COMMAND`` with the configuration of the release."""
         process = Service(self._bed, command, token)
         process.give("namespace", self.name.encode())
-        document = self.data(self.name, "agent.yaml")
+        document = self.data(self.fullname, "agent.yaml")
         credentials = {"credentials": str(process.directory)}
         own = {**sections, command: {**credentials, **sections.get(command, {})}}
         merged = {k: {**document.get(k, {}), **v} for k, v in own.items()}
@@ -97,7 +146,7 @@ class Release(Bed):
 
     def scheduler(self, port: int) -> Daemon:
         """The kube-scheduler beside the extender, with the account and the file of the release."""
-        name = f"{self.name}-scheduler"
+        name = f"{self.fullname}-scheduler"
         directory = self._bed.directory / name
         directory.mkdir(exist_ok=True)
         admin = json.loads(self._bed.control.kubeconfig("admin").read_text())

@@ -3,7 +3,8 @@
 {{- end }}
 
 {{- define "nri-numa.fullname" -}}
-{{ .Values.fullnameOverride | default .Release.Name | trunc 52 | trimSuffix "-" }}
+{{- $name := ternary .Release.Name (printf "%s-nri-numa" .Release.Name) (contains "nri-numa" .Release.Name) }}
+{{- .Values.fullnameOverride | default $name | trunc 52 | trimSuffix "-" }}
 {{- end }}
 
 {{- define "nri-numa.selector" -}}
@@ -18,10 +19,19 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{ include "nri-numa.fullname" . }}{{ with .Values.config.nodeGroup }}-{{ . }}{{ end }}
 {{- end }}
 
-{{- define "nri-numa.agent-selector" -}}
+{{- define "nri-numa.agent-labels" -}}
 {{ include "nri-numa.selector" . }}
 {{- with .Values.config.nodeGroup }}
 numa.kubernetes.io/node-group: {{ . }}
+{{- end }}
+{{- end }}
+
+{{- define "nri-numa.agent-selector" -}}
+matchLabels: {{- include "nri-numa.agent-labels" . | nindent 2 }}
+{{- if not .Values.config.nodeGroup }}
+# The pods of node groups have the other labels too.
+matchExpressions:
+  - {key: numa.kubernetes.io/node-group, operator: DoesNotExist}
 {{- end }}
 {{- end }}
 
@@ -37,6 +47,11 @@ group that selects it. What the whole cluster has to agree on stays in config. *
 {{- if .Values.config.nodeGroup }}
 {{- fail (printf "config.nodeGroup: is %q, expected nodeGroups" .Values.config.nodeGroup) }}
 {{- end }}
+{{- $judged := ternary "scheduler.enabled" "" .Values.scheduler.enabled }}
+{{- $controller := .Values.config.controller | default dict }}
+{{- if and .Values.controller.enabled ($controller.stuck | default dict).evict }}
+{{- $judged = "config.controller.stuck" }}
+{{- end }}
 {{- range $group := .Values.nodeGroups }}
 {{- if has .name $names }}
 {{- fail (printf "nodeGroups: %s is there twice, expected another name for each group" .name) }}
@@ -45,6 +60,9 @@ group that selects it. What the whole cluster has to agree on stays in config. *
 {{- range $key, $_ := .config }}
 {{- if has $key (list "annotationPrefix" "controller" "devicePlugin" "dra" "nodeGroup" "publish" "scheduler") }}
 {{- fail (printf "nodeGroups: %s has config.%s, which all nodes have to agree on; expected it in config" $group.name $key) }}
+{{- end }}
+{{- if and $judged (has $key (list "defaults" "permissions" "rules" "staticCPUs" "strategy")) }}
+{{- fail (printf "nodeGroups: %s has config.%s, by which %s judges all nodes alike: pods would be sent to a node that refuses them; expected it in config" $group.name $key $judged) }}
 {{- end }}
 {{- end }}
 {{- $own := dict "key" .label "operator" "In" "values" .values }}
@@ -65,6 +83,59 @@ group that selects it. What the whole cluster has to agree on stays in config. *
 {{- $_ := set $values "affinity" (merge $node ($values.affinity | default dict)) }}
 {{- end }}
 {{- toYaml $values }}
+{{- end }}
+
+{{- define "nri-numa.rollouts" -}}
+{{- range include "nri-numa.groups" . | fromYamlArray }}
+  kubectl rollout status -n {{ include "nri-numa.namespace" $ }} daemonset/{{ include "nri-numa.agent-name" (merge (dict "Values" .) (omit $ "Values")) }}
+{{- end }}
+{{ end }}
+
+{{- /* Ends with what is missing where a switch would do nothing. */ -}}
+{{- define "nri-numa.check-switches" -}}
+{{- $config := .Values.config }}
+{{- $controller := $config.controller | default dict }}
+{{- $publish := $config.publish | default dict }}
+{{- $needs := dict }}
+{{- if not .Values.publish.enabled }}
+{{- range list "capacity" "nodeResourceTopology" "numatopology" "otlpEndpoint" "podAnnotation" }}
+{{- if get $publish . }}{{ $_ := set $needs (printf "config.publish.%s" .) "publish.enabled=true" }}{{ end }}
+{{- end }}
+{{- if ($config.dra | default dict).enabled }}{{ $_ := set $needs "config.dra.enabled" "publish.enabled=true" }}{{ end }}
+{{- if .Values.controller.enabled }}{{ $_ := set $needs "controller.enabled" "publish.enabled=true" }}{{ end }}
+{{- end }}
+{{- range $key, $switch := dict "page" "enabled" "drain" "evict" "stuck" "evict" "steal" "evict" }}
+{{- if get (get $controller $key | default dict) $switch }}
+{{- $name := printf "config.controller.%s.%s" $key $switch }}
+{{- if not $.Values.controller.enabled }}
+{{- $_ := set $needs $name "controller.enabled=true" }}
+{{- else if and (ne $key "drain") (not $publish.nodeResourceTopology) }}
+{{- $_ := set $needs $name "config.publish.nodeResourceTopology=true" }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- range $switch, $needed := $needs }}
+{{- fail (printf "%s: is on, and does nothing without %s" $switch $needed) }}
+{{- end }}
+{{- end }}
+
+{{- /* Of two agents with one state directory on a node the second ends, and is started again for ever. */ -}}
+{{- define "nri-numa.check-alone" -}}
+{{- $ours := printf "%s/%s" .Release.Namespace .Release.Name }}
+{{- range (lookup "apps/v1" "DaemonSet" "" "").items }}
+{{- $notes := .metadata.annotations | default dict }}
+{{- $theirs := printf "%s/%s" (get $notes "meta.helm.sh/release-namespace") (get $notes "meta.helm.sh/release-name") }}
+{{- $agents := eq (get (.metadata.labels | default dict) "app.kubernetes.io/part-of") "nri-numa" }}
+{{- $pod := .spec.template.spec }}
+{{- $everywhere := and (le (len $pod.nodeSelector) 1) (not $pod.affinity) (not $.Values.nodeSelector) (not $.Values.affinity) }}
+{{- if and $agents $everywhere (ne $theirs $ours) }}
+{{- range $pod.volumes }}
+{{- if eq (get (.hostPath | default dict) "path") $.Values.hostPaths.state }}
+{{- fail (printf "hostPaths.state: %s is the state directory of another installation's agents on the same nodes; uninstall that one first" $.Values.hostPaths.state) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- end }}
 
 {{- define "nri-numa.labels" -}}

@@ -8,14 +8,13 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
 from tests.beds.cri import poll
-from tests.beds.images import AGENT_IMAGE, build_agent_image
+from tests.beds.images import build_agent_image
 from tests.beds.kube.bed import KubeBed
 from tests.beds.kube.client import Client, JsonObject, KubeError, is_ready
 from tests.beds.kube.manifests import PREFIX, asks, container, pod
@@ -239,19 +238,23 @@ def wait_rollouts(client: Client, said: str) -> None:
         client.kubectl(*command.split(), "--timeout=300s")
 
 
+@pytest.fixture(scope="module")
+def image(session_bed: KubeBed, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The agent's image on the node, of this tree."""
+    archive = build_agent_image(tmp_path_factory.mktemp("image") / "image.tar")
+    session_bed.node.containerd.import_image(archive)
+
+
 @pytest.mark.parametrize("name", ["numa", "nri-numa"])
 def test_a_release_is_installed_upgraded_rolled_back_and_uninstalled(
-    bed: KubeBed, client: Client, name: str, tmp_path: Path
+    bed: KubeBed, client: Client, image: None, name: str
 ) -> None:
     """With a node group; what stays on the Node goes, and with it the right to take it away."""
     node = bed.node
-    image = {"pullPolicy": "Never"}
-    # Of this tree: another test may have left one that is older.
-    node.containerd.import_image(build_agent_image(tmp_path / "image.tar"))
     (bed.directory / name).mkdir()
     paths = {"nri": str(node.containerd.nri_socket.parent), "state": str(bed.directory / name)}
     values = {
-        "image": image,
+        "image": {"pullPolicy": "Never"},
         "hostPaths": paths,
         "publish": {"enabled": True},
         "config": {"http": {"address": f"127.0.0.1:{free_port()}"}},
@@ -338,12 +341,10 @@ def test_a_release_is_installed_upgraded_rolled_back_and_uninstalled(
 
 
 def test_of_two_installations_on_a_node_one_places(
-    bed: KubeBed, client: Client, tmp_path: Path
+    bed: KubeBed, client: Client, image: None
 ) -> None:
     """The second DaemonSet is not ready and says why; containers start and are pinned."""
     node = bed.node
-    if AGENT_IMAGE not in node.containerd.cri.images():
-        node.containerd.import_image(build_agent_image(tmp_path / "image.tar"))
 
     def release(name: str) -> Release:
         (bed.directory / name).mkdir()

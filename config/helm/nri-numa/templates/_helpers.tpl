@@ -126,12 +126,12 @@ group that selects it. What the whole cluster has to agree on stays in config. *
 {{- $notes := .metadata.annotations | default dict }}
 {{- $theirs := printf "%s/%s" (get $notes "meta.helm.sh/release-namespace") (get $notes "meta.helm.sh/release-name") }}
 {{- $agents := eq (get (.metadata.labels | default dict) "app.kubernetes.io/part-of") "nri-numa" }}
-{{- $pod := .spec.template.spec }}
-{{- $everywhere := and (le (len $pod.nodeSelector) 1) (not $pod.affinity) (not $.Values.nodeSelector) (not $.Values.affinity) }}
+{{- /* A node selector of either may keep them apart. */}}
+{{- $everywhere := and (le (len .spec.template.spec.nodeSelector) 1) (not $.Values.nodeSelector) }}
 {{- if and $agents $everywhere (ne $theirs $ours) }}
-{{- range $pod.volumes }}
+{{- range .spec.template.spec.volumes }}
 {{- if eq (get (.hostPath | default dict) "path") $.Values.hostPaths.state }}
-{{- fail (printf "hostPaths.state: %s is the state directory of another installation's agents on the same nodes; uninstall that one first" $.Values.hostPaths.state) }}
+{{- fail (printf "hostPaths.state: %s is the state directory of another installation's agents; uninstall that one first, or give this one another directory" $.Values.hostPaths.state) }}
 {{- end }}
 {{- end }}
 {{- end }}

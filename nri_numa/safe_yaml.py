@@ -1,8 +1,8 @@
 """Untrusted YAML: what every reader of it refuses, whatever scalars it knows; and YAML 1.2.
 
 Which words are numbers and booleans is each reader's own: `parse` follows the core schema of YAML
-1.2, as people mean it; manifests follow Kubernetes (`nri_numa.simulate.manifests`). Depth, repeated
-keys and the form of a complaint are the same for both.
+1.2, as people mean it; manifests follow Kubernetes (`nri_numa.simulate.manifests`). Depth, aliases,
+repeated keys and the form of a complaint are the same for both.
 
 PyYAML follows YAML 1.1, where ``on`` is true, ``010`` is eight and ``10:30`` is 630, and keeps the
 last of two equal keys without a word. Each of these turns a typing slip into another setting.
@@ -12,11 +12,13 @@ Infinity and *not a number* are no settings of anything, so ``.inf`` and ``.nan`
 from __future__ import annotations
 
 import re
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, cast
 
 import yaml
 
 MAX_DEPTH: Final = 64
+MAX_ALIASED_NODES: Final = 100_000
+"""All that a text's aliases stand for: nine levels of ten aliases each are 10⁹ in 700 bytes."""
 
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _MERGE: Final = "tag:yaml.org,2002:merge"
@@ -76,20 +78,39 @@ for _tag in ("binary", "timestamp", "set", "omap", "pairs"):
     del Loader.yaml_constructors[f"tag:yaml.org,2002:{_tag}"]
 
 
-def limit_depth(text: str) -> None:
-    """Refuse what would run libyaml's composer, which calls itself, out of its stack.
+def limit_depth_and_aliases(text: str) -> None:
+    """Refuse what would run libyaml's composer, which calls itself, out of stack, or us of memory.
+
+    An alias counts what its anchor stands for, with the aliases in it: whoever walks over the
+    document meets all of that. A text's own nodes are bounded by its size.
 
     Raises:
-        yaml.YAMLError: it is nested too deep, or is no YAML.
+        yaml.YAMLError: it is nested too deep, its aliases stand for too much, or it is no YAML.
     """
-    depth = 0
+    nodes = aliased = 0
+    begun: list[tuple[str | None, int]] = []
+    sizes: dict[str | None, int] = {}
     for event in yaml.parse(text, Loader=_Base):
         if isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
-            if depth > MAX_DEPTH:
+            begun.append((event.anchor, nodes))
+            nodes += 1
+            if len(begun) > MAX_DEPTH:
                 raise yaml.YAMLError(f"is nested more than {MAX_DEPTH} levels deep")
         elif isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
+            anchor, before = begun.pop()
+            sizes[anchor] = nodes - before
+        elif isinstance(event, yaml.ScalarEvent):
+            nodes += 1
+            sizes[event.anchor] = 1
+        elif isinstance(event, yaml.AliasEvent):
+            size = sizes.get(event.anchor, 0)  # of nobody, or of what it stands in: refused later
+            nodes += size
+            aliased += size
+            if aliased > MAX_ALIASED_NODES:
+                problem = f"aliases stand for {aliased} nodes, expected at most {MAX_ALIASED_NODES}"
+                raise BadValue(problem=problem, problem_mark=cast(Any, event.start_mark))
+        elif isinstance(event, yaml.DocumentStartEvent):
+            sizes.clear()
 
 
 def problem_of(error: yaml.YAMLError, text: str) -> str:
@@ -146,7 +167,7 @@ def parse(text: str) -> Any:
         YAMLProblem: when it is not YAML, has a key twice, or holds several documents.
     """
     try:
-        limit_depth(text)
+        limit_depth_and_aliases(text)
         return yaml.load(text, Loader=_YAML12)  # noqa: S506  # derived from the safe loader
     except yaml.YAMLError as error:
         raise YAMLProblem(problem_of(error, text)) from error

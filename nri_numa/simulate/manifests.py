@@ -86,7 +86,7 @@ def parse_all(text: str) -> Iterator[object]:
     Raises:
         yaml.YAMLError: from here on the text is no YAML.
     """
-    safe_yaml.limit_depth(text)
+    safe_yaml.limit_depth_and_aliases(text)
     for number, document in enumerate(yaml.load_all(text, Loader=_Loader)):
         if number >= MAX_DOCUMENTS:
             raise yaml.YAMLError(f"has more than {MAX_DOCUMENTS} documents")

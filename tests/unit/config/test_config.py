@@ -235,6 +235,12 @@ strictReserved: yes
         ("a: !!map [b]\n", "line 1, column 4: expected a mapping"),
         ("a: !!python/object:os.system {}\n", "could not determine a constructor"),
         ("x: " + "[" * 400_000 + "]" * 400_000, "nested more than 64 levels deep"),
+        (
+            "\n".join(
+                f"a{n}: &a{n} [{', '.join([f'*a{n - 1}' if n else 'x'] * 10)}]" for n in range(9)
+            ),
+            "line 5, column 45: aliases stand for 101218 nodes, expected at most 100000",
+        ),
         ("x: " + "[" * 10, "did not find"),
         ("\0", "not allowed"),
     ],

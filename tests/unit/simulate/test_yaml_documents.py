@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import yaml
 
@@ -67,6 +69,45 @@ def test_depth_and_number_of_documents_are_bounded() -> None:
         list(parse_all("[" * (MAX_DEPTH + 1)))
     with pytest.raises(yaml.YAMLError, match="documents"):
         list(parse_all("--- a\n" * (MAX_DOCUMENTS + 1)))
+
+
+def levels(count: int, text: str = "{l%d: &a%d [%s]}") -> str:
+    """A list of mappings: each has ten aliases of the one before, the first ten words."""
+    return "\n".join(
+        "- " + text % (n, n, ", ".join([f"*a{n - 1}" if n else "x"] * 10)) for n in range(count)
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        levels(9),
+        "kind: List\nitems:\n" + levels(9),
+        levels(9, "{l%d: &a%d {<<: [%s]}}").replace("x", "{x: 1}"),
+        "- &a x\n" + "- *a\n" * 100_001,
+        "--- &a x\n"
+        + "---\n- &a x\n- ["
+        + "*a," * 60_000
+        + "]\n---\n- &a x\n- ["
+        + "*a," * 60_000
+        + "]",
+    ],
+)
+def test_what_aliases_stand_for_is_bounded(text: str) -> None:
+    with pytest.raises(yaml.YAMLError) as caught:
+        for _ in parse_all(text):
+            pass
+    assert re.fullmatch(
+        r"line \d+, column \d+: aliases stand for 1\d{5} nodes, expected at most 100000",
+        problem_of(caught.value, text),
+    )
+
+
+def test_aliases_below_the_bound_and_large_texts_without_any_are_read() -> None:
+    (document,) = parse_all(levels(4))
+    assert document[3]["l3"][9][9][9] == ["x"] * 10
+    (document,) = parse_all("- x\n" * 100_001)
+    assert len(document) == 100_001
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,9 @@ import hashlib
 import hmac
 import ipaddress
 import os
+import re
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from nri_numa.config.values import is_loopback
 from nri_numa.errors import ConfigError
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     import ssl
 
 log = get_logger("http")
+
+_HOST: Final = re.compile(r"(?:\[(?P<ipv6>[0-9a-f:.]+)\]|(?P<name>[^\[\]:]*))(?::[0-9]*)?")
+"""``uri-host [ ":" port ]`` of RFC 9110, section 7.2."""
 
 
 class TokenFile:
@@ -154,15 +158,14 @@ def host_is_expected(header: bytes, configured: str) -> bool:
     """
     if not is_loopback(configured):
         return True
-    host = header.decode("latin-1").strip().lower()
-    if host.startswith("["):
-        host = host[1:].partition("]")[0]
-    elif host.count(":") <= 1:
-        host = host.partition(":")[0]
-    if host in ("", "localhost", configured.lower()):
+    found = _HOST.fullmatch(header.decode("latin-1").lower())
+    if found is None:
+        return False
+    numbers, name = found["ipv6"], found["name"]
+    if name in ("", "localhost", configured.lower()):
         return True
     try:
-        ipaddress.ip_address(host)
+        ipaddress.IPv4Address(name) if numbers is None else ipaddress.IPv6Address(numbers)
     except ValueError:
         return False
     return True

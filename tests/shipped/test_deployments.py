@@ -179,6 +179,7 @@ def test_the_default_scheduler_asks_a_service_with_certificates() -> None:
     (container,) = pod_of(ours["Deployment", "nri-numa-scheduler"])["containers"]
     for probe in ("readinessProbe", "livenessProbe"):
         assert container[probe]["httpGet"]["scheme"] == "HTTPS"
+        assert container[probe]["timeoutSeconds"] == 5
     mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
     assert mounts["secret"] == SECRET
     # Its account is no kube-scheduler then.

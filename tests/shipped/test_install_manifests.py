@@ -148,6 +148,7 @@ def test_the_pod_has_no_more_rights_than_it_needs_and_is_probed_where_it_answers
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
         get = container[probe]["httpGet"]
         assert f"{get['host']}:{get['port']}" == configuration.AgentConfig().http.address
+        assert container[probe]["timeoutSeconds"] == 5
     assert pod["automountServiceAccountToken"] is False
     assert not pod.get("hostPID")
     writable = [m["name"] for m in container["volumeMounts"] if not m.get("readOnly")]
@@ -777,6 +778,8 @@ def test_probes_follow_the_address() -> None:
     (container,) = documents["DaemonSet"]["spec"]["template"]["spec"]["containers"]
     asked = {"host": "127.0.0.1", "port": 9999, "scheme": "HTTPS", "path": "/readyz"}
     assert container["readinessProbe"]["httpGet"] == asked
+    probes = [one for key, one in container.items() if key.endswith("Probe")]
+    assert [one["timeoutSeconds"] for one in probes] == [5, 5, 5]
     off = helmed("--set", "config.http.address=off")
     (container,) = off["DaemonSet"]["spec"]["template"]["spec"]["containers"]
     assert not [key for key in container if key.endswith("Probe")]

@@ -201,7 +201,8 @@ def _page_file(data: bytes, kind: str, tag: str, request: Request) -> Response:
 class Connection:
     """Requests in, answers out; ``limit`` is the deadline of whatever is under way.
 
-    ``said`` is what the client has sent already.
+    ``said`` is what the client has sent already; ``turn`` returns when the next piece of an answer
+    may be made.
     """
 
     def __init__(
@@ -210,25 +211,32 @@ class Connection:
         writer: asyncio.StreamWriter,
         limit: asyncio.Timeout,
         said: bytes = b"",
+        turn: Callable[[], Awaitable[None]] = lambda: asyncio.sleep(0),
     ) -> None:
-        self._reader, self._writer, self._limit = reader, writer, limit
+        self._reader, self._writer, self._limit, self._turn = reader, writer, limit, turn
         self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEADER_BYTES)
         self._head: dict[bytes, bytes] = {}
         self._idle = False
         if said:
             self._h11.receive_data(said)
 
-    async def request(self, *, local: bool) -> Request | None:
-        """The next request without its body; None when the client has no more.
+    async def head(self) -> h11.Request | None:
+        """The next request as it came; None when the client has no more.
 
         Raises:
-            APIError: no server must answer it as if it were clear.
             h11.RemoteProtocolError: it is no HTTP.
         """
         while (event := self._h11.next_event()) is h11.NEED_DATA:
             await self._receive()
-        if not isinstance(event, h11.Request):
-            return None  # ConnectionClosed, or PAUSED after a protocol switch that we never accept
+        # Else ConnectionClosed, or PAUSED after a protocol switch that we never accept.
+        return event if isinstance(event, h11.Request) else None
+
+    def request(self, event: h11.Request, *, local: bool) -> Request:
+        """That request without its body.
+
+        Raises:
+            APIError: no server must answer it as if it were clear.
+        """
         self._head = {bytes(name): bytes(value) for name, value in event.headers}
         size = len(event.target) + sum(len(n) + len(v) + 4 for n, v in event.headers)
         if size > MAX_HEADER_BYTES:  # it came in one piece, so h11 did not have to wait for it
@@ -334,12 +342,9 @@ class Connection:
             if flush and self._reader.at_eof():
                 raise EOFError
             await self._drain()
-            # drain() returns at once while the buffer has room; give others their turn: the
-            # runtime (`nri_numa.agent.loop`), and then other clients. Once is not enough for these:
-            # what was scheduled before the loop looked at its sockets runs before what it found
-            # there, so a probe would wait for one more piece.
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
+            # drain() returns at once while the buffer has room: here the runtime has its turn
+            # (`nri_numa.agent.loop`), and other clients.
+            await self._turn()
 
     def next(self) -> bool:
         """Get ready for another request; False when the connection must be closed."""

@@ -6,6 +6,10 @@ the process pays for clients is bounded by the number of places, whatever they d
 there is no free one, a connection that waits between two requests makes room first, then one of the
 client that has more than its share. A newcomer without a place is in the *reserve* for a moment,
 where only probes are answered: a plugin under attack must not be restarted for it.
+
+Who waits in the kernel's queue cannot be told from a probe, so each round of the loop accepts
+whoever waits, up to `MAX_ACCEPTED`, and reads what they have said. A probe is answered at once;
+everything else takes `Turns`: one connection is begun in a round, and one request answered.
 """
 
 from __future__ import annotations
@@ -16,17 +20,18 @@ import errno
 import inspect
 import json
 import os
+import re
 import resource
 import socket
 import stat
 import time
 import traceback
 from asyncio import sslproto
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
+from typing import Final, cast
 
 import h11
 
@@ -39,11 +44,20 @@ from nri_numa.web.security import Certificate, host_is_expected
 log = get_logger("http")
 
 MAX_CONNECTIONS = 128
-MAX_RESERVE = 256
+MAX_RESERVE = 1024
+"""As many as the kernel's queue has: who is here with an ordinary request does not come again."""
 TLS_RESERVE: Final = 64
 """Places of the reserve behind TLS, where one byte is enough for a handshake."""
 PROBES: Final = frozenset(("/healthz", "/readyz"))
 """Open to everybody, and answered even when there is no place for anything else."""
+_PROBE_STARTS: Final = tuple(f"GET {path}".encode() for path in sorted(PROBES))
+_HEAD_END: Final = re.compile(rb"\n\r?\n")
+_PROBE: Final = re.compile(
+    rb"(?:%s)(?:\?[^ \r\n]*)? HTTP/1\.[01]\r?\n(?:[^\r\n]+\r?\n)*\r?\n" % b"|".join(_PROBE_STARTS)
+)
+"""All that the client of a probe says: whoever adds more requests is no kubelet."""
+MAX_ACCEPTED: Final = 64
+"""Connections in one round of the loop: 0.1 ms each."""
 PROBE_TIMEOUT: Final = 2.0
 """Seconds for everything, TLS handshake included, on a connection in the reserve."""
 GRACE: Final = 0.02
@@ -163,6 +177,50 @@ class Places:
         return next(p for p in self._ordinary if p.peer == peer)
 
 
+class Turns:
+    """One step of work in each round of the loop: what was begun first, then who asked first.
+
+    One and no more, because the agent's loop pays back a round's CPU time before the next one, and
+    that pause is bounded (`nri_numa.agent.loop`): what rounds cost beyond it would be forgiven.
+    """
+
+    def __init__(self) -> None:
+        self._begun: OrderedDict[Hashable, Callable[[], object]] = OrderedDict()
+        self._new: OrderedDict[Hashable, Callable[[], object]] = OrderedDict()
+        self._scheduled = False
+
+    def ask(self, who: Hashable, step: Callable[[], object], *, begun: bool = False) -> None:
+        """Call ``step`` in its turn, which is in the next round or later."""
+        (self._begun if begun else self._new)[who] = step
+        self._schedule()
+
+    def leave(self, who: Hashable) -> None:
+        """Take no turn after all; once more does no harm."""
+        self._begun.pop(who, None)
+        self._new.pop(who, None)
+
+    async def wait(self, *, begun: bool = False) -> None:
+        """Return in the caller's turn."""
+        turn = asyncio.Event()
+        self.ask(turn, turn.set, begun=begun)
+        try:
+            await turn.wait()
+        finally:
+            self.leave(turn)
+
+    def _schedule(self) -> None:
+        if not self._scheduled and (self._begun or self._new):
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._next)
+
+    def _next(self) -> None:
+        self._scheduled = False
+        if waiting := self._begun or self._new:
+            _, step = waiting.popitem(last=False)
+            self._schedule()
+            step()
+
+
 class Server:
     """Listens, and answers requests by its routes; a kind of server adds to `admit` and the like.
 
@@ -189,6 +247,7 @@ class Server:
             self._places.reserve = min(self._places.reserve, share)
         self._listeners: dict[socket.socket, asyncio.TimerHandle | None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._starts, self._answers = Turns(), Turns()
         self._exhausted_at = -EXHAUSTED_SAID_EVERY
         self._bodies = 0
         self.address: tuple[str, int] | None = None
@@ -267,24 +326,35 @@ class Server:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _accept(self, listener: socket.socket) -> None:
-        """Take one connection; those that are there have their turn before the next one."""
-        loop = asyncio.get_running_loop()
-        try:
-            sock, peer = listener.accept()
-        except OSError as error:
-            if error.errno in EXHAUSTED:
-                self._exhausted(error)
-                self._pause(listener, EXHAUSTED_RETRY)
-            return  # or the client left the queue
+        """Take whoever waits, up to `MAX_ACCEPTED`.
+
+        A probe in the reserve has 16 rounds until newcomers end it. Behind TLS it is known after
+        the handshake, 2 ms of CPU time: there the next one waits for its round.
+        """
+        most = min(MAX_ACCEPTED, max(1, self._places.reserve // 16))
+        for _ in range(1 if self._certificate and listener.family != socket.AF_UNIX else most):
+            try:
+                sock, peer = listener.accept()
+            except OSError as error:
+                if error.errno in EXHAUSTED:
+                    self._exhausted(error)
+                    self._pause(listener, EXHAUSTED_RETRY)
+                break  # nobody waits, or the client left the queue
+            self._seat(sock, str(peer[0]) if peer else LOCAL)
+            if pause := self._places.pause():
+                self._pause(listener, pause)
+                break
+        self.connected(len(self._places), crowded=self._places.crowded)
+
+    def _seat(self, sock: socket.socket, peer: str) -> None:
+        """Give a place to a connection."""
         sock.setblocking(False)
-        place = self._places.take(str(peer[0]) if peer else LOCAL)
+        place = self._places.take(peer)
         place.close = partial(self._hang_up, sock, place)
+        loop = asyncio.get_running_loop()
         place.timer = loop.call_at(_deadline(place), place.close)
         loop.add_reader(sock, self._first_bytes, sock, place)
         self._first_bytes(sock, place)  # a client that is in earnest has made its request by now
-        self.connected(len(self._places), crowded=self._places.crowded)
-        if pause := self._places.pause():
-            self._pause(listener, pause)
 
     def _pause(self, listener: socket.socket, seconds: float) -> None:
         loop = asyncio.get_running_loop()
@@ -307,30 +377,39 @@ class Server:
         """Nothing is made for a connection before its client has said something.
 
         In the reserve it must be a whole request, as far as that can be read: thousands may come
-        there one after the other.
+        there one after the other. So must a probe, which begins without waiting for a turn.
         """
-        whole = place.reserve and not self._tls(place)
+        tls = self._tls(place)
         try:
-            said = sock.recv(LONGEST_PROBE) if whole else sock.recv(1, socket.MSG_PEEK)
+            said = sock.recv(1, socket.MSG_PEEK) if tls else sock.recv(LONGEST_PROBE)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
             said = b""
-        if whole:
+        if not tls:
             place.said += said
-        if not said or len(place.said) >= LONGEST_PROBE:
+        whole = _HEAD_END.search(place.said) or len(place.said) >= LONGEST_PROBE
+        if not said or (place.reserve and len(place.said) >= LONGEST_PROBE):
             self._hang_up(sock, place)
-        elif not whole or b"\r\n\r\n" in place.said:
+        elif tls or _PROBE.fullmatch(place.said):
+            self._begin(sock, place)
+        elif whole or not (place.reserve or _can_be_probe(place.said)):
             asyncio.get_running_loop().remove_reader(sock)
-            if place.timer is not None:
-                place.timer.cancel()
-            task = asyncio.create_task(self._serve(sock, place))
-            place.close = task.cancel
-            self._tasks.add(task)
-            task.add_done_callback(lambda task: self._ended(task, sock, place))
+            self._starts.ask(place, partial(self._begin, sock, place))
+
+    def _begin(self, sock: socket.socket, place: Place) -> None:
+        """Serve a connection whose client has said something."""
+        asyncio.get_running_loop().remove_reader(sock)
+        if place.timer is not None:
+            place.timer.cancel()
+        task = asyncio.create_task(self._serve(sock, place))
+        place.close = task.cancel
+        self._tasks.add(task)
+        task.add_done_callback(lambda task: self._ended(task, sock, place))
 
     def _hang_up(self, sock: socket.socket, place: Place) -> None:
-        """End a connection that has said too little."""
+        """End a connection that has said too little, or had no turn in time."""
+        self._starts.leave(place)
         asyncio.get_running_loop().remove_reader(sock)
         sock.close()
         self.dropped()
@@ -358,11 +437,10 @@ class Server:
         try:
             async with asyncio.timeout_at(_deadline(place)) as limit:
                 reader, writer = await self._streams(sock, tls=self._tls(place))
-                connection = Connection(reader, writer, limit, place.said)
-                while await self._exchange(connection, place):  # noqa: ASYNC110  # no polling
-                    # Requests that are there already would be answered without a pause otherwise:
-                    # here the runtime has its turn, and other clients.
-                    await asyncio.sleep(0)
+                turn = partial(self._answers.wait, begun=True)
+                connection = Connection(reader, writer, limit, place.said, turn)
+                while await self._exchange(connection, place):
+                    pass
         except TimeoutError as error:
             self.dropped()  # too slow: its loss, and nothing to report
             _forget(error)
@@ -371,6 +449,7 @@ class Server:
         except asyncio.CancelledError as error:
             if writer is not None:
                 writer.transport.abort()
+                writer = None
             _forget(error)
             raise
         finally:
@@ -384,18 +463,28 @@ class Server:
         loop = asyncio.get_running_loop()
         context = self._certificate.current() if tls and self._certificate is not None else None
         reader = asyncio.StreamReader(limit=protocol.MAX_HEADER_BYTES)
-        streams = asyncio.StreamReaderProtocol(reader)
-        transport, _ = await loop.connect_accepted_socket(lambda: streams, sock, ssl=context)
+        streams = _Streams(reader)
+        try:
+            transport, _ = await loop.connect_accepted_socket(lambda: streams, sock, ssl=context)
+        except asyncio.CancelledError:
+            # asyncio waits for the client's good-bye where the handshake is over already.
+            if streams.transport is not None:
+                streams.transport.abort()
+            raise
         return reader, asyncio.StreamWriter(transport, streams, reader, loop)
 
     async def _exchange(self, connection: Connection, place: Place) -> bool:
         """One request and its answer; False when the connection is finished."""
         request: Request | None = None
         try:
-            request = await connection.request(local=place.peer == LOCAL)
+            event = await connection.head()
             place.idle_since = None
-            if request is None:
+            if event is None:
                 return False
+            # Without a turn: the only request of the reserve, which had one, and a probe.
+            if place.answered or not (place.reserve or _path_of(event) in PROBES):
+                await self._answers.wait()
+            request = connection.request(event, local=place.peer == LOCAL)
             try:
                 if place.reserve and request.path not in PROBES:
                     raise protocol.too_many("connections")
@@ -449,6 +538,17 @@ class Server:
             yield
         finally:
             self._bodies -= size
+
+
+class _Streams(asyncio.StreamReaderProtocol):
+    """Knows its transport from the moment it has one."""
+
+    transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """As in the base class."""
+        self.transport = cast(asyncio.Transport, transport)
+        super().connection_made(transport)
 
 
 class Site(Server):
@@ -520,6 +620,15 @@ def unix_listener(path: str) -> socket.socket:
         sock.listen(BACKLOG)
         made.pop_all()
     return sock
+
+
+def _can_be_probe(said: bytes) -> bool:
+    """Whether this may be the beginning of a probe."""
+    return any(start[: len(said)] == said[: len(start)] for start in _PROBE_STARTS)
+
+
+def _path_of(event: h11.Request) -> str:
+    return event.target.partition(b"?")[0].decode("latin-1")
 
 
 def _deadline(place: Place) -> float:

@@ -9,6 +9,7 @@ import http.client
 import os
 import ssl
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -165,3 +166,32 @@ async def test_silent_clients_do_not_get_as_far_as_tls(
         writer.close()
         for _, other in silent:
             other.close()
+
+
+@in_loop
+async def test_a_probe_overtakes_clients_that_never_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each has hundreds of requests there; nothing is wrong where one loses its place."""
+    monkeypatch.setattr(server_module, "MAX_CONNECTIONS", 24)
+    make_certificate(tmp_path, "first")
+    context = ssl.create_default_context(cafile=str(tmp_path / "cert.pem"))
+    request = b"GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    async with serving(**certified(tmp_path)) as (server, address), AsyncExitStack() as stack:
+        counted = server._metrics.http_requests.labels("/v1/status", "200")._value
+        for _ in range(24):
+            _, writer = await asyncio.open_connection(*address, ssl=context, limit=1)
+            writer.write(request % b"/v1/status" * 300)
+            stack.callback(writer.transport.abort)
+        before = counted.get()
+        reader, writer = await asyncio.open_connection(*address, ssl=context)
+        stack.callback(writer.transport.abort)
+        writer.write(request % b"/healthz")
+        assert (await reader.readline()).split()[1] == b"200"
+        assert counted.get() - before <= 60  # one in a round; 24 in each were 250
+        for _ in range(4):  # of another address: it has fewer connections
+            other = await asyncio.open_connection(
+                *address, ssl=context, local_addr=("127.0.0.2", 0)
+            )
+            stack.callback(other[1].transport.abort)
+    assert not [one for one in caplog.records if one.levelname == "ERROR"]

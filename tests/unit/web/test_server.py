@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import json
 import os
@@ -20,6 +21,7 @@ from nri_numa.observe.metrics import Metrics
 from nri_numa.web import api, protocol
 from nri_numa.web import server as server_module
 from nri_numa.web.api import AgentServer, SharedScrape
+from nri_numa.web.protocol import Request
 from nri_numa.web.responses import Assignment, NodeUse, Readiness
 from tests.beds.http_view import (
     FakeView,
@@ -351,15 +353,77 @@ async def test_pipelined_requests_take_turns_with_those_of_others() -> None:
         assert view.asked < 300
 
 
+@contextlib.contextmanager
+def unread(where: tuple[str, int] | str, count: int, said: bytes) -> Iterator[socket.socket]:
+    """The last of clients that say something and read no answer; they connect at once."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(count):
+            kind = socket.AF_UNIX if isinstance(where, str) else socket.AF_INET
+            client = stack.enter_context(socket.socket(kind))
+            client.connect(where)
+            client.sendall(said)
+        client.setblocking(False)
+        yield client
+
+
+class Watched(AgentServer):
+    """Counts its answers."""
+
+    count = 0
+
+    def answered(self, request: Request | None, status: int) -> None:
+        self.count += 1
+        super().answered(request, status)
+
+
+@pytest.mark.parametrize("unix", [False, True])
+@pytest.mark.parametrize("begun", [0, 50])
+@pytest.mark.parametrize(
+    "said",
+    [
+        asked(b"/healthz") * 60,  # no kubelet asks twice at once
+        asked(b"/v1/status"),
+        asked(b"/v1/assignments"),
+        b"GET /v1/status HTTP/1.1\r\n",  # and no end of it
+        b"HELO\r\n\r\n",
+    ],
+)
+@in_loop
+async def test_a_probe_overtakes_whoever_waits(
+    tmp_path: Path, said: bytes, begun: int, unix: bool
+) -> None:
+    """Polite or not, in the kernel's queue or in the midst of answers: few are answered first."""
+    path = str(tmp_path / "http.sock")
+    config = HTTP(address="127.0.0.1:0", socket=path)
+    view = FakeView([assignment(n) for n in range(500)])
+    server = Watched(config, view, Metrics("0"), version="0")
+    await server.start()
+    while not Path(path).exists():
+        await asyncio.sleep(0)
+    where = path if unix else server.address or ("", 0)
+    with unread(where, 200, said):
+        for _ in range(begun):
+            await asyncio.sleep(0)
+        before = server.count
+        with unread(where, 1, asked(b"/healthz")) as probe:
+            answer = await asyncio.get_running_loop().sock_recv(probe, 100)
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert server.count - before <= 20
+    await server.stop()
+
+
 @in_loop
 async def test_it_is_crowded_while_newcomers_have_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """And not after the end of a server: its successor begins without hurry."""
     crowded: list[bool] = []
     monkeypatch.setattr(server_module, "MAX_CONNECTIONS", 2)
     async with serving(more={"crowded": crowded.append}) as (server, address):
-        many = [socket.create_connection(address) for _ in range(3)]
+        many = [socket.create_connection(address) for _ in range(2)]
+        await has_places(server, 2)
+        assert crowded[-1] is False
+        many.append(socket.create_connection(address))
         await has_places(server, 3)
-        assert crowded == [False, False, True]
+        assert crowded[-1] is True
     assert crowded[-1] is False
     for one in many:
         one.close()

@@ -84,6 +84,10 @@ PARTS: dict[str, tuple[str, Callable[[bool], str]]] = {
         "Attacks on the HTTP side",
         lambda quick: asyncio.run(attacks.measure(rounds=150 if quick else 400)),
     ),
+    "probes": (
+        "Probes while hundreds of clients ask",
+        lambda quick: asyncio.run(attacks.measure_probes(rounds=150 if quick else 400)),
+    ),
     "extender": (
         "The scheduler's extender: 5,000 nodes with 4 NUMA nodes and 20 pods each",
         lambda quick: extender.measure(quick=quick),

@@ -2,8 +2,7 @@
 
 The runtime waits two seconds as containerd does, so a plugin that is kept busy is dropped here as
 it would be there; with 10,000 containers it waits longer, to see how long Synchronize takes. Beside
-the creates a liveness probe asks, over a new connection each time and with the kubelet's default of
-one second to answer.
+the creates a liveness probe asks, over a new connection each time.
 """
 
 from __future__ import annotations
@@ -41,6 +40,8 @@ TOKEN = "0123456789abcdef0123456789abcdef"  # of a plugin that lives for a minut
 PAUSE = 0.02
 LIMIT = 30.0
 """Seconds after which a case ends, however many creates it got through."""
+PROBE_TIMEOUT = 5.0
+"""Seconds that a probe waits, as those of our manifests."""
 SYNCHRONIZATIONS = 3
 
 
@@ -52,7 +53,8 @@ class Seen:
     created: int = 0
     placed: int = 0
     dropped: int = 0
-    probes: int = 0
+    probes: list[float] = field(default_factory=list)
+    """Seconds of each probe; `PROBE_TIMEOUT` without an answer."""
     answered: int = 0
     rss: int = 0
     fds: int = 0
@@ -121,7 +123,7 @@ def _unverified() -> ssl.SSLContext:
 async def _probe(port: int, tls: bool) -> bool:
     """A liveness probe as the kubelet makes one."""
     try:
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(PROBE_TIMEOUT):
             reader, writer = await asyncio.open_connection(
                 "127.0.0.1", port, ssl=_unverified() if tls else None
             )
@@ -136,9 +138,11 @@ async def _probe(port: int, tls: bool) -> bool:
 
 async def _probes(seen: Seen, port: int, tls: bool) -> None:
     while True:
-        seen.answered += await _probe(port, tls)
-        seen.probes += 1
-        await asyncio.sleep(0.5)
+        before = time.perf_counter()
+        answered = await _probe(port, tls)
+        seen.answered += answered
+        seen.probes.append(time.perf_counter() - before if answered else PROBE_TIMEOUT)
+        await asyncio.sleep(0.1)
 
 
 def _look(seen: Seen, one: Bed) -> None:
@@ -212,11 +216,18 @@ async def _case(one: Bed, kind: str, rounds: int, shape: Shape, *, tls: bool, sy
 
 
 async def _cases(
-    directory: Path, residents: int, kinds: tuple[str, ...], rounds: int, *, tls: bool
+    directory: Path,
+    residents: int,
+    kinds: tuple[str, ...],
+    rounds: int,
+    *,
+    tls: bool,
+    guarded: bool,
+    checkout: Path = REPOSITORY,
 ) -> AsyncIterator[tuple[str, Seen]]:
     token, config = directory / "token", directory / "config.yaml"
     token.write_text(TOKEN)
-    text = f"http: {{tokenFile: {token}}}\n" if residents < 1000 else "{}\n"
+    text = f"http: {{tokenFile: {token}}}\n" if guarded else "{}\n"
     if tls:
         command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt"]
         command += ["ec_paramgen_curve:P-256", "-nodes", "-days", "2", "-subj", "/CN=bench"]
@@ -231,6 +242,7 @@ async def _cases(
         http=True,
         before=_populate(residents, PLAIN),
         request_timeout=2 if residents < 1000 else 20,
+        checkout=checkout,
     ) as one:
         while not await _probe(one.port, tls):
             await asyncio.sleep(0.2)
@@ -258,10 +270,48 @@ NAMES = {
     "burns1": "control: a program that burns one CPU",
     "burns2": "control: two programs that burn one CPU each",
 }
+POLITE = ("ask200", "ask800", "unread", "unread-probes")
+NAMES |= {
+    "ask200": "200 clients ask GET /v1/status again when answered",
+    "ask800": "800 clients do that",
+    "unread": "800 pipeline GET /v1/status and never read",
+    "unread-probes": "800 pipeline GET /healthz and never read",
+    "ask200-tls": "200 clients ask GET /v1/status again when answered",
+}
 ATTACKS = ("", "pipeline", "unauthorized", "connections", "slow", "")
 CONTROLS = ("connections@drops", "connections@silent", "burns1", "burns2")
 """The same load on the machine without a connection to us: what attackers and the kernel take of
 the CPUs is theirs, and a plugin cannot give it back."""
+
+
+HEAD = (
+    "node", "meanwhile", "placed", "p50 ms", "p99 ms", "p99 × quiet", "dropped", "probes",
+    "probe p50 ms", "probe p99 ms", "RSS MiB", "fds", "log lines", "HTTP CPUs", "Synchronize ms",
+)  # fmt: skip
+
+
+def _row(title: str, kind: str, seen: Seen, quiet: float) -> list[object]:
+    """A line of the table; ``quiet`` is the p99 without an attack, if it is known."""
+    row: list[object] = [title, NAMES[kind], f"{seen.placed} of {seen.created}"]
+    if seen.seconds:
+        s = summary(seen.seconds)
+        row += [ms(s.p50, 2), ms(s.p99, 2), f"{s.p99 / (quiet or s.p99):.1f}"]
+    else:
+        row += ["", "", ""]
+    probes = summary(seen.probes)
+    row += [
+        seen.dropped,
+        f"{seen.answered} of {probes.count}",
+        ms(probes.p50),
+        ms(probes.p99),
+        f"{seen.rss / 2**20:.0f}",
+        seen.fds,
+        max(0, seen.lines),
+        f"{seen.beside:.2f}",
+        " ".join(seen.synchronize),
+    ]
+    print(row, file=sys.stderr, flush=True)
+    return row
 
 
 async def measure(*, rounds: int = 400) -> str:
@@ -272,29 +322,31 @@ async def measure(*, rounds: int = 400) -> str:
         ("10,000 containers", 10_000, False, ("", "scrapers", "")),
     )
     for title, residents, tls, kinds in beds:
-        quiet = 0.0
+        quiet, guarded = 0.0, residents < 1000 and not tls
         with scratch() as directory:
-            async for kind, seen in _cases(Path(directory), residents, kinds, rounds, tls=tls):
-                row: list[object] = [title, NAMES[kind], f"{seen.placed} of {seen.created}"]
+            cases = _cases(Path(directory), residents, kinds, rounds, tls=tls, guarded=guarded)
+            async for kind, seen in cases:
+                rows.append(_row(title, kind, seen, quiet))
                 if seen.seconds:
-                    s = summary(seen.seconds)
-                    quiet = quiet or s.p99
-                    row += [ms(s.p50, 2), ms(s.p99, 2), f"{s.p99 / quiet:.1f}"]
-                else:
-                    row += ["", "", ""]
-                row += [
-                    seen.dropped,
-                    f"{seen.answered} of {seen.probes}",
-                    f"{seen.rss / 2**20:.0f}",
-                    seen.fds,
-                    max(0, seen.lines),
-                    f"{seen.beside:.2f}",
-                    " ".join(seen.synchronize),
-                ]
-                rows.append(row)
-                print(row, file=sys.stderr, flush=True)
-    head = (
-        "node", "meanwhile", "placed", "p50 ms", "p99 ms", "p99 × quiet", "dropped", "probes",
-        "RSS MiB", "fds", "log lines", "HTTP CPUs", "Synchronize ms",
-    )  # fmt: skip
-    return table(head, rows)
+                    quiet = quiet or summary(seen.seconds).p99
+    return table(HEAD, rows)
+
+
+async def measure_probes(*, rounds: int = 400) -> str:
+    """Many polite clients and many that never read, and how long a probe waits meanwhile.
+
+    ``BENCH_BEFORE`` is a checkout of an earlier version; it is measured first, with the same loads.
+    """
+    rows = []
+    before = os.environ.get("BENCH_BEFORE")
+    versions = {"before": Path(before)} if before else {}
+    for version, checkout in (versions | {"now": REPOSITORY}).items():
+        for tls in (False, True):
+            kinds = ("", "ask200-tls", "") if tls else ("", *POLITE, "")
+            title = f"{version}, TLS" if tls else version
+            with scratch() as directory:
+                async for kind, seen in _cases(
+                    Path(directory), 100, kinds, rounds, tls=tls, guarded=False, checkout=checkout
+                ):
+                    rows.append(_row(title, kind, seen, 0.0))
+    return table(HEAD, rows)

@@ -83,9 +83,9 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def environment() -> dict[str, str]:
+def environment(checkout: Path = REPOSITORY) -> dict[str, str]:
     kept = {key: value for key, value in os.environ.items() if not key.startswith("NRI_NUMA_")}
-    return {**kept, "PYTHONPATH": str(REPOSITORY)}
+    return {**kept, "PYTHONPATH": str(checkout)}
 
 
 def real_command(socket: Path, state: Path, sysfs: Path, *more: str) -> list[str]:
@@ -112,6 +112,7 @@ async def bed(
     http: bool = False,
     before: Callable[[EmbeddedRuntime], Awaitable[None]] | None = None,
     request_timeout: float = 30,  # a busy machine must not end the measurement
+    checkout: Path = REPOSITORY,
 ) -> AsyncIterator[Bed]:
     """Start a runtime and one plugin; the plugin is active when this yields.
 
@@ -123,6 +124,7 @@ async def bed(
         http: serve the API, on a port that was free a moment ago.
         before: puts something onto the node before the plugin starts.
         request_timeout: seconds the runtime waits for an answer.
+        checkout: where the plugin's code is.
     """
     directory.mkdir(parents=True, exist_ok=True)
     sysfs = directory / "machine"
@@ -147,7 +149,7 @@ async def bed(
         started = time.perf_counter()
         with log.open("wb") as output:
             process = await asyncio.create_subprocess_exec(
-                *command, cwd=REPOSITORY, env=environment(), stdout=output, stderr=output
+                *command, cwd=checkout, env=environment(checkout), stdout=output, stderr=output
             )
         try:
             active = asyncio.ensure_future(runtime.wait_for_plugin(limit=60))

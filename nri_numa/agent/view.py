@@ -31,6 +31,7 @@ from nri_numa.engine.decision import Machine, Reading
 from nri_numa.engine.explain.explanation import of_allocation, of_refusal
 from nri_numa.engine.explain.sentences import actual_text, displaced_text, late_text, sentences
 from nri_numa.engine.others import KUBELETS, granted_names, shown_kind
+from nri_numa.engine.resync import is_undecided
 from nri_numa.engine.room import freed_by_moving
 from nri_numa.engine.state import Allocation, Kind, NodeState, displaced, effective_cpus
 from nri_numa.model.cpuset import NO_CPUS, CPUSet, NUMASet
@@ -590,7 +591,7 @@ def zones_document(
     pins = kubelet if kubelet is not None and kubelet.pins else None
     topology, settings = machine.topology, machine.settings
     defaults = settings.defaults
-    charged = {(a.pod_uid, a.container) for a in state.allocations.values() if a.charges}
+    charged = {(a.pod_uid, a.container) for a in state.allocations.values() if _is_decided(a)}
     pods = dict.fromkeys(coming, QoSClass.GUARANTEED.value)
     pods |= {(a.namespace, a.pod): a.qos.value for a in state.allocations.values()}
     pool = state.pool(topology, settings)
@@ -656,6 +657,18 @@ def zones_document(
         ),
         charged=tuple(shown.ZoneContainer(pod_uid=uid, name=name) for uid, name in sorted(charged)),
     )
+
+
+def _is_decided(allocation: Allocation) -> bool:
+    """Whether a container is counted that asked for NUMA nodes, be it with nothing.
+
+    Who waits until it is counted would wait for ever for one that needs nothing, or that started
+    unpinned. Ordinary ones ask for nothing: hundreds of names for nobody.
+    """
+    if allocation.charges:
+        return True
+    unpinned = allocation.kind is Kind.UNBOUND and allocation.policy is Policy.NONE
+    return not (unpinned and allocation.preferred) and not is_undecided(allocation)
 
 
 def _by_numa_node(counts: Counted | None) -> dict[int, tuple[shown.ZoneDevices, ...]]:

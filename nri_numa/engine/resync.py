@@ -408,6 +408,11 @@ def _as_it_runs(
     return container, held
 
 
+def is_undecided(allocation: Allocation) -> bool:
+    """Whether no decision was made yet about a container that runs."""
+    return _NO_TIME in allocation.reason
+
+
 def _undecided(
     pool: CPUSet,
     shared: Collection[CPUSet],
@@ -437,7 +442,7 @@ def _keep(
     strangers: list[Container] = []
     for container_id, container in live.items():
         allocation = prior.allocations.get(container_id)
-        if allocation is not None and _NO_TIME in allocation.reason:
+        if allocation is not None and is_undecided(allocation):
             allocation = None
         doubt = 0
         if allocation is None and marker in container.annotations:

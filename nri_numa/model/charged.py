@@ -14,7 +14,7 @@ from hashlib import blake2b
 from typing import Final
 
 CHARGED: Final = "charged"
-"""Attribute of a NodeResourceTopology, below the prefix."""
+"""Attribute of a NodeResourceTopology, below the prefix; empty where nothing is counted yet."""
 _BYTES: Final = 8
 
 

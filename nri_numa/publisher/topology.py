@@ -91,8 +91,10 @@ def contents(prefix: str, found: Zones) -> Object:
         f"{prefix}/free-exclusive-cpus": found.free_exclusive_cpus,
         # Tells a NUMA node without devices from one whose devices are not known.
         f"{prefix}/devices": None if devices is None else "unknown" if devices else "counted",
-        # Which containers the numbers count.
-        f"{prefix}/{CHARGED}": marks((one.pod_uid, one.name) for one in found.charged) or None,
+        # Which containers the numbers count; empty for none, which tells it from not saying it.
+        f"{prefix}/{CHARGED}": None
+        if found.charged is None
+        else marks((one.pod_uid, one.name) for one in found.charged),
     }
     sockets = sorted({zone.socket for zone in found.zones if zone.socket is not None})
     return {

@@ -541,8 +541,10 @@ class Zones(Document, frozen=True, kw_only=True):
         "sandbox on, before anything of them is charged.",
     ]
     charged: Annotated[
-        tuple[ZoneContainer, ...], "Containers whose CPUs or memory are not left, ordered."
-    ] = ()
+        tuple[ZoneContainer, ...] | None,
+        "Containers that the numbers count, ordered: all that asked for NUMA nodes, also with "
+        "nothing; null from an agent that does not say it.",
+    ] = None
     devices_problem: Annotated[
         str | None,
         "Why the kubelet's devices are not known, as a sentence; empty when they "

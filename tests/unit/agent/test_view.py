@@ -7,14 +7,15 @@ from msgspec import UNSET, to_builtins
 from msgspec.structs import replace
 
 from nri_numa.agent.serving import About
-from nri_numa.agent.view import LiveView
+from nri_numa.agent.view import LiveView, zones_document
 from nri_numa.engine.decision import Machine, Reading
 from nri_numa.engine.explain import sentences
-from nri_numa.engine.resync import Correction
+from nri_numa.engine.resync import Correction, resync
+from nri_numa.engine.state import NodeState
 from nri_numa.errors import CheckpointError
 from nri_numa.model.cpuset import CPUSet
 from nri_numa.model.settings import Settings
-from nri_numa.model.workload import KubeletGrants
+from nri_numa.model.workload import KubeletGrants, QoSClass
 from nri_numa.observe.metrics import Metrics
 from nri_numa.web.responses import Assignment, Link
 from tests.beds.views import live_view
@@ -221,6 +222,23 @@ def test_zones_are_counted_and_name_whose_pods_are_charged(bed: Bed) -> None:
     bed.link = replace(bed.link, state="active", detail="")
     bed.agent.observe = True
     assert not bed.view.zones().ready
+
+
+def test_who_asked_is_named_as_counted_also_with_nothing() -> None:
+    """Who waits for that gives its NUMA nodes to others; one not decided about may need them."""
+    made = Bed()
+    made.create("plain")
+    made.create("left", cpus_limit=400, **{"policy": "single-numa-node", "on-failure": "unpinned"})
+    nothing = pod("nothing", {"policy": "restricted"}, qos=QoSClass.BEST_EFFORT)
+    made.agent.create_container(nothing, container(nothing, "server"))
+    counted = {one.pod_uid for one in made.view.zones().charged or ()}
+    assert counted == {"uid-left", "uid-nothing"}
+    strangers = [pod("stranger", {"policy": "restricted"})]
+    waiting = resync(
+        made.machine, NodeState(), strangers,
+        [container(strangers[0], "server", resources(2, 0.25))], in_time=lambda: False,
+    )  # fmt: skip
+    assert zones_document(made.machine, waiting.state, None).charged == ()
 
 
 def test_changes_are_told_until_the_listener_leaves(bed: Bed) -> None:

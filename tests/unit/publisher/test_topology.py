@@ -71,6 +71,7 @@ def test_an_empty_machine() -> None:
         "nodeTopologyPodsFingerprintMethod": "with-exclusive-resources",
         "x.io/free-exclusive-cpus": "31",
         "x.io/agent": "ready",
+        "x.io/charged": "",
     }
 
 
@@ -212,17 +213,16 @@ def test_an_agent_that_is_gone_keeps_its_numbers() -> None:
 
 
 def test_who_is_counted_is_named_beside_the_numbers() -> None:
-    """By UID of the pod and name of the container; who takes nothing is not."""
+    """By UID of the pod and name of the container; who asks for nothing is not."""
     world = World(machines.snc_smt(), Settings())
-    assert f"x.io/{CHARGED}" not in values(contents("x.io", said(world))["attributes"])
     one, other = pod("a", {"policy": "single-numa-node"}), pod("b", qos=QoSClass.BEST_EFFORT)
     world.create(one, container(one, wants=resources(2, 1)))
     world.create(other, container(other))
     assert [(each.pod_uid, each.name) for each in said(world).charged] == [(one.uid, "app")]
     found = values(contents("x.io", said(world))["attributes"])
     assert found[f"x.io/{CHARGED}"] == mark(one.uid, "app")
-    # An agent of an earlier version names nobody.
-    earlier = replace(said(world), charged=(), free_exclusive_cpus=None)
+    # An agent of an earlier version does not say whom it counts.
+    earlier = replace(said(world), charged=None, free_exclusive_cpus=None)
     attributes = values(contents("x.io", earlier)["attributes"])
     assert not attributes.keys() & {f"x.io/{CHARGED}", "x.io/free-exclusive-cpus"}
 

@@ -164,7 +164,8 @@ class Refused(Evictor[RefusedPod]):
         super().tick(now, wall)
         for name in self._fresh.stale(now):
             self._nodes.silence(name)
-        self._nodes.expire(now)
+        for hold in self._nodes.due(now):
+            self._nodes.release(hold.uid)
 
     # --- pods in the phase Running ----------------------------------------------------------------
 

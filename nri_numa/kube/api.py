@@ -482,8 +482,9 @@ class Watch:
         self.failing: float | None = None
 
     async def run(self) -> None:
-        """Follow until cancelled."""
+        """Follow until cancelled, from a list that begins now."""
         version, failures, gone = "", 0, 0
+        self._token, self._found = "", set()
         while True:
             least = 0.0
             try:
@@ -530,7 +531,9 @@ class Watch:
         async for metadata, items in pages:
             version = str(metadata.get("resourceVersion") or version)
             for number, document in enumerate(items):
-                self._found.add(self._key(document))
+                key = self._key(document)
+                self._found.add(key)
+                self._keys.add(key)  # where this list is not read to its end
                 self._watched.put(document)
                 if not number % 100:
                     await asyncio.sleep(0)  # questions are answered meanwhile

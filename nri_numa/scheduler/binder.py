@@ -22,7 +22,7 @@ from nri_numa.scheduler.nodes import Hold, Nodes
 from nri_numa.scheduler.pod_reader import PodReader
 from nri_numa.scheduler.pod_request import PodRequest
 from nri_numa.scheduler.protocol import Binding
-from nri_numa.scheduler.watcher import HOLD_LIMIT, PodWatcher
+from nri_numa.scheduler.watcher import LONGEST_PAUSE, PodWatcher
 
 log = get_logger("scheduler")
 
@@ -66,6 +66,10 @@ class Binder:
         self._running[binding.uid] = binding.node, task
         task.add_done_callback(lambda _: self._running.pop(binding.uid, None))
         return await asyncio.shield(task)
+
+    async def finish(self) -> None:
+        """Wait for the bindings that are under way; each ends by its time-outs."""
+        await asyncio.gather(*(task for _, task in self._running.values()), return_exceptions=True)
 
     async def _bind(self, binding: Binding) -> str:
         deadline = asyncio.get_running_loop().time() + self._timeout
@@ -137,7 +141,7 @@ class Binder:
                 places=places,
                 charge=found.charge,
                 since=now,
-                until=now + HOLD_LIMIT,
+                until=now + LONGEST_PAUSE,
             )
         )
         return ""

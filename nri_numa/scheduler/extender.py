@@ -54,8 +54,10 @@ PROBE: Final = 4.0
 """Seconds between two questions whether the API server answers."""
 SILENT: Final = 10.0
 """Seconds without the API server after which we are not ready."""
-CATCH_UP: Final = 1.0
-"""Seconds from the begin of leading until we bind: what the last leader wrote has come by then."""
+QUIET: Final = 1.0
+"""Seconds without a question after which another replica may have been asked meanwhile, where there
+is no Lease: kube-schedulers take longer for two changes of their leader (their retryPeriod is 2 s).
+"""
 _SECONDS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0, 5.0)
 KINDS: Final = ("noderesourcetopologies", "pods")
 """What is watched, as metrics name it."""
@@ -90,6 +92,9 @@ class SchedulerMetrics(ServiceMetrics):
         )
         self.held = self.gauge("held_pods", "Pods whose NUMA nodes are held.")
         self.oldest = self.gauge("oldest_hold_seconds", "Age of the oldest of these.")
+        self.uncounted = self.gauge(
+            "uncounted_pods", "Those that started a minute ago and that their nodes do not count."
+        )
         self.leader = self.gauge("leader", "Whether this replica binds.")
         self.synced = self.gauge("synced", "Whether nodes and pods were read.")
         self.age = self.gauge(
@@ -167,13 +172,17 @@ class Extender:
             self.api, PODS, self.pod_watcher, fields=PENDING, key=uid_of, aged=pods, clock=clock
         )
         self._sampled: dict[tuple[object, ...], tuple[PodRequest, list[str]]] = {}
-        self._answered = clock()
+        self._answered = self._asked = clock()
+        self._elected = asyncio.Event()
+        if self.election is not None:
+            self.election.changed = self._leads_or_not
         self.port = 0
 
     # --- the verbs --------------------------------------------------------------------------------
 
     async def filter(self, body: bytes) -> bytes:
         """Which of the nodes have room."""
+        self._note_question()
         question = protocol.question(body)
         request = self.reader.request(question.pod)
         if not request.nothing and (problem := self._not_synced()):
@@ -233,6 +242,7 @@ class Extender:
 
     async def bind(self, body: bytes) -> bytes:
         """Bind a pod to the node that was chosen."""
+        self._note_question()
         binding = protocol.binding(body)
         problem = self.not_ready() or await self.binder.bind(binding)
         if problem:
@@ -244,6 +254,12 @@ class Extender:
                 problem=problem,
             )
         return protocol.error(problem)
+
+    def _note_question(self) -> None:
+        """kube-scheduler asks, and nobody says whether another replica was asked before."""
+        before, self._asked = self._asked, self._clock()
+        if self.election is None and self._asked - before > QUIET:
+            self.pod_watcher.read_anew()
 
     # --- readiness --------------------------------------------------------------------------------
 
@@ -267,8 +283,6 @@ class Extender:
             return election.problem or (
                 f"another replica leads: {election.holder or 'none is elected yet'}"
             )
-        if election is not None and self._clock() - election.since < CATCH_UP:
-            return "leads since a moment ago"
         return self._not_synced()
 
     def unready(self) -> str:
@@ -306,6 +320,7 @@ class Extender:
         holds = self.nodes.holds
         metrics.held.set(len(holds))
         metrics.oldest.set(max((now - hold.since for hold in holds.values()), default=0))
+        metrics.uncounted.set(len(self.nodes.late(now)))
         metrics.leader.set(self.leads())
         metrics.synced.set(not self._not_synced())
         for kind, watch in zip(KINDS, (self.topologies, self.pods), strict=True):
@@ -385,16 +400,17 @@ class Extender:
             self.port = server.port
             log.info("listening", address=section.address, tls=self._certificate is not None)
             async with asyncio.TaskGroup() as group:
-                group.create_task(self.topologies.run())
-                group.create_task(self._follow_pods())
+                group.create_task(self._follow())
                 if self.election is not None:
                     group.create_task(self.election.run())
                 group.create_task(self.activator.run(self.leads))
                 group.create_task(self.tick())
                 group.create_task(self._look_elsewhere())
+                group.create_task(self._ask_after_pods())
                 group.create_task(self._probe())
         finally:
             await server.stop()
+            await self.binder.finish()  # who leads next must find them written
             if self.election is not None:
                 await self.election.release()
             await self.lease_api.close()
@@ -403,6 +419,28 @@ class Extender:
     def left(self) -> dict[str, object]:
         """Pods whose NUMA nodes are held."""
         return {"held": len(self.nodes.holds)}
+
+    def _leads_or_not(self) -> None:
+        """This replica begins to lead, or ends: what it knows is not good enough to begin."""
+        if self.leads():
+            self.topologies.synced.clear()
+            self.pods.synced.clear()
+            self._elected.set()
+
+    async def _follow(self) -> None:
+        """Follow nodes and pods, from a list that is newer than the Lease where we lead.
+
+        How far a watch is behind cannot be told (a bookmark comes once in a minute, and before
+        Kubernetes 1.35 versions may not be compared); a list without a version is of this moment.
+        """
+        while True:
+            self._elected.clear()
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self.topologies.run()),
+                         group.create_task(self._follow_pods())]  # fmt: skip
+                await self._elected.wait()
+                for task in tasks:
+                    task.cancel()
 
     async def _follow_pods(self) -> None:
         # Pods are held on nodes that are known.
@@ -413,6 +451,11 @@ class Extender:
         while True:
             await asyncio.sleep(TICK)
             await self.look_elsewhere()
+
+    async def _ask_after_pods(self) -> None:
+        while True:
+            await asyncio.sleep(TICK)
+            await self.pod_watcher.ask_after_pods()
 
     async def tick(self) -> None:
         """Let time pass."""

@@ -99,7 +99,8 @@ class NodeRoom(Struct, frozen=True, kw_only=True, dict=True, cache_hash=True):
         silent: its agent does not place containers now.
         together: whole CPUs that can be exclusive in all, where a floor or a quota makes that less
             than the sum; None where nothing says it.
-        charged: `nri_numa.model.charged.marks` of the containers that the numbers count.
+        charged: `nri_numa.model.charged.marks` of the containers that the numbers count; None where
+            the object does not say which these are.
     """
 
     ids: tuple[int, ...]
@@ -116,7 +117,7 @@ class NodeRoom(Struct, frozen=True, kw_only=True, dict=True, cache_hash=True):
     aligns_memory: bool = False
     silent: bool = False
     together: int | None = None
-    charged: str = ""
+    charged: str | None = None
 
     @cached_property
     def start(self) -> Counts:

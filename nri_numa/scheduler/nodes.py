@@ -3,17 +3,18 @@
 A pod is *held* from the moment it has its node until the node's object counts it. The object of
 ``nri-numa publish`` names the containers that its numbers count (`nri_numa.model.charged`), and
 what it names is not subtracted a second time: that follows from the hold and the object alone,
-in whatever order they came. A hold ends when its pod left the phase Pending and was counted.
+in whatever order they came, and however late. A hold ends when its pod left the phase Pending and
+was counted, or when there is no such pod any more.
 
-An object that names no container (of another publisher, or an older one) leaves the moment open.
-Then it is limited: a while after the pod left the phase Pending, at once when it is being deleted,
-and after a limit in any case. Until then the pod may be counted twice, which costs room for seconds
-and never gives it to two.
+The object of another publisher names no container, which leaves the moment open. Then a hold ends a
+while after the pod left the phase Pending. Until then the pod may be counted twice, which costs
+room for seconds and never gives it to two.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf
 from typing import Final
 
 from msgspec import Struct
@@ -25,6 +26,8 @@ from nri_numa.scheduler.node_room import Counts, NodeRoom, Unreadable
 from nri_numa.scheduler.pod_request import PodRequest
 
 Known = NodeRoom | Unreadable
+LATE_S: Final = 60.0
+"""Seconds after which a node should count a pod that started; `nri-numa publish` takes one."""
 _REMEMBERED: Final = 1000
 """Rooms that are gone and may be kept, in case that a node is like them again."""
 
@@ -35,8 +38,10 @@ class Hold(Struct, frozen=True, kw_only=True):
     Attributes:
         places: NUMA nodes by container, as its annotation says.
         charge: what it takes, where nothing of it is in an annotation.
-        counted: its node's object counted all of it, be it in an earlier state.
-        left: the pod is not on its way any more.
+        until: when it is to be judged by more than what is watched; infinity while its pod is on
+            its way.
+        counted: containers that its node's object counted, be it in an earlier state.
+        left_at: when its pod left the phase Pending; infinity while it is on its way.
     """
 
     request: PodRequest
@@ -44,26 +49,50 @@ class Hold(Struct, frozen=True, kw_only=True):
     places: Mapping[str, NUMASet] = {}
     charge: Counts | None = None
     since: float
-    until: float
-    counted: bool = False
-    left: bool = False
+    until: float = inf
+    counted: frozenset[str] = frozenset()
+    left_at: float = inf
 
     @property
     def uid(self) -> str:
         """Of the pod."""
         return self.request.uid
 
-    def open(self, room: NodeRoom) -> list[str]:
+    @property
+    def left(self) -> bool:
+        """Whether the pod is not on its way any more."""
+        return self.left_at < inf
+
+    @property
+    def staying(self) -> frozenset[str]:
+        """Containers that the pod has in the end.
+
+        Those that end before the others start are not among them: what the pod takes in the end is
+        held. Nor is what the kubelet alone aligns, and there nothing is ever named.
+        """
+        return frozenset([one.container for one in self.request.containers if not one.ends])
+
+    @property
+    def over(self) -> bool:
+        """Whether its pod has started, and all of it was counted."""
+        return self.left and bool(self.request.containers) and self.staying <= self.counted
+
+    def named_by(self, room: NodeRoom) -> frozenset[str]:
+        """Containers of it that the numbers of a node count."""
+        named = room.charged.split() if room.charged else ()
+        return frozenset([name for name in self.staying if mark(self.uid, name) in named])
+
+    def is_nameable_by(self, room: NodeRoom) -> bool:
+        """Whether the object of a node says when it counts the pod."""
+        return room.charged is not None and bool(self.request.containers)
+
+    def open(self, room: NodeRoom) -> frozenset[str]:
         """Containers that the numbers of a node do not count yet.
 
-        Containers that end before the others start are not among them: what the pod takes in the
-        end is held. Nor is what the kubelet alone aligns, and there nothing is ever named.
+        One that was counted and is not any more has ended, once its pod has started.
         """
-        staying = [one.container for one in self.request.containers if not one.ends]
-        if not room.charged:
-            return staying
-        named = room.charged.split()
-        return [name for name in staying if mark(self.uid, name) not in named]
+        earlier = self.counted if self.left else frozenset()
+        return self.staying - self.named_by(room) - earlier
 
     def counted_by(self, room: NodeRoom) -> bool:
         """Whether the numbers of a node count all of it."""
@@ -74,7 +103,7 @@ class Hold(Struct, frozen=True, kw_only=True):
         request, missing = self.request, self.open(room)
         if request.containers and not missing:
             return None
-        partly = len(missing) < sum(not one.ends for one in request.containers)
+        partly = len(missing) < len(self.staying)
         if partly and request.together is None and self.places:
             rest = tuple(one for one in request.containers if one.container in missing)
             return room.charge_of(replace(request, containers=rest), self.places)
@@ -127,7 +156,7 @@ class Nodes:
                 holds = [self._holds[uid] for uid in sorted(self._by_node.get(name, ()))]
                 charges = [one.charge_on(found) for one in holds]
                 found = found.less(one for one in charges if one is not None)
-                found = replace(found, charged="") if found.charged else found
+                found = replace(found, charged="") if found.charged != "" else found
                 if len(self._equal) >= len(self._nodes) + _REMEMBERED:
                     self._equal = {room: room for room in self.rooms()}
                 found = self._equal.setdefault(found, found)
@@ -148,7 +177,7 @@ class Nodes:
         self._rooms.pop(name, None)
         for uid in sorted(self._by_node.get(name, ())):
             hold = self._holds[uid] = _counted(self._holds[uid], known)
-            if hold.counted and hold.left:
+            if hold.over:
                 self.release(uid)
         return _more(before, self.room(name))
 
@@ -166,30 +195,40 @@ class Nodes:
         self._rooms.pop(name, None)
 
     def hold(self, hold: Hold) -> None:
-        """Keep room for a pod; an earlier hold of the same pod is replaced."""
+        """Keep room for a pod until it is counted; an earlier hold of the same pod is replaced."""
         self.release(hold.uid)
-        self._holds[hold.uid] = _counted(hold, self._nodes.get(hold.node))
+        hold = _counted(hold, self._nodes.get(hold.node))
+        if hold.over:
+            return
+        self._holds[hold.uid] = hold
         self._by_node.setdefault(hold.node, set()).add(hold.uid)
         self._rooms.pop(hold.node, None)
 
-    def leaves(self, uid: str, until: float) -> Hold | None:
+    def leaves(self, uid: str, at: float, until: float) -> Hold | None:
         """A pod is not on its way any more; its hold if that ended, because its node counts it.
 
-        Otherwise it ends at `until`, where no object says earlier that the pod is counted.
+        Otherwise it ends when an object says that the pod is counted, or is judged anew.
         """
         hold = self._holds.get(uid)
         if hold is None:
             return None
-        if hold.counted:
-            return self.release(uid)
-        self._holds[uid] = replace(hold, left=True, until=min(until, hold.until))
-        return None
+        self._rooms.pop(hold.node, None)
+        hold = self._holds[uid] = replace(
+            hold, left_at=min(at, hold.left_at), until=min(until, hold.until)
+        )
+        return self.release(uid) if hold.over else None
 
-    def stays(self, uid: str, until: float) -> None:
-        """A pod is on its way, although it seemed to have left."""
+    def stays(self, uid: str, until: float = inf) -> None:
+        """A pod is on its way, although it may have seemed to have left."""
         hold = self._holds.get(uid)
-        if hold is not None and hold.left:
-            self._holds[uid] = replace(hold, left=False, until=until)
+        if hold is not None and (hold.left or hold.until != until):
+            self._rooms.pop(hold.node, None)
+            self._holds[uid] = replace(hold, left_at=inf, until=until)
+
+    def postpone(self, uid: str, until: float) -> None:
+        """Judge a hold, if it is still there, at another time."""
+        if uid in self._holds:
+            self._holds[uid] = replace(self._holds[uid], until=until)
 
     def release(self, uid: str) -> Hold | None:
         """End a hold; None where there is none."""
@@ -203,17 +242,21 @@ class Nodes:
         self._rooms.pop(hold.node, None)
         return hold
 
-    def expire(self, now: float) -> list[Hold]:
-        """End every hold whose time is over."""
-        over = sorted(uid for uid, hold in self._holds.items() if hold.until <= now)
-        return [hold for uid in over if (hold := self.release(uid)) is not None]
+    def due(self, now: float) -> list[Hold]:
+        """Holds that are to be judged, those that waited longest first."""
+        found = [hold for hold in self._holds.values() if hold.until <= now]
+        return sorted(found, key=lambda hold: (hold.until, hold.uid))
+
+    def late(self, now: float) -> list[Hold]:
+        """Holds of pods that started a while ago and that their nodes do not count, by uid."""
+        found = [hold for hold in self._holds.values() if now - hold.left_at >= LATE_S]
+        return sorted(found, key=lambda hold: hold.uid)
 
 
 def _counted(hold: Hold, known: Known | None) -> Hold:
     """The same, with what an object says of it."""
-    if hold.counted or not isinstance(known, NodeRoom) or not hold.counted_by(known):
-        return hold
-    return replace(hold, counted=True)
+    named = hold.named_by(known) if isinstance(known, NodeRoom) else frozenset()
+    return hold if named <= hold.counted else replace(hold, counted=hold.counted | named)
 
 
 def _more(before: Known | None, after: Known | None) -> bool:

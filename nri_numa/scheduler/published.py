@@ -104,7 +104,7 @@ def _room(document: Mapping[str, Any], prefix: str) -> NodeRoom:
             if exclusive_name in attributes
             else None
         ),
-        charged=attributes.get(f"{prefix}/{CHARGED}", ""),
+        charged=attributes.get(f"{prefix}/{CHARGED}"),
     )
 
 

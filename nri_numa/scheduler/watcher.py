@@ -27,7 +27,11 @@ PODS: Final = Resource.PODS.path()
 PENDING: Final = "status.phase=Pending,spec.nodeName!="
 """Pods that have a node and do not run yet."""
 HOLD_LIMIT: Final = 600.0
-"""Seconds after which NUMA nodes are given back of a pod that never started."""
+"""Seconds after which a binding of which nothing is known is not going to be written any more."""
+LONGEST_PAUSE: Final = 60.0
+"""Seconds between two questions after a pod that its node does not count, at most."""
+ENDED: Final = frozenset({"Succeeded", "Failed"})
+"""Phases of pods that have nothing any more."""
 WAKE_INTERVAL: Final = 2.0
 """Seconds between two touches of a Node's annotation at least, which wake refused pods."""
 PARTLY: Final = 6.0
@@ -206,10 +210,12 @@ class NodeWatcher(Watched):
 class PodWatcher(Watched):
     """Holds room for pods that have a node, until that counts them.
 
-    A list of pods that are on their way does not name one that started just before it, and the
-    object of its node may be older than that start. So for a while after each list the first
-    binding to a node waits until the pods that run there were read, by the annotation that their
-    own binding wrote. Bindings that come meanwhile wait for the same answer
+    Pods that are on their way are watched, and no others: there are too many. So of a pod that
+    started and that its node does not count yet nothing more is heard, and it is asked after. And
+    a list of those on their way does not name one that started just before it, while the object of
+    its node may be older than that start. So after each list the first binding to a node waits
+    until the pods that are there were read, by the annotation that their own binding wrote.
+    Bindings that come meanwhile wait for the same answer
     (docs/adr/0049-held-until-the-node-counts-it.md).
     """
 
@@ -226,23 +232,24 @@ class PodWatcher(Watched):
         self._settle = parse_duration(config.scheduler.settle)
         self._timeout = parse_duration(config.scheduler.bind_timeout)
         self._clock = clock
-        self._unsure_until = float("-inf")
-        self._read: set[str] = set()
+        self._read: set[str] | None = None
         self._reading: dict[str, asyncio.Task[None]] = {}
+        self._late: set[str] = set()
 
     def put(self, document: Mapping[str, Any]) -> None:
-        """A pod has a node, and none of its containers runs yet."""
+        """A pod has a node, and none of its containers runs yet, as far as is known.
+
+        One that is being deleted too: its container may have started, and has its CPUs until it
+        ends.
+        """
         uid, node = uid_of(document), text_of(document, "spec", "nodeName")
         self._activator.settled(uid)
-        if text_of(document, "metadata", "deletionTimestamp"):
-            self._freed(self._nodes.release(uid))
-            return
         held = self._nodes.holds.get(uid)
         if held is not None and held.node == node:
             # A list from before its binding did not name it.
-            self._nodes.stays(uid, held.since + HOLD_LIMIT)
+            self._nodes.stays(uid)
         elif (held is not None or self._reader.placed(document)) and (
-            hold := self._hold(document, HOLD_LIMIT)
+            hold := self._hold(document)
         ) is not None:
             # Of another replica, of our life before, or of a scheduler that sent it elsewhere.
             self._nodes.hold(hold)
@@ -251,16 +258,14 @@ class PodWatcher(Watched):
         """A pod left the phase Pending, or does not exist any more.
 
         The document is the pod as it was *before*: a watch with a field selector ends with the last
-        object that the selector took. So it does not say whether the pod runs now, and one that was
-        removed by force is held for a while without need.
+        object that the selector took. So it does not say whether the pod runs now. One that was
+        being deleted is asked after at once, another one where its node does not count it.
         """
-        uid = uid_of(document)
+        uid, now = uid_of(document), self._clock()
         self._activator.settled(uid)
         self._reader.forget(uid)
-        if text_of(document, "metadata", "deletionTimestamp"):
-            self._freed(self._nodes.release(uid))
-            return
-        self._freed(self._nodes.leaves(uid, self._clock() + self._counted_in(document)))
+        deleted = text_of(document, "metadata", "deletionTimestamp")
+        self._freed(self._nodes.leaves(uid, now, now if deleted else self._expected(document)))
 
     def listed(self, keys: frozenset[str]) -> None:
         """These are all that are on their way.
@@ -270,42 +275,103 @@ class PodWatcher(Watched):
         """
         now = self._clock()
         for uid in self._nodes.holds.keys() - keys:
-            self._freed(self._nodes.leaves(uid, now + PARTLY * self._settle))
-        self._unsure_until = now + PARTLY * self._settle
-        # Others: what was read before this list may lack pods that started until it.
-        self._read, self._reading = set(), {}
+            self._freed(self._nodes.leaves(uid, now, now + PARTLY * self._settle))
+        self._read = set()
+        self.read_anew()
+
+    def read_anew(self) -> None:
+        """Read the pods of each node once more before something is bound there.
+
+        What was read before may lack pods that another replica bound since.
+        """
+        if self._read is not None:
+            self._read, self._reading = set(), {}
 
     def tick(self) -> None:
         """Time has passed."""
         now = self._clock()
-        for hold in self._nodes.expire(now):
-            if now - hold.since >= HOLD_LIMIT:
-                log.info(
-                    "NUMA nodes are given back of a pod that did not start",
-                    pod=f"{hold.request.namespace}/{hold.request.name}",
-                    node=hold.node,
-                )
-            self._freed(hold)
+        for hold in self._nodes.due(now):
+            if not self._has_to_be_asked_after(hold):
+                self._freed(self._nodes.release(hold.uid))
+        late = {hold.node: hold for hold in self._nodes.late(now)}
+        for node in sorted(late.keys() - self._late):
+            request = late[node].request
+            log.warning(
+                "a node does not count a pod that started: its NUMA nodes stay held",
+                node=node,
+                pod=f"{request.namespace}/{request.name}",
+                remedy="look at nri-numa publish of that node",
+            )
+        self._late = set(late)
+
+    def _has_to_be_asked_after(self, hold: Hold) -> bool:
+        """Whether only its pod can end a hold that is due.
+
+        That of a pod that left ends by `settle` where no object says when it is counted.
+        """
+        if not hold.left:
+            return True
+        known = self._nodes.published(hold.node)
+        if isinstance(known, NodeRoom):
+            return hold.is_nameable_by(known)
+        return bool(hold.charge or hold.places)
+
+    async def ask_after_pods(self) -> None:
+        """Ask what became of pods that are held for too long, one after the other."""
+        for hold in self._nodes.due(self._clock()):
+            if self._has_to_be_asked_after(hold):
+                await self._ask_after(hold)
+
+    async def _ask_after(self, hold: Hold) -> None:
+        request = hold.request
+        path = Resource.PODS.path(request.namespace, request.name)
+        document: Mapping[str, Any] | None = None
+        try:
+            async with asyncio.timeout(self._timeout):
+                document = await self._api.ask("GET", path)
+        except KubeError as error:
+            document = {} if error.code == 404 else None
+        except TimeoutError:
+            pass
+        if self._nodes.holds.get(hold.uid) is hold:
+            self._judge(hold, document)
+
+    def _judge(self, hold: Hold, document: Mapping[str, Any] | None) -> None:
+        """Go by what a pod is now, `None` where nothing answered."""
+        now = self._clock()
+        age = now - (hold.left_at if hold.left else hold.since)
+        again = now + min(LONGEST_PAUSE, max(self._settle, age))
+        if document is None:
+            return self._nodes.postpone(hold.uid, again)
+        node, phase = text_of(document, "spec", "nodeName"), text_of(document, "status", "phase")
+        elsewhere = node != hold.node if node else age >= HOLD_LIMIT
+        if uid_of(document) != hold.uid or phase in ENDED or elsewhere:
+            self._freed(self._nodes.release(hold.uid))
+        elif phase == "Pending":
+            self._nodes.stays(hold.uid, again)
+        else:
+            self._freed(self._nodes.leaves(hold.uid, now, again))
+            self._nodes.postpone(hold.uid, again)
 
     async def read_node(self, node: str) -> None:
-        """Hold room for pods that run on a node, where it is not certain that it counts them.
+        """Hold room for pods that are on a node, where it is not certain that it counts them.
 
         Raises:
             TimeoutError: no answer within the seconds of one reading.
             KubeError: nothing came back, or the server says no.
         """
         # Again where another list came meanwhile: then the answer was to an older question.
-        while self._clock() < self._unsure_until and node not in self._read:
+        while self._read is not None and node not in self._read:
             # A caller that is cancelled leaves the answer to the others.
-            await asyncio.shield(self._reading.get(node) or self._begin(node))
+            await asyncio.shield(self._reading.get(node) or self._begin(node, self._read))
 
-    def _begin(self, node: str) -> asyncio.Task[None]:
+    def _begin(self, node: str, done: set[str]) -> asyncio.Task[None]:
         """Begin to read a node.
 
         Any answer to a question that was sent after the list will do for all: a pod that started
         before the list is in it, and one that starts after it comes by the watch.
         """
-        done, reading = self._read, self._reading
+        reading = self._reading
 
         def over(task: asyncio.Task[None]) -> None:
             del reading[node]  # after a failure the next one asks anew
@@ -313,52 +379,54 @@ class PodWatcher(Watched):
                 task.exception()  # no caller may wait any more
 
         task = reading[node] = asyncio.create_task(
-            self._read_running(node, done), name=f"running pods of {node}"
+            self._read_pods(node, done), name=f"pods of {node}"
         )
         task.add_done_callback(over)
         return task
 
-    async def _read_running(self, node: str, done: set[str]) -> None:
-        chosen = f"spec.nodeName={node},status.phase=Running"
+    async def _read_pods(self, node: str, done: set[str]) -> None:
+        ended = ",".join(f"status.phase!={phase}" for phase in sorted(ENDED))
         async with asyncio.timeout(self._timeout):
-            found = await self._api.objects(PODS, chosen)
+            found = await self._api.objects(PODS, f"spec.nodeName={node},{ended}")
         for document in found:
-            self.running(document)
+            self.found(document)
         done.add(node)
 
-    def running(self, document: Mapping[str, Any]) -> None:
-        """A pod runs, and may not have been seen on its way.
+    def found(self, document: Mapping[str, Any]) -> None:
+        """A pod is on a node, and may not have been seen on its way.
 
-        It is held as if it had left the phase Pending now, unless its node counts it.
+        It is held unless its node counts it. What is watched may be behind or ahead of this: so one
+        that is on its way is asked after until that is told, and another one as if it had left the
+        phase Pending now.
         """
-        uid = uid_of(document)
-        ending = text_of(document, "metadata", "deletionTimestamp")
-        if ending or uid in self._nodes.holds or not self._reader.placed(document):
+        uid, now = uid_of(document), self._clock()
+        if uid in self._nodes.holds or not self._reader.placed(document):
             return
-        hold = self._hold(document, self._counted_in(document))
+        hold = self._hold(document)
         self._reader.forget(uid)
         if hold is None:
             return
-        known = self._nodes.published(hold.node)
-        if not (isinstance(known, NodeRoom) and hold.counted_by(known)):
-            self._nodes.hold(replace(hold, left=True))
+        pending = text_of(document, "status", "phase") == "Pending"
+        left_at, until = inf if pending else now, self._expected(document)
+        self._nodes.hold(replace(hold, left_at=left_at, until=until))
 
-    def _hold(self, document: Mapping[str, Any], seconds: float) -> Hold | None:
+    def _hold(self, document: Mapping[str, Any]) -> Hold | None:
         """What is to be held for a pod that has a node; None where it asks for nothing."""
         node, request = text_of(document, "spec", "nodeName"), self._reader.request(document)
         if request.nothing or request.wrong or not node:
             return None
-        now, places = self._clock(), self._reader.placed(document)
-        return Hold(request=request, node=node, places=places, since=now, until=now + seconds)
+        return Hold(
+            request=request, node=node, places=self._reader.placed(document), since=self._clock()
+        )
 
-    def _counted_in(self, document: Mapping[str, Any]) -> float:
-        """Seconds until a node counts a pod that left the phase Pending.
+    def _expected(self, document: Mapping[str, Any]) -> float:
+        """When a node has counted a pod that leaves the phase Pending now.
 
         The first of its containers runs; whether the others do is not known here.
         """
         containers = mapping(document.get("spec")).get("containers")
         several = isinstance(containers, list) and len(containers) > 1
-        return (PARTLY if several else 1.0) * self._settle
+        return self._clock() + (PARTLY if several else 1.0) * self._settle
 
     def _freed(self, hold: Hold | None) -> None:
         if hold is not None:

@@ -37,13 +37,13 @@ class Recorder(PodActivator):
 class Watched:
     """Both watchers with a clock that is set."""
 
-    def __init__(self, *, settle: float = 10) -> None:
+    def __init__(self, *, settle: float = 10, api: Any = None) -> None:
         self.now = 0.0
         self.activator = Recorder()
         self.nodes = Nodes()
         self.reader = PodReader(Settings())
         config = AgentConfig(scheduler=Scheduling(settle=settle))
-        api = KubeAPI("/nonexistent", "test")
+        api = api or KubeAPI("/nonexistent", "test")
         self.topologies = NodeWatcher(self.nodes, self.activator, PREFIX, lambda: self.now)
         self.pods = PodWatcher(
             api, self.nodes, self.reader, self.activator, config, lambda: self.now
@@ -71,13 +71,14 @@ def topology(
     name: str = "n1",
     attributes: Mapping[str, str] | None = None,
     zone: Mapping[str, str] | None = None,
-    charged: Sequence[tuple[str, str]] = (),
+    charged: Sequence[tuple[str, str]] | None = None,
 ) -> dict[str, Any]:
     """An object whose NUMA nodes have so many free exclusive CPUs, and GiB of memory.
 
-    It names the containers that are ``charged``, each by UID of its pod and name.
+    It names the containers that are ``charged``, each by UID of its pod and name; without it says
+    nothing of them.
     """
-    named_too = {f"{PREFIX}/{CHARGED}": marks(charged)} if charged else {}
+    named_too = {} if charged is None else {f"{PREFIX}/{CHARGED}": marks(charged)}
     left = list(memory) or [32] * len(free)
     return {
         "apiVersion": "topology.node.k8s.io/v1alpha2",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager
@@ -20,7 +21,7 @@ from nri_numa.kube.api import KubeAPI, Watch, Watched, name_of
 from nri_numa.scheduler.extender import KINDS, Extender, SchedulerMetrics
 from nri_numa.scheduler.protocol import Binding
 from nri_numa.scheduler.watcher import TOPOLOGIES, PodActivator
-from tests.beds.fake_api_server import Asked, FakeAPIServer, Said, fake, status
+from tests.beds.fake_api_server import Asked, FakeAPIServer, LeaseServer, Said, fake, status
 from tests.unit.scheduler.objects import PREFIX, container, pod, single, topology
 
 DONE = Said(201, {"kind": "Status", "apiVersion": "v1", "status": "Success"})
@@ -230,7 +231,7 @@ async def test_who_started_before_anybody_watched_is_not_overlooked(
     made: Extender, server: FakeAPIServer
 ) -> None:
     """The kubelet says that it runs, the node's object is older than that: neither list has it."""
-    chosen = "fieldSelector=spec.nodeName=n1,status.phase=Running"
+    chosen = "fieldSelector=spec.nodeName=n1,"
 
     def answer(asked: Asked) -> Said:
         if asked.method == "POST":
@@ -283,23 +284,120 @@ async def test_where_it_cannot_be_told_who_runs_nothing_is_bound(
     assert said == []
 
 
-async def test_after_a_while_and_until_the_next_list_nobody_is_read(server: FakeAPIServer) -> None:
-    server.answer = lambda asked: Said(200, {"items": []})
-    now = 0.0
-    section = Scheduling(credentials=str(server.directory), settle=10)
+def posted(server: FakeAPIServer) -> list[str]:
+    """Names of the pods that were bound."""
+    return [asked.body["metadata"]["name"] for asked in server.asked
+            if asked.path.partition("?")[0].endswith("/binding")]  # fmt: skip
+
+
+async def bind(made: Extender, name: str, node: str = "n1") -> str:
+    """Ask as kube-scheduler does; the result is why not."""
+    question = {"Pod": single(3, name=name), "NodeNames": [node]}
+    await made.filter(json.dumps(question).encode())
+    body = {"PodName": name, "PodNamespace": "default", "PodUID": f"uid-{name}", "Node": node}
+    return str(json.loads(await made.bind(json.dumps(body).encode()))["Error"])
+
+
+@pytest.mark.parametrize("since", [1.0, 61.0, 3600.0])
+async def test_each_node_is_read_once_after_a_list_however_long_ago(
+    server: FakeAPIServer, since: float
+) -> None:
+    """Its publisher may be late by any time; where no Lease says who leads, after silence too."""
+    now, there = 0.0, [running("early")]
+    section = Scheduling(credentials=str(server.directory))
     made = Extender(AgentConfig(scheduler=section), clock=lambda: now)
-    pods = made.pod_watcher
-    await pods.read_node("n1")
-    assert not server.asked, "nothing was listed yet"
-    pods.listed(frozenset())
-    for at, node, asked in ((0.0, "n1", 1), (1.0, "n1", 1), (59.0, "n2", 2), (60.0, "n3", 2)):
-        now = at
-        await pods.read_node(node)
-        assert len(server.asked) == asked
-    pods.listed(frozenset())
-    await pods.read_node("n1")
-    assert len(server.asked) == 3
+    server.answer = lambda asked: (
+        DONE if asked.method == "POST" else Said(200, {"items": list(there)})
+    )
+    made.node_watcher.put(topology(4, charged=[]))
+    made.node_watcher.put(topology(4, 4, name="n2", charged=[]))
+    made.topologies.synced.set()
+    made.pods.synced.set()
+    made.pod_watcher.listed(frozenset())
+    now = since
+    for _ in range(2):
+        assert "most free for exclusive use: 1" in await bind(made, "a")
+    assert len(server.asked) == 1
+    # Another kube-scheduler led for a moment, and asked the extender beside it.
+    for name, at, why in (("b", 0.9, ""), ("c", 2.1, "most free for exclusive use: 1")):
+        there[:] = [single(3, name=f"other-{name}", node="n2", placed='{"main":"0"}')]
+        now = since + at
+        assert why in await bind(made, name, "n2")
+    assert posted(server) == ["b"]
     await made.api.close()
+
+
+class LedServer:
+    """One node, its pods, and the Lease; `bound` is what another replica bound."""
+
+    def __init__(self, server: FakeAPIServer) -> None:
+        self.leases, self.bound = LeaseServer(), list[dict[str, Any]]()
+        self.written: list[str] = []
+        self.wait = threading.Event()
+        self.begun = threading.Event()
+        server.answer = self.answer
+
+    def answer(self, asked: Asked) -> Said:
+        path = asked.path.partition("?")[0]
+        if "/leases" in path:
+            self.written.append(asked.body.get("spec", {}).get("holderIdentity", "-"))
+            return self.leases.answer(asked)
+        if asked.method == "POST":
+            self.begun.set()
+            self.wait.wait(60)
+            self.written.append("binding")
+            return DONE
+        if "watch=true" in asked.path:
+            time.sleep(0.05)
+            return Said(200, "")
+        items = [topology(4, charged=[])] if "noderesource" in path else list(self.bound)
+        return Said(200, {"metadata": {"resourceVersion": "1"}, "items": items})
+
+    def give_lease(self, holder: str) -> None:
+        spec = {"holderIdentity": holder, "leaseDurationSeconds": 15}
+        self.leases.write({"metadata": {"name": "nri-numa-scheduler"}, "spec": spec})
+
+
+async def test_who_begins_to_lead_lists_again_before_it_answers(server: FakeAPIServer) -> None:
+    """What it knew as a standby is older than the Lease, be it by a second or an hour."""
+    now, there = 0.0, LedServer(server)
+    section = Scheduling(credentials=str(server.directory), lease="nri-numa-scheduler")
+    made = Extender(AgentConfig(scheduler=section), clock=lambda: now)
+    assert made.election is not None
+    there.give_lease("other")
+    async with working(made._follow()):
+        await made.pods.synced.wait()
+        await made.election.step()
+        assert "another replica leads: other" in await bind(made, "a")
+        # The leader binds a pod and is gone; no watch of this one has heard of either.
+        there.bound.append(single(3, name="early", node="n1", placed='{"main":"0"}'))
+        there.give_lease("")
+        while not made.leads():
+            now += 20
+            await made.election.step()
+        assert "still being read" in await bind(made, "a")
+        await made.pods.synced.wait()
+        assert "most free for exclusive use: 1" in await bind(made, "a")
+    assert not there.begun.is_set(), "nothing was bound"
+    await made.api.close()
+    await made.lease_api.close()
+
+
+async def test_bindings_end_before_the_lease_is_given_back(server: FakeAPIServer) -> None:
+    """Who leads next lists what is written, and nothing may be written after that."""
+    there = LedServer(server)
+    section = Scheduling(
+        address="127.0.0.1:0", credentials=str(server.directory), lease="nri-numa-scheduler"
+    )
+    made = Extender(AgentConfig(scheduler=section))
+    async with working(made.run()):
+        while made.not_ready():
+            await asyncio.sleep(0.01)
+        asking = asyncio.create_task(bind(made, "a"))
+        await asyncio.to_thread(there.begun.wait)
+        asking.cancel()
+        there.wait.set()
+    assert there.written[-2:] == ["binding", ""]
 
 
 async def test_without_an_api_server_it_says_so(
@@ -417,7 +515,9 @@ async def test_a_list_goes_on_at_the_page_that_failed(server: FakeAPIServer, api
     async with working(follower.run()):
         while len(server.asked) < 7:
             await asyncio.sleep(0.01)
-    assert objects.changes == [("put", "a"), ("put", "b"), ("put", "c"), ("all", ["c"])]
+    assert objects.changes == [
+        ("put", "a"), ("put", "b"), ("put", "c"), ("gone", "a"), ("gone", "b"), ("all", ["c"]),
+    ]  # fmt: skip
     places = [asked.path.partition("continue=")[2].partition("&")[0] for asked in server.asked[:5]]
     assert places == ["", "two", "two", "three", ""]
     assert "allowWatchBookmarks=true" in server.asked[5].path

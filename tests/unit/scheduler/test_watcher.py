@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from nri_numa.config import AgentConfig
 from nri_numa.config.sections import Scheduling
 from nri_numa.kube.api import KubeAPI
+from nri_numa.kube.requests import KubeError
 from nri_numa.model.cpuset import NUMASet
 from nri_numa.model.settings import Settings
 from nri_numa.scheduler.node_room import NodeRoom, Unreadable
@@ -36,7 +38,7 @@ def bound(placed: str = '{"main":"1"}', **status: Any) -> dict[str, Any]:
     return made
 
 
-def test_a_bound_pod_is_held_until_its_node_counts_it() -> None:
+def test_where_the_object_names_nobody_time_ends_what_is_held() -> None:
     """The watch of Pending pods ends with the pod as it was before: it says Pending."""
     watched = watched_node()
     watched.pods.put(bound())
@@ -59,21 +61,139 @@ def test_a_pod_with_several_containers_is_held_longer() -> None:
     assert watched.at(60.0) == (4, 4)
 
 
-def test_a_pod_that_is_being_deleted_gives_back_at_once() -> None:
-    ending = bound()
-    ending["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    for take in ("put", "remove"):
-        watched = watched_node()
-        watched.pods.put(bound())
-        getattr(watched.pods, take)(ending)
-        assert watched.free() == (4, 4)
+def ending(**status: Any) -> dict[str, Any]:
+    found = bound(**status)
+    found["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    return found
 
 
-def test_no_pod_is_held_for_ever() -> None:
+def test_a_pod_that_is_on_its_way_is_held_as_long_as_it_is() -> None:
+    """Its image is large, or its node refuses it; deleted, it has until it ends."""
     watched = watched_node()
     watched.pods.put(bound())
-    assert watched.at(599.0) == (4, 1)
-    assert watched.at(600.0) == (4, 4)
+    assert watched.at(3600.0) == (4, 1)
+    watched.pods.put(ending())
+    assert watched.at(7200.0) == (4, 1)
+
+
+def counting_node(*charged: str, free: tuple[int, int] = (4, 4)) -> dict[str, Any]:
+    """An object that names the containers that it counts."""
+    return topology(*free, charged=[("uid-p", name) for name in charged])
+
+
+class Answers:
+    """An API server that has one pod, or does not answer."""
+
+    def __init__(self, pod: dict[str, Any] | KubeError) -> None:
+        self.pod, self.asked = pod, 0
+
+    async def ask(self, method: str, path: str) -> dict[str, Any]:
+        self.asked += 1
+        assert (method, path) == ("GET", "/api/v1/namespaces/default/pods/p")
+        if isinstance(self.pod, KubeError):
+            raise self.pod
+        return self.pod
+
+
+async def test_an_object_that_is_late_by_an_hour_gives_nothing_away() -> None:
+    """The pod runs all the time; it is asked after, and less and less often."""
+    api = Answers(bound(phase="Running"))
+    watched = Watched(api=api)
+    watched.topologies.put(counting_node())
+    watched.pods.put(bound())
+    watched.pods.remove(bound())
+    for now in range(3600):
+        assert watched.at(float(now)) == (4, 1)
+        await watched.pods.ask_after_pods()
+    assert 3600 / 60 <= api.asked <= 3600 / 60 + 5
+    watched.topologies.put(counting_node("main", free=(4, 1)))
+    assert not watched.nodes.holds
+    watched.topologies.put(counting_node())
+    assert watched.free() == (4, 4)
+
+
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed", "elsewhere", "another", "404"])
+@pytest.mark.parametrize("deleted", [False, True])
+async def test_a_pod_that_ended_before_it_was_counted_is_held_no_more(
+    phase: str, deleted: bool
+) -> None:
+    now: dict[str, dict[str, Any] | KubeError] = {
+        "elsewhere": single(3, node="n2"),
+        "another": {**bound(), "metadata": {"uid": "another"}},
+        "404": KubeError("not found", 404),
+    }
+    api = Answers(KubeError("busy", 503))
+    watched = Watched(api=api)
+    watched.topologies.put(counting_node())
+    watched.pods.put(bound())
+    watched.pods.remove(ending() if deleted else bound())
+    first = 0.0 if deleted else 10.0
+    await watched.pods.ask_after_pods()
+    assert api.asked == deleted, "one that was being deleted at once"
+    assert watched.at(first) == (4, 1)
+    await watched.pods.ask_after_pods()
+    assert watched.at(first) == (4, 1), "nothing answered"
+    api.pod = now.get(phase, bound(phase=phase))
+    watched.at(first + 10)
+    await watched.pods.ask_after_pods()
+    assert watched.free() == (4, 4)
+    assert watched.activator.nodes[-1] == "n1"
+
+
+async def test_a_binding_that_was_never_written_is_held_no_more() -> None:
+    api = Answers(single(3))
+    watched = Watched(api=api)
+    watched.topologies.put(counting_node())
+    watched.nodes.hold(replace(hold("p"), until=60.0))
+    for now in range(0, 600, 20):
+        assert watched.at(float(now)) == (1, 4)
+        await watched.pods.ask_after_pods()
+    watched.at(660.0)
+    await watched.pods.ask_after_pods()
+    assert not watched.nodes.holds
+
+
+async def test_a_pod_that_seemed_to_have_left_is_held_as_before() -> None:
+    """A list from before its binding, and then its status."""
+    watched = Watched(api=Answers(bound()))
+    watched.topologies.put(counting_node())
+    watched.pods.put(bound())
+    watched.pods.listed(frozenset())
+    watched.at(60.0)
+    await watched.pods.ask_after_pods()
+    assert not watched.nodes.holds["uid-p"].left
+    watched.topologies.put(counting_node("main", free=(4, 1)))
+    assert "uid-p" in watched.nodes.holds
+
+
+def test_containers_are_counted_one_after_the_other() -> None:
+    """The first one ended before the second one started: no object names both."""
+    watched = Watched()
+    two = bound('{"main":"0","two":"1"}')
+    two["spec"]["containers"].append(container("two", "2", "1Gi"))
+    watched.topologies.put(counting_node())
+    watched.pods.put(two)
+    assert watched.free() == (1, 2)
+    watched.topologies.put(counting_node("main", free=(1, 4)))
+    watched.pods.remove(two)
+    assert watched.free() == (1, 2)
+    watched.topologies.put(counting_node())
+    assert watched.free() == (4, 2)
+    watched.topologies.put(counting_node("two", free=(4, 2)))
+    assert not watched.nodes.holds
+
+
+def test_a_node_that_counts_nobody_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    watched = Watched()
+    watched.topologies.put(counting_node())
+    for name in ("a", "b"):
+        watched.nodes.hold(hold(name))
+        watched.nodes.leaves(f"uid-{name}", 0.0, 1e9)
+    for now in (59.0, 60.0, 61.0):
+        watched.at(now)
+        assert caplog.text.count("a node does not count a pod that started") == (now >= 60)
+        assert len(watched.nodes.late(now)) == 2 * (now >= 60)
+    assert "'node': 'n1'" in str(vars(caplog.records[-1]))
 
 
 def test_our_own_promise_is_not_replaced() -> None:
@@ -142,8 +262,7 @@ def test_a_list_from_before_a_binding_takes_nothing_back() -> None:
     watched.pods.put(bound())
     watched.pods.listed(frozenset())
     watched.pods.put(bound())  # the watch tells of the binding
-    assert watched.at(599.0) == (4, 1)
-    assert watched.at(600.0) == (4, 4)
+    assert watched.at(3600.0) == (4, 1)
 
 
 def renewed(text: str, valid: object = "900") -> dict[str, Any]:
@@ -189,40 +308,39 @@ def test_without_a_validity_that_can_be_read_it_holds_for_ever(valid: object) ->
 def test_who_runs_is_held_where_its_node_does_not_count_it() -> None:
     """As a pod that left the phase Pending now."""
     watched = watched_node()
-    watched.pods.running(bound(phase="Running"))
+    watched.pods.found(bound(phase="Running"))
     assert watched.free() == (4, 1)
     assert watched.at(9.9) == (4, 1)
     assert watched.at(10.0) == (4, 4)
     several = bound(phase="Running")
     several["spec"]["containers"].append(container("helper", "1", "1Gi"))
-    watched.pods.running(several)
+    watched.pods.found(several)
     assert watched.at(69.9) == (4, 1)
     assert watched.at(70.0) == (4, 4)
 
 
 def test_who_runs_is_held_until_its_node_counts_it() -> None:
     watched = watched_node()
-    watched.pods.running(bound(phase="Running"))
+    watched.pods.found(ending(phase="Running"))  # until its processes have ended
+    assert watched.free() == (4, 1)
     watched.topologies.put(topology(4, 1, charged=[("uid-p", "main")]))
     assert not watched.nodes.holds
-    watched.pods.running(bound(phase="Running"))
+    watched.pods.found(bound(phase="Running"))
     assert not watched.nodes.holds
     assert watched.free() == (4, 1)
 
 
-def test_who_runs_and_is_held_or_ends_or_is_not_ours_changes_nothing() -> None:
+def test_who_is_held_or_not_ours_changes_nothing() -> None:
     watched = watched_node()
     watched.pods.put(bound())
-    watched.pods.running(bound('{"main":"0"}', phase="Running"))
+    watched.pods.found(bound('{"main":"0"}', phase="Running"))
     assert watched.free() == (4, 1)
     assert not watched.nodes.holds["uid-p"].left
     watched = watched_node()
-    ending = bound(phase="Running")
-    ending["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     nowhere = bound(phase="Running")
     del nowhere["spec"]["nodeName"]
-    for one in (ending, nowhere, single(3, node="n1"), bound("{"), bound("{}"), {}):
-        watched.pods.running(one)
+    for one in (nowhere, single(3, node="n1"), bound("{"), bound("{}"), {}):
+        watched.pods.found(one)
     assert not watched.nodes.holds
 
 
@@ -247,18 +365,6 @@ def test_a_promise_outlives_the_object_of_its_node() -> None:
     fleet.put("n1", Unreadable("why"))
     assert (fleet.unreadable, len(fleet), fleet.names) == (1, 1, {"n1"})
     assert fleet.room("n1") == Unreadable("why")
-
-
-def test_a_pod_that_had_not_left_after_all_is_held_as_before() -> None:
-    fleet = watched_node().nodes
-    fleet.hold(hold("a"))
-    fleet.stays("uid-a", 70.0)
-    fleet.leaves("uid-a", 50.0)
-    fleet.stays("uid-a", 100.0)
-    fleet.stays("uid-b", 100.0)
-    assert not fleet.expire(99.0)
-    fleet.put("n1", table(1, 4, charged=[("uid-a", "main")]))
-    assert set(fleet.holds) == {"uid-a"}
 
 
 def test_containers_that_share_one_choice_are_held_until_all_are_counted() -> None:

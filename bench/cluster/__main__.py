@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from bench import extender, machine
-from bench.cluster import chaos, looking, real, stream, throughput
+from bench.cluster import brim, chaos, looking, real, stream, throughput
 from bench.stats import table
 
 VARIANTS: dict[str, Callable[[stream.Stream], stream.Found]] = {
@@ -54,6 +54,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--real", action="store_true",
         help=f"this machine is one more node, with a kubelet; each {real.EVERY}th pod is for it",
     )  # fmt: skip
+    parser.add_argument(
+        "--brim", action="append", choices=[*brim.KINDS, "all"],
+        help="three bursts of more pods than fit, and what goes wrong meanwhile; only that is run",
+    )  # fmt: skip
     parser.add_argument("--only", action="append", choices=list(VARIANTS))
     options = parser.parse_args(arguments)
     asked = stream.Stream(
@@ -76,6 +80,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.throughput or options.looking or options.filter:
         print(f"load average {machine.load()}")
         return 0
+    if options.brim:
+        kinds = brim.KINDS if "all" in options.brim else tuple(options.brim)
+        rows = [brim.measure(kind, brim.Bursts()) for kind in kinds]
+        print(f"{brim.report(rows)}\nload average {machine.load()}")
+        return 1 if any(row[3] for row in rows) else 0
     if options.chaos:
         kinds = chaos.KINDS if "all" in options.chaos else tuple(options.chaos)
         run = stream.ours(asked, kinds)

@@ -296,13 +296,20 @@ class Published:
 
     def publish(self, node: str, *, ready: bool = True) -> None:
         """Write a node's object."""
-        agent = self._made[node]
-        if agent.away and ready:
+        if ready and self._made[node].away:
             return
+        self.write(node, self.document(node, ready=ready))
+
+    def document(self, node: str, *, ready: bool = True) -> JsonObject:
+        """A node's object, as it is to be now."""
+        agent = self._made[node]
         found = zones_document(agent.machine, agent.state, Reading())
         what = topology.contents(PREFIX, found)
         what = what if ready else topology.silent(PREFIX, what)
-        written = topology.body(node, self._uids[node], {}, what)
+        return topology.body(node, self._uids[node], {}, what)
+
+    def write(self, node: str, written: JsonObject) -> None:
+        """Write an object."""
         self.writes += 1
         self.largest = max(self.largest, len(json.dumps(written, separators=(",", ":"))))
         self._client.ask(

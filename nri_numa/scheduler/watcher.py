@@ -400,11 +400,10 @@ class PodWatcher(Watched):
         phase Pending now.
         """
         uid, now = uid_of(document), self._clock()
-        if uid in self._nodes.holds or not self._reader.placed(document):
-            return
-        hold = self._hold(document)
+        held = self._nodes.holds.get(uid)
+        hold = self._hold(document) if self._reader.placed(document) else None
         self._reader.forget(uid)
-        if hold is None:
+        if hold is None or (held is not None and held.node == hold.node):
             return
         pending = text_of(document, "status", "phase") == "Pending"
         left_at, until = inf if pending else now, self._expected(document)

@@ -336,6 +336,10 @@ def test_who_is_held_or_not_ours_changes_nothing() -> None:
     watched.pods.found(bound('{"main":"0"}', phase="Running"))
     assert watched.free() == (4, 1)
     assert not watched.nodes.holds["uid-p"].left
+    elsewhere = bound()
+    elsewhere["spec"]["nodeName"] = "n2"  # another replica bound it, and no watch said so yet
+    watched.pods.found(elsewhere)
+    assert [hold.node for hold in watched.nodes.holds.values()] == ["n2"]
     watched = watched_node()
     nowhere = bound(phase="Running")
     del nowhere["spec"]["nodeName"]

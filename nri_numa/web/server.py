@@ -178,44 +178,44 @@ class Places:
 
 
 class Turns:
-    """One step of work in each round of the loop: what was begun first, then who asked first.
+    """One step of work in each round of the loop: what goes first, and then the rest, as they ask.
 
     One and no more, because the agent's loop pays back a round's CPU time before the next one, and
     that pause is bounded (`nri_numa.agent.loop`): what rounds cost beyond it would be forgiven.
     """
 
     def __init__(self) -> None:
-        self._begun: OrderedDict[Hashable, Callable[[], object]] = OrderedDict()
-        self._new: OrderedDict[Hashable, Callable[[], object]] = OrderedDict()
+        self._first: OrderedDict[Hashable, Callable[[], object]] = OrderedDict()
+        self._rest: OrderedDict[Hashable, Callable[[], object]] = OrderedDict()
         self._scheduled = False
 
-    def ask(self, who: Hashable, step: Callable[[], object], *, begun: bool = False) -> None:
+    def ask(self, who: Hashable, step: Callable[[], object], *, first: bool = False) -> None:
         """Call ``step`` in its turn, which is in the next round or later."""
-        (self._begun if begun else self._new)[who] = step
+        (self._first if first else self._rest)[who] = step
         self._schedule()
 
     def leave(self, who: Hashable) -> None:
         """Take no turn after all; once more does no harm."""
-        self._begun.pop(who, None)
-        self._new.pop(who, None)
+        self._first.pop(who, None)
+        self._rest.pop(who, None)
 
-    async def wait(self, *, begun: bool = False) -> None:
+    async def wait(self, *, first: bool = False) -> None:
         """Return in the caller's turn."""
         turn = asyncio.Event()
-        self.ask(turn, turn.set, begun=begun)
+        self.ask(turn, turn.set, first=first)
         try:
             await turn.wait()
         finally:
             self.leave(turn)
 
     def _schedule(self) -> None:
-        if not self._scheduled and (self._begun or self._new):
+        if not self._scheduled and (self._first or self._rest):
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._next)
 
     def _next(self) -> None:
         self._scheduled = False
-        if waiting := self._begun or self._new:
+        if waiting := self._first or self._rest:
             _, step = waiting.popitem(last=False)
             self._schedule()
             step()
@@ -395,7 +395,8 @@ class Server:
             self._begin(sock, place)
         elif whole or not (place.reserve or _can_be_probe(place.said)):
             asyncio.get_running_loop().remove_reader(sock)
-            self._starts.ask(place, partial(self._begin, sock, place))
+            begin = partial(self._begin, sock, place)
+            self._starts.ask(place, begin, first=not place.reserve)
 
     def _begin(self, sock: socket.socket, place: Place) -> None:
         """Serve a connection whose client has said something."""
@@ -437,7 +438,7 @@ class Server:
         try:
             async with asyncio.timeout_at(_deadline(place)) as limit:
                 reader, writer = await self._streams(sock, tls=self._tls(place))
-                turn = partial(self._answers.wait, begun=True)
+                turn = partial(self._answers.wait, first=True)  # an answer that was begun is ended
                 connection = Connection(reader, writer, limit, place.said, turn)
                 while await self._exchange(connection, place):
                     pass
@@ -541,7 +542,7 @@ class Server:
 
 
 class _Streams(asyncio.StreamReaderProtocol):
-    """Knows its transport from the moment it has one."""
+    """Knows its transport as long as it has one."""
 
     transport: asyncio.Transport | None = None
 
@@ -549,6 +550,11 @@ class _Streams(asyncio.StreamReaderProtocol):
         """As in the base class."""
         self.transport = cast(asyncio.Transport, transport)
         super().connection_made(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """As in the base class; a circle would wait for the collector (`_forget`)."""
+        self.transport = None
+        super().connection_lost(exc)
 
 
 class Site(Server):

@@ -22,7 +22,7 @@ from tools.build_image import EPOCH, REPOSITORY, SITE, Rootfs, unpack, version
 _HOME: Final = "usr/lib/nri-numa"
 _SUMMARY: Final = "NUMA placement for Kubernetes nodes, an NRI plugin"
 _TEXT: Final = "Pins containers to CPUs and memory nodes before their first instruction."
-_SUGGESTED: Final = "python3-pip"
+_SUGGESTED_PACKAGE: Final = "python3-pip"
 """By which numpy gets to the interpreter of the bundle, for ``nri-numa measure``."""
 _CONFIG: Final = "/etc/nri-numa/agent.yaml"
 _UNITS: Final = sorted((REPOSITORY / "systemd").glob("nri-numa.*"))
@@ -104,7 +104,7 @@ def deb(made: Rootfs, architecture: str) -> bytes:
         "./control",
         f"Package: nri-numa\nVersion: {version()}\nArchitecture: {architecture}\n"
         f"Maintainer: {maintainer}\nInstalled-Size: {size}\nSection: admin\nPriority: optional\n"
-        f"Suggests: {_SUGGESTED}\n"
+        f"Suggests: {_SUGGESTED_PACKAGE}\n"
         f"Homepage: {addresses()['homepage']}\nDescription: {_SUMMARY}\n {_TEXT}\n".encode(),
     )
     control.add("./conffiles", f"{_CONFIG}\n".encode())
@@ -146,7 +146,7 @@ Summary: {_SUMMARY}
 License: Apache-2.0
 URL: {addresses()["homepage"]}
 AutoReqProv: no
-Suggests: {_SUGGESTED}
+Suggests: {_SUGGESTED_PACKAGE}
 %description
 {_TEXT}
 %install

@@ -169,7 +169,7 @@ class Agent:
         refused: how many were refused so far.
         synchronized: whether the runtime has said what runs at least once.
         places: where the cgroups of live containers are, by container id.
-        writes: how often the cgroups of live containers were to be written, by container id.
+        write_counts: how often the cgroups of live containers were to be written, by container id.
         starting: containers between their creation and the end of their start.
         updating: containers whose cpuset the runtime may be writing, with other resources.
         widening: containers that may have more than their cgroups say.
@@ -201,7 +201,7 @@ class Agent:
         self.observe = observe
         self.checkpoint = store
         self.places: dict[str, CgroupPlace] = {}
-        self.writes = Counter[str]()
+        self.write_counts = Counter[str]()
         self.starting: dict[str, Start] = {}
         self._begun: dict[str, None] = {}  # those of them whose cgroup exists
         self.updating: set[str] = set()
@@ -268,14 +268,14 @@ class Agent:
     def _with_room(self, refused: Refused) -> Admitted | Refused:
         """Have others make room that can now; refused as before where that is not enough."""
         state, memory, now = self.state, self._readings.memory, self._now()
-        unwritable, still = self._unwritable(), self._held()
-        by = partial(with_room, self.machine, state, refused, memory, now)
-        found = by(still | unwritable.keys())
+        problems, still = self._write_problems(), self._immovable_ids()
+        decide = partial(with_room, self.machine, state, refused, memory, now)
+        found = decide(still | problems.keys())
         made: tuple[ContainerUpdate, ...] | str
         if isinstance(found, Refused):
-            if not unwritable or isinstance(by(still), Refused):
+            if not problems or isinstance(decide(still), Refused):
                 return found
-            made = next(iter(unwritable.values()))
+            made = next(iter(problems.values()))
         else:
             self._swap(found.state, found.change)
             made = self._made_room(state, found, "room")
@@ -305,9 +305,9 @@ class Agent:
 
     def still(self) -> set[str]:
         """Those that cannot move now; any thread may call this."""
-        return self._held() | self._unwritable().keys()
+        return self._immovable_ids() | self._write_problems().keys()
 
-    def _held(self) -> set[str]:
+    def _immovable_ids(self) -> set[str]:
         return {
             i
             for i, a in self.state.allocations.items()
@@ -317,7 +317,7 @@ class Agent:
             or (a.mems and not self.moves_memory)
         }
 
-    def _unwritable(self) -> dict[str, str]:
+    def _write_problems(self) -> dict[str, str]:
         """Movable containers whose cgroups cannot be written, and why."""
         found = {
             i: self._cgroups.write_problem(self.places.get(i, _NOWHERE))
@@ -365,7 +365,7 @@ class Agent:
         and CPUs, which it has by now, may change meanwhile.
         """
         self.updating.add(container_id)
-        self.writes[container_id] += 1
+        self.write_counts[container_id] += 1
         there = self.state.allocations[container_id].arrived
         after = self.state.without(container_id).with_allocation(there)
         self._swap(after, StateChange((container_id,), (there.pod_uid,)))
@@ -627,7 +627,7 @@ class Agent:
 
     def write(self, wanted: Mapping[str, Wanted]) -> dict[str, Written]:
         """Write cgroups, by container; where systemd made them, it gets the same afterwards."""
-        self.writes.update(wanted.keys())
+        self.write_counts.update(wanted.keys())
         done = self._cgroups.write(wanted)
         # What could not be written yet may still come to pass.
         self._tell_systemd(i for i, one in done.items() if one.changed or one.problem)
@@ -909,7 +909,7 @@ class Agent:
         self._tasks.add(partial(self._mark, container.id))
 
     def _forget(self, container_id: str) -> None:
-        for known in (self._traces, self.starting, self._begun, self.widening, self.writes):
+        for known in (self._traces, self.starting, self._begun, self.widening, self.write_counts):
             known.pop(container_id, None)
         self.updating.discard(container_id)
         place, kept = self.places.pop(container_id, None), self.state.allocations.get(container_id)

@@ -194,9 +194,9 @@ class Mover:
         del self._began[container_id]
         seconds = self._clock.monotonic() - began
         self._agent.notices.about(a, What.MOVED, f"moved {where} in {seconds:.1f} s{for_whom(a)}")
-        said = moved.left >= SMALLEST_LEFT
-        rest = {"left": moved.left, "problem": moved.why} if said else {}
-        fields = {"where": where, "seconds": round(seconds, 3), **rest}
+        fields = {"where": where, "seconds": round(seconds, 3)}
+        if moved.left >= SMALLEST_LEFT:
+            fields |= {"left": moved.left, "problem": moved.why}
         log.info("memory moved", container=a.full_name, **fields)
 
     def _try_later(self, container_id: str, seconds: float) -> None:

@@ -264,7 +264,7 @@ def cgroups(mount: Path, root: Path = Path("/")) -> Iterator[Finding]:
         )
     else:
         yield _ok("cgroups", f"cgroup {version} with cpuset and memory")
-        yield from _writable(mount, root)
+        yield from _check_writes(mount, root)
         for name in ("kubepods.slice", "kubepods"):
             inside = _read(mount / name / "cgroup.controllers")
             if inside is not None and "cpuset" not in inside.split():
@@ -276,11 +276,11 @@ def cgroups(mount: Path, root: Path = Path("/")) -> Iterator[Finding]:
                 )
 
 
-def _writable(mount: Path, root: Path) -> Iterator[Finding]:
+def _check_writes(mount: Path, root: Path) -> Iterator[Finding]:
     """Whether cgroups can be written: by the installed service, or by us in a container."""
-    problem, protects = "", dict(_lines(root)).get("ProtectControlGroups", "no")
-    if protects.lower() not in _NO:
-        problem = f"{UNIT} has ProtectControlGroups={protects}"
+    problem, protection = "", dict(_lines(root)).get("ProtectControlGroups", "no")
+    if protection.lower() not in _NO:
+        problem = f"{UNIT} has ProtectControlGroups={protection}"
     elif os.geteuid() == 0:
         problem = CgroupWriter(CgroupReader(str(mount))).write_problem()
     if problem:

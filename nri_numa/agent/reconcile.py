@@ -139,7 +139,7 @@ class Reconciler:
         self._untold: dict[str, None] = {}
         self._tell = asyncio.Event()
         self._behind: dict[str, str] = {}
-        self._telling = ""
+        self._push_target = ""
         self._repairs: dict[str, deque[float]] = {}
         self._given_up: set[str] = set()
         self._reported: dict[str, str] = {}
@@ -275,7 +275,7 @@ class Reconciler:
             batch = suspects[start : start + AT_ONCE]
             # From here to the write nothing else happens.
             wrong = agent.differing(batch)
-            excused = late.keys() | agent.updating | {self._telling}
+            excused = late.keys() | agent.updating | {self._push_target}
             drift = [c for c in wrong if c.container_id not in excused]
             new += self._noted(drift)
             fought |= {
@@ -542,8 +542,8 @@ class Reconciler:
             self._behind.pop(container_id, None)
             if not agent.runs(container_id):
                 continue
-            number, self._telling = agent.writes[container_id], container_id
-            agree = partial(self._agree, container_id, agent.state, agent.machine, number)
+            write_count, self._push_target = agent.write_counts[container_id], container_id
+            agree = partial(self._agree, container_id, agent.state, agent.machine, write_count)
             try:
                 problem = await asyncio.to_thread(agree)
             except Exception as error:  # refused by the bus, whose errors are of several kinds, too
@@ -554,8 +554,8 @@ class Reconciler:
                 self._untold.clear()  # each would wait as long
                 break
             finally:
-                self._telling = ""
-            if agent.writes[container_id] != number:
+                self._push_target = ""
+            if agent.write_counts[container_id] != write_count:
                 agent.put_right([container_id])
                 self.tell_systemd([container_id])
             elif problem:
@@ -569,10 +569,16 @@ class Reconciler:
         elif said and not self._behind:
             log.info("systemd has the CPUs that cgroups have again")
 
-    def _agree(self, container_id: str, state: NodeState, machine: Machine, number: int) -> str:
-        """In a thread: why systemd has something else than is meant; empty where it is the same.
+    def _agree(
+        self, container_id: str, state: NodeState, machine: Machine, write_count: int
+    ) -> str:
+        """Compare systemd's properties with those that are meant, and set them; runs in a thread.
 
-        Of ``state`` and ``machine`` nothing is sent once there was a write after the ``number``-th.
+        Of ``state`` and ``machine`` nothing is sent once the cgroup was written more often than
+        ``write_count``.
+
+        Returns:
+            Why systemd has something else; empty where it has the same.
         """
         place = self._agent.places.get(container_id)
         allocation = state.allocations.get(container_id)
@@ -589,7 +595,7 @@ class Reconciler:
         if mems and real.mems & topology.memory_nodes != mems:
             return ""  # its memory is on its way: systemd would have it moved in one go
         return self._scopes.agree(
-            place, cpus, mems, lambda: self._agent.writes[container_id] == number
+            place, cpus, mems, lambda: self._agent.write_counts[container_id] == write_count
         )
 
 

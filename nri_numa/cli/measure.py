@@ -50,13 +50,14 @@ def measure(
     """Measure what placement gains on this machine.
 
     Local against remote memory, two cores against the siblings of one, an L3 cache each against
-    one together, a CPU alone against one beside a busy program. What this machine cannot show is
+    one together, a CPU alone against one site a busy program. What this machine cannot show is
     said, and the others are shown. It uses the CPUs it measures for some seconds each: what runs
     there notices. Needs numpy.
     """
     if importlib.util.find_spec("numpy") is None:
         raise Failure(
-            f"measure needs numpy, which is not installed here; expected it after: {_install()}"
+            "measure needs numpy, which is not installed here; expected it after: "
+            f"{_install_command()}"
         )
     document = _measured(rounds, seconds, only)
     answer(document, output, lines(document))
@@ -70,15 +71,15 @@ def measure(
             raise Failure(f"cannot write {plot}: {error.strerror or error}") from error
 
 
-def _install() -> str:
+def _install_command() -> str:
     """The command that installs numpy where this interpreter finds it; a bundle has no pip."""
     if importlib.util.find_spec("pip") is not None:
         return f"{sys.executable} -m pip install numpy"
     version = ".".join(map(str, sys.version_info[:2]))
-    beside = Path(__file__).parents[2]
+    site = Path(__file__).parents[2]
     return (
         f"python3 -m pip install --only-binary=:all: --python-version={version} "
-        f"--target={beside} numpy"
+        f"--target={site} numpy"
     )
 
 

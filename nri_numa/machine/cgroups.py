@@ -455,10 +455,10 @@ class CgroupWriter:
             late.append(True)
         now = dict(done)
         if left := [container_id for container_id in wanted if container_id not in now]:
-            self.held_up(left, self._waits_in_kernel())
+            self.held_up(left, self._is_blocked_in_kernel())
         return now | dict.fromkeys(left, Written(problem=_HELD_UP))
 
-    def _waits_in_kernel(self) -> bool:
+    def _is_blocked_in_kernel(self) -> bool:
         """Whether the thread waits for the kernel, and not for a CPU: proc_pid_stat(5)."""
         stat = text_or_empty(f"/proc/self/task/{self._thread_id}/stat")
         return stat.rpartition(")")[2].split()[:1] == ["D"]

@@ -33,7 +33,7 @@ _STEP: Final = STEP_PAGES * _PAGE
 _TRIES: Final = 2
 """A page may be busy for a moment: also all of a huge page while its first part is on its way."""
 _MOVE, _MOVE_ALL = 2, 4  # MPOL_MF_MOVE, MPOL_MF_MOVE_ALL
-_RIGHTS: Final = {"CAP_DAC_READ_SEARCH": 2, "CAP_SYS_PTRACE": 19}
+_CAPABILITY_BITS: Final = {"CAP_DAC_READ_SEARCH": 2, "CAP_SYS_PTRACE": 19}
 """Bits of a set of capabilities; pagemap of another user's process is closed to root without the
 first. CAP_SYS_NICE is found out by a call."""
 _PRESENT: Final = 63  # bit of an entry of /proc/PID/pagemap
@@ -85,7 +85,7 @@ def hindrance(reader: CgroupReader) -> str:
         return "the AppArmor profile nri-numa lets no process be read"
     rights = re.search(r"^CapEff:\s*([0-9a-f]+)$", text("/proc/self/status"), re.MULTILINE)
     has = int(rights[1], 16) if rights else 0
-    if missing := [name for name, bit in _RIGHTS.items() if not has >> bit & 1]:
+    if missing := [name for name, bit in _CAPABILITY_BITS.items() if not has >> bit & 1]:
         return f"{' and '.join(missing)} missing"
     kernel, balancing = platform.release(), text_or_empty("/proc/sys/kernel/numa_balancing").strip()
     if kernel.startswith(_BLIND) and balancing not in ("", "0"):

@@ -137,13 +137,19 @@ class DeferredTasks:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._waiting: deque[tuple[Context, Callable[[], object]]] = deque()
+        self._is_scheduled = False
 
     def add(self, *functions: Callable[[], object]) -> None:
-        """Do this when the reply has left."""
-        context, idle = copy_context(), not self._waiting
+        """Do this when the reply has left; what is added meanwhile has its turn a round later."""
+        context = copy_context()
         for function in functions:
             self._waiting.append((context, function))
-        if idle:
+        if not self._is_scheduled:
+            self._schedule()
+
+    def _schedule(self) -> None:
+        if self._waiting:
+            self._is_scheduled = True
             self._clock.call_soon(self._work)
 
     def _work(self) -> None:
@@ -152,8 +158,8 @@ class DeferredTasks:
                 context, function = self._waiting.popleft()
                 context.run(function)
         finally:
-            if self._waiting:
-                self._clock.call_soon(self._work)
+            self._is_scheduled = False
+            self._schedule()
 
 
 class Agent:

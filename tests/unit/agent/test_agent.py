@@ -7,10 +7,11 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
+from nri_numa.agent.agent import DeferredTasks
 from nri_numa.engine.decision import Resized
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.model.workload import QoSClass, Resources
-from tests.beds.world import World, container, pod, resources
+from tests.beds.world import StillClock, World, container, pod, resources
 
 
 @pytest.fixture
@@ -71,3 +72,20 @@ def test_whoever_shows_the_node_is_told_of_every_change(world: World, change: st
     told.clear()
     world.place(pod("unseen"))
     assert told == []
+
+
+def test_what_a_task_adds_has_its_turn_a_round_later() -> None:
+    """Each of them began two rounds, so that one that follows itself left no time for others."""
+    rounds, turns = list[Callable[[], object]](), list[int]()
+
+    def work() -> None:
+        turns.append(len(turns))
+        tasks.add(work)
+
+    tasks = DeferredTasks(StillClock(later=rounds.append))
+    tasks.add(work)
+    for _ in range(8):
+        waiting, rounds[:] = rounds[:], []
+        for one in waiting:
+            one()
+    assert len(turns) == 8

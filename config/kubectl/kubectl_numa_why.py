@@ -16,8 +16,8 @@ from kubectl_numa_cluster import Object, ids, listed, refusal
 
 _UNREADABLE = (AttributeError, KeyError, TypeError, ValueError, RecursionError)
 _OURS = ("PlacementRefused", "PlacedWider", "NotPinned", "PlacedAfterStart", "PlacedLate",
-         "Moved", "CpusetDrift", "AnnotationIgnored", "NUMANodeDrained", "NUMAPodMoved",
-         "NUMANodeStolen")  # fmt: skip
+         "Moved", "RoomFound", "CpusetDrift", "AnnotationIgnored", "NUMANodeDrained",
+         "NUMAPodMoved", "NUMANodeStolen")  # fmt: skip
 """Reasons of Events that ``nri-numa publish`` and ``nri-numa controller`` write."""
 _SAID = frozenset({"placed", "assigned"})
 """Annotations that are answers; the others below the prefix are what the pod asks for.

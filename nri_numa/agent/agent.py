@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from nri_numa.agent.loop import Clock
 from nri_numa.agent.reconcile import Differences, observe_some
+from nri_numa.agent.room_searches import RoomSearches
 from nri_numa.engine import admit, whole
 from nri_numa.engine.adopt import ASSIGNED, assigned, is_signed
 from nri_numa.engine.decision import Admitted, Machine, Refused, Resized, Resynced, Trace
@@ -30,7 +31,16 @@ from nri_numa.engine.resync import (
     take_in,
     without_answer,
 )
-from nri_numa.engine.room import for_whom, keep_room, short_of_memory, went, with_room
+from nri_numa.engine.room import (
+    Search,
+    after_moving,
+    for_whom,
+    keep_room,
+    room_search,
+    short_of_memory,
+    went,
+    with_room,
+)
 from nri_numa.engine.state import (
     Allocation,
     Kind,
@@ -108,6 +118,11 @@ class RefusedContainer(msgspec.Struct, frozen=True, kw_only=True):
     def key(self) -> tuple[str, str, str, str]:
         """The same for all refusals of a container for one reason."""
         return self.namespace, self.pod, self.container, self.reason
+
+
+def _key_of(refused: Refused) -> tuple[str, str, str, str]:
+    pod, container = refused.trace.pod, refused.trace.container
+    return pod.namespace, pod.name, container.name, refused.reason
 
 
 class Start(msgspec.Struct):
@@ -227,6 +242,7 @@ class Agent:
         self._tell = DecisionLog(metrics, self.notices, self.decided)
         self._foreign = ForeignPins(metrics)
         self._tasks = DeferredTasks(clock)
+        self._room_searches = RoomSearches(self, self._tasks.add)
         self._traces: dict[str, Trace | KeptTrace] = {}
         self._synchronize_seconds = SYNCHRONIZE_SECONDS
         self._undecided: deque[tuple[PodSandbox, Container]] = deque()
@@ -252,7 +268,11 @@ class Agent:
             decision = self._with_room(decision)
             if isinstance(decision, Refused):
                 self._refused(decision)
-                return None if self.observe else decision
+                if self.observe:
+                    return None
+                if decision.is_search_spent:
+                    self._room_searches.add(decision)
+                return decision
         else:
             self._swap(decision.state, decision.change)
         for container_id in decision.change.containers:
@@ -286,9 +306,37 @@ class Agent:
             self._swap(found.state, found.change)
             made = self._made_room(state, found, "room")
         if isinstance(made, str):
-            message = f"{refused.message}; no room could be made: {made}"
-            return replace(refused, refusal=replace(refused.refusal, message=message))
+            return replace(refused, room_text=f"no room could be made: {made}")
         return replace(found, updates=made)
+
+    def is_refused(self, refused: Refused) -> bool:
+        """Whether a refused container is still to come: its pod is there, and it is not."""
+        uid, name = refused.trace.pod.uid, refused.trace.container.name
+        record = self.state.pods.get(uid)
+        there = [self.state.allocations[i].container for i in record.containers] if record else ()
+        return _key_of(refused) in self._refusals and name not in there
+
+    def search_for(self, refused: Refused) -> Search[Admitted | Refused]:
+        """A search for room, by what is there now."""
+        memory, now = self._readings.memory, self._now()
+        state, still = self.state, self.still()
+        return room_search(self.machine, state, refused, memory, now, still, is_deferred=True)
+
+    def finish_search(self, refused: Refused, found: Admitted | Refused) -> None:
+        """What a search found that went on after a refusal: some move, and the refusal says it."""
+        if isinstance(found, Refused):
+            text = found.room_text
+        elif self.still().isdisjoint(m.after.container_id for m in found.moves):
+            problem = self._move(found, "room")
+            text = f"no room could be made: {problem}" if problem else after_moving(found.moves)
+        else:
+            text = ""
+        one = self._refusals.get(key := _key_of(refused))
+        if text and one is not None:
+            message = replace(refused, room_text=text).message
+            self._refusals[key] = replace(one, message=message)
+            self._tell.note_room(refused.trace, text)
+            self.notify()
 
     def keep_room(self, most: int) -> int:
         """Have some move, ``most`` of them, so that a request of ``room_keep`` would fit.
@@ -299,11 +347,18 @@ class Agent:
         found = keep_room(self.machine, state, memory, now, self.still(), most)
         if found is None:
             return 0
-        self._swap(found.state, found.change)
-        made = self._made_room(state, found, "keep")
-        if not isinstance(made, str):
-            self._alone(made)
+        self._move(found, "keep")
         return len(found.moves)
+
+    def _move(self, found: Admitted, reason: str) -> str:
+        """Have some move for a container that is to come; returns what was in the way of it."""
+        before = self.state
+        self._swap(found.state, found.change)
+        made = self._made_room(before, found, reason)
+        if isinstance(made, str):
+            return made
+        self._alone(made)
+        return ""
 
     def short_of_memory(self, used: Mapping[str, Mapping[int, int]]) -> NUMASet:
         """As `nri_numa.engine.room.short_of_memory`, by what is free now."""

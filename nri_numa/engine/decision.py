@@ -436,10 +436,19 @@ class Admitted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Refused(msgspec.Struct, frozen=True):
-    """The container cannot have what it asks for, and how that came about."""
+    """The container cannot have what it asks for, and how that came about.
+
+    Attributes:
+        is_about_later_container: it fits, and another one of its pod that is to come does not.
+        is_search_spent: whether room can be made for it, or what is in the way, is not known.
+        room_text: what was found out about that; ends the message.
+    """
 
     refusal: Refusal
     trace: Trace
+    is_about_later_container: bool = False
+    is_search_spent: bool = False
+    room_text: str = ""
 
     @property
     def reason(self) -> str:
@@ -448,8 +457,9 @@ class Refused(msgspec.Struct, frozen=True):
 
     @property
     def message(self) -> str:
-        """The refusal's."""
-        return self.refusal.message
+        """The refusal's, and what was found out about room."""
+        end = f"; {self.room_text}" if self.room_text else ""
+        return f"{self.refusal.message}{end}"
 
 
 Decision = Admitted | Refused

@@ -14,6 +14,7 @@ lets it.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from heapq import nsmallest
 from typing import Final
 
 import msgspec
@@ -167,23 +168,25 @@ def holders_text(state: NodeState, within: NUMASet | None = None, *, requests: b
 
 
 def _requested(a: Allocation) -> int:
-    return sum(charge.cpu_milli for charge in a.charges.values())
+    return sum([charge.cpu_milli for charge in a.charges.values()])
 
 
 def named(allocations: Iterable[Allocation]) -> str:
     """The same about given containers."""
+    found = [*allocations]
+    if not found:
+        return ""
     # By number of CPUs, most first, then by name, then by id.
-    found = sorted(
-        allocations,
+    most = nsmallest(
+        _MOST,
+        found,
         key=lambda a: (
-            -(1000 * len(a.cpus | a.idle) or _requested(a)),
+            -(1000 * (a.cpus.bits | a.idle.bits).bit_count() or _requested(a)),
             a.full_name,
             a.container_id,
         ),
     )
-    if not found:
-        return ""
-    parts = [_part(a) for a in found[:_MOST]]
+    parts = [_part(a) for a in most]
     if len(found) > _MOST:
         parts.append(f"and {len(found) - _MOST} more")
     return "; held: " + ", ".join(parts)

@@ -6,7 +6,8 @@ here, as a value. Of those that are movable `with_room` makes a decision, by whi
 
 The search is by cost: bytes to migrate, then number of containers, then their ids. Sums by NUMA
 node say what is worth a try; whether it fits is said by the engine that decides for real,
-`nri_numa.engine.admit`, on the state without the movers. Both are bounded by count.
+`nri_numa.engine.admit`, on the state without the movers. All of it is one `Search`, which a request
+does `WORK_LIMIT` of, counted in work and not in time, so that it ends alike everywhere.
 
 Only containers on one NUMA node move, and those of a pod with ``scope: pod`` only if it has no
 other container: moving one of several would part them.
@@ -14,17 +15,18 @@ other container: moving one of several would part them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from heapq import heappop, heappush
-from itertools import count, islice
+from collections.abc import Collection, Generator, Iterator, Mapping
+from heapq import heappop, heappush, nlargest
+from itertools import count
 from operator import add, le, sub
-from typing import Final, NamedTuple
+from typing import Final, Generic, NamedTuple, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
-from nri_numa.engine.accounting import ownable
+from nri_numa.engine.accounting import ownable, ownable_at_most
 from nri_numa.engine.admit import adjustment, admit, place, pool_updates, without_each
+from nri_numa.engine.align.hints import EXACT_UPTO
 from nri_numa.engine.decision import Admitted, Case, Machine, Move, Reading, Refused
 from nri_numa.engine.place.needs import exclusive_text, pod_demand
 from nri_numa.engine.request.demand import Demand
@@ -32,13 +34,12 @@ from nri_numa.engine.state import (
     COMPUTED,
     NOTHING,
     Allocation,
-    Charge,
     Kind,
     NodeState,
     effective_cpus,
     without_cpus,
 )
-from nri_numa.engine.whole import admit_whole, limits
+from nri_numa.engine.whole import admit_whole, limits, named_containers
 from nri_numa.model.cpuset import NO_CPUS, NUMASet
 from nri_numa.model.machine import counted, cpus_text, human_milli, numa_text
 from nri_numa.model.workload import (
@@ -61,12 +62,47 @@ from nri_numa.text import human_bytes
 
 MOST_MOVES: Final = 3
 """Containers that move for one."""
-_MOST_STEPS: Final = 1500
-"""Partial plans that are looked at; one takes some ten microseconds."""
-_MOST_TRIES: Final = 16
-"""Plans that are put to the engine."""
+WORK_LIMIT: Final = 20_000
+"""Units of work of a search while a request waits. A unit takes about a microsecond, so that all of
+it takes less than 25 ms on 512 CPUs with 1,000 containers (`python -m bench --only room`)."""
+LATER_WORK_LIMIT: Final = 10 * WORK_LIMIT
+"""The same of what goes on after the answer."""
+_LOOK_WORK: Final = 2
+"""Units for one container, or a pair of a mover and a NUMA node, that is looked at, and for a
+partial plan that is made."""
+_ADMISSION_WORK: Final = 300
+"""Units for an admission that is tried, beside one for each CPU, and two for each container and for
+each set of NUMA nodes."""
 _SHORT: Final = ("TopologyAffinityError", "NotEnoughCPUs", "NotEnoughMemory", "SMTAlignmentError")
 """Refusals that are for want of room."""
+
+
+T = TypeVar("T")
+Steps = Generator[int, None, T]
+"""Yields units of work, before or after they are done, and returns what was found."""
+
+
+class Search(Generic[T]):
+    """A search that can be done in pieces, all of them about one state.
+
+    Attributes:
+        used: units of work so far.
+    """
+
+    def __init__(self, steps: Steps[T]) -> None:
+        self._steps, self._next, self.used = steps, 0, 0
+
+    def work(self, units: int) -> T | None:
+        """Do one step, and more up to so many units; None where these were not enough to end."""
+        used = 0
+        try:
+            while not used or used + self._next <= units:
+                self.used, used = self.used + self._next, used + self._next
+                self._next = next(self._steps)
+        except StopIteration as ended:
+            found: T = ended.value
+            return found
+        return None
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -82,7 +118,7 @@ class Plan(msgspec.Struct, frozen=True):
     state: NodeState
     newcomer: Admitted
     moves: tuple[Move, ...]
-    places: tuple[tuple[_Item, int], ...]
+    places: _Places
 
 
 def make_room(
@@ -96,7 +132,7 @@ def make_room(
     running: bool = False,
     now: float = 0.0,
     why: str = "",
-) -> Plan | None:
+) -> Steps[Plan | None]:
     """The cheapest moves after which a refused container fits with its policy; None without any.
 
     None of the containers in ``still`` moves, and none of its own pod. Of containers that are
@@ -107,6 +143,7 @@ def make_room(
     if requested is None or demand is None or refused.reason not in _SHORT:
         return None
     own = refused.trace.pod.uid
+    yield _LOOK_WORK * len(state.allocations)
     movers = [
         a
         for i, a in state.allocations.items()
@@ -114,8 +151,10 @@ def make_room(
     ]
     if requested.scope is Scope.POD:
         demand = pod_demand(refused.trace.pod, demand)
-    found = _Search(machine, state, reading, demand, movers, most, running=running).plans()
-    for places in islice(found, _MOST_TRIES):
+    yield _LOOK_WORK * len(movers)
+    search = _PlanSearch(machine, state, reading, demand, movers, most, running=running)
+    while (places := (yield from search.next_plan())) is not None:
+        yield _try_work(machine, state, refused, len(places) - 1)
         plan = _tried(machine, state, refused, reading, places, now, why, running=running)
         if plan is not None:
             return plan
@@ -129,36 +168,99 @@ def with_room(
     reading: Reading | None,
     now: float,
     still: Collection[str] = (),
-    *,
-    keep: str = "",
-    most: int = MOST_MOVES,
 ) -> Admitted | Refused:
     """The container that was refused, once movable ones make room; refused where they cannot.
 
-    None of the containers in ``still`` moves. Where it is for a request that is to ``keep`` room,
-    in words, the state is the one without it.
+    None of the containers in ``still`` moves. Where `WORK_LIMIT` does not suffice, it is refused
+    and `room_search` may go on.
     """
+    found = Search(_with_room(machine, state, refused, reading, now, still)).work(WORK_LIMIT)
+    return replace(refused, is_search_spent=True) if found is None else found
+
+
+def room_search(
+    machine: Machine,
+    state: NodeState,
+    refused: Refused,
+    reading: Reading | None,
+    now: float,
+    still: Collection[str] = (),
+    *,
+    is_deferred: bool,
+) -> Search[Admitted | Refused]:
+    """What goes on after a refusal whose search spent its budget; for `LATER_WORK_LIMIT` at most.
+
+    Where the container ``is_deferred``, which comes again later, the state is without it. Where no
+    moves let it in, the refusal says what is in the way only if those moves would be made.
+    """
+    steps = _with_room(
+        machine, state, refused, reading, now, still, is_deferred=is_deferred, must_move=True
+    )
+    return Search(steps)
+
+
+def _with_room(
+    machine: Machine,
+    state: NodeState,
+    refused: Refused,
+    reading: Reading | None,
+    now: float,
+    still: Collection[str] = (),
+    *,
+    keep: str = "",
+    is_deferred: bool = False,
+    must_move: bool = False,
+    most: int = MOST_MOVES,
+) -> Steps[Admitted | Refused]:
+    """Make room for a container that comes now or ``is_deferred``, or to ``keep`` it, in words.
+
+    There is no search for a pod of which one try would be more than `WORK_LIMIT`.
+    """
+    if refused.is_about_later_container or _try_work(machine, state, refused, 0) > WORK_LIMIT:
+        return refused
     pod, container = refused.trace.pod, refused.trace.container
+    yield _LOOK_WORK * len(state.allocations)
     tied = _tied(state, still)
     stay = tied | {i for i, a in state.allocations.items() if not a.movable}
     plan, most = None, min(most, machine.settings.room_moves)
     why = f"{_MOVED}{keep or f'make room for {pod.full_name}/{container.name}'}"
     if most and len(stay) < len(state.allocations):
-        plan = make_room(
+        plan = yield from make_room(
             machine, state, refused, reading, still=stay, most=most, running=True, now=now, why=why
         )
     if plan is None:
-        return refused if keep else in_the_way(machine, state, refused, reading, tied)
+        if keep:
+            return refused
+        return (yield from in_the_way(machine, state, refused, reading, tied, must_move=must_move))
+    return _with_moves(
+        machine, state, plan, container.id, ahead=bool(keep), is_deferred=is_deferred
+    )
+
+
+def _with_moves(
+    machine: Machine,
+    state: NodeState,
+    plan: Plan,
+    container_id: str,
+    *,
+    ahead: bool,
+    is_deferred: bool,
+) -> Admitted:
+    """The decision with the moves of a plan; the newcomer is not in the state where it comes later.
+
+    It comes later, too, where the moves are ``ahead`` of need.
+    """
     decision, moves = plan.newcomer, plan.moves
-    if keep:
+    if ahead:
         moves = tuple(Move(m.before, replace(m.after, ahead=True)) for m in moves)
     newcomer = decision.allocation
     newcomer = replace(newcomer, reason=f"{newcomer.reason}; {after_moving(moves)}")
-    if keep:
+    its = decision.change
+    if ahead or is_deferred:
         after = _moved_in(state, without_each(state, (m.before for m in moves)), moves)
+        its = NO_CHANGE
     else:
-        after = replace(plan.state, allocations={**plan.state.allocations, container.id: newcomer})
-    its = NO_CHANGE if keep else decision.change
+        after = replace(plan.state, allocations={**plan.state.allocations, container_id: newcomer})
     moving = {m.after.container_id for m in moves}
     pool = after.pool(machine.topology, machine.settings)
     own = tuple(
@@ -170,7 +272,7 @@ def with_room(
         )
         for m in moves
     )
-    others = pool_updates(machine, state, after, skip=container.id)
+    others = pool_updates(machine, state, after, skip=container_id)
     cpus = effective_cpus(newcomer, pool, machine.topology, after.withheld_bits)
     return replace(
         decision,
@@ -204,7 +306,7 @@ def freed_by_moving(
     ]
     if not (movers and most):
         return {}
-    return _Search(machine, state, reading, Demand(), movers, most, running=True).freed()
+    return _PlanSearch(machine, state, reading, Demand(), movers, most, running=True).freed()
 
 
 def all_arrived(decision: Admitted) -> NodeState:
@@ -245,7 +347,8 @@ def keep_room(
         return None
     what = [counted(cpus, "CPU")] if cpus else []
     keep = f"keep room for {', '.join(what + ([human_bytes(memory)] if memory else []))}"
-    found = with_room(machine, state, decision, reading, now, still, keep=keep, most=most)
+    steps = _with_room(machine, state, decision, reading, now, still, keep=keep, most=most)
+    found = Search(steps).work(WORK_LIMIT)
     return found if isinstance(found, Admitted) else None
 
 
@@ -295,26 +398,29 @@ def in_the_way(
     refused: Refused,
     reading: Reading | None,
     tied: Collection[str],
-) -> Refused:
+    *,
+    must_move: bool,
+) -> Steps[Refused]:
     """The refusal, saying what would have to be elsewhere where a few containers are in the way.
 
-    Of those that are ``tied`` none could move, movable or not.
+    Of those that are ``tied`` none could move, movable or not. With ``must_move`` nothing is said
+    but of moves that would be made if all of them were movable.
     """
-    plan = make_room(machine, state, refused, reading)
+    plan = yield from make_room(machine, state, refused, reading)
     if plan is None:
         return refused
     moves = plan.moves
-    text = f"it would fit if {' and '.join(map(_text, moves))}"
+    text = "" if must_move else f"it would fit if {' and '.join(map(_text, moves))}"
     free = not any(m.before.container_id in tied for m in moves)
     if free and len(moves) <= machine.settings.room_moves:
         unmovable = [m for m in moves if not m.before.movable]
+        yield _try_work(machine, state, refused, len(moves))
         at_once = _tried(machine, state, refused, reading, plan.places, running=True) is not None
         if unmovable and at_once:
             text = f"it would fit if {' and '.join(map(_who, unmovable))} were movable"
-        elif not (unmovable or at_once):
+        elif text and not (unmovable or at_once):
             text += ": movable, but memory is free only once it has moved"
-    message = f"{refused.message}; {text}"
-    return replace(refused, refusal=replace(refused.refusal, message=message))
+    return replace(refused, room_text=text)
 
 
 def _who(move: Move) -> str:
@@ -371,16 +477,16 @@ class _Item(NamedTuple):
         needs: what must be free where it goes.
         books: what it takes there.
         gives: what it gives back where it was.
+        bytes: that migrate with it.
+        home: the NUMA node where it is.
     """
 
     needs: Amounts
     books: Amounts
     gives: Amounts
+    bytes: int = 0
+    home: int = -1
     mover: Allocation | None = None
-
-    @property
-    def home(self) -> int:
-        return -1 if self.mover is None else next(iter(self.mover.numa_nodes))
 
     def fits(self, i: int, left: Amounts) -> bool:
         """Whether so much is enough on a NUMA node; what stays behind need not come back."""
@@ -389,6 +495,17 @@ class _Item(NamedTuple):
             needs = tuple(n - b + g for n, b, g in zip(needs, self.books, self.gives, strict=True))
         return _fits(needs, left)
 
+    def likeness(self, *, free: bool) -> tuple[object, ...]:
+        """The same for movers of which one is as good as another.
+
+        Sizes count to an eighth, for else a byte would make two of them. On other CPUs of its NUMA
+        node none is like another.
+        """
+        a = self.mover
+        assert a is not None  # noqa: S101
+        sizes = map(_leading_bits, self.needs + self.books)
+        return (self.needs[1], *sizes, a.kind, a.policy, free and a.cpus)
+
 
 class _Partial(NamedTuple):
     """A plan on its way.
@@ -396,21 +513,32 @@ class _Partial(NamedTuple):
     Attributes:
         pending: still to be placed; the first of them next.
         at: the NUMA node that is being cleared for it; None where none is chosen.
+        since: the movers there before this one in order are not taken out any more.
         free: there was room by the sums before: movers may stay, on other CPUs.
     """
 
     pending: tuple[_Item, ...]
     left: Mapping[int, Amounts]
     at: int | None = None
+    since: int = 0
     free: bool = False
     out: tuple[str, ...] = ()
-    placed: tuple[tuple[_Item, int], ...] = ()
+    placed: _Places = ()
 
 
+_Places = tuple[tuple[_Item, int], ...]
 Cost = tuple[int, int, tuple[str, ...]]
+_Child = tuple[Cost, Cost, _Partial]
+"""What a plan will cost at least, what it costs so far, and the plan."""
 
 
-class _Search:
+class _PlanSearch:
+    """The plans that are worth a try by sums, the cheapest first.
+
+    Of what follows a partial plan only the cheapest is made, and the next one when that is taken
+    up: however many containers there are, few plans are made.
+    """
+
     def __init__(
         self,
         machine: Machine,
@@ -432,42 +560,53 @@ class _Search:
             i: (cpus[i], len(own & machine.node_cpus[i]), memory[i], *(p[i] for p in pages))
             for i in sorted(machine.places)
         }
-        self._newcomer = self._item(demand)
-        self._movers: dict[int, list[_Item]] = {i: [] for i in self._left}
+        # By id; and by bytes, then by id.
+        self._by_id: dict[int, list[_Item]] = {i: [] for i in self._left}
         for a in sorted(movers, key=lambda a: a.container_id):
-            item = self._item(_demand_of(a), a)
-            self._movers[item.home].append(item)
+            item = self._mover(a)
+            self._by_id[item.home].append(item)
+        self._by_bytes = {
+            i: sorted(items, key=lambda m: m.bytes) for i, items in self._by_id.items()
+        }
         # By NUMA node, what so many movers give back at most.
         self._given = {
             i: [tuple(sum(column[:n]) for column in columns) for n in range(most + 1)]
-            for i, items in self._movers.items()
-            if (
-                columns := [
-                    sorted(c, reverse=True) for c in zip(*(m.gives for m in items), strict=True)
-                ]
-            )
+            for i, items in self._by_id.items()
+            if (columns := [nlargest(most, c) for c in zip(*(m.gives for m in items), strict=True)])
         }
+        self._looks = 0
+        self._serial = count()
+        self._heap: list[tuple[Cost, int, Cost, _Partial, Iterator[_Child]]] = []
+        newcomer = self._newcomer(demand)
+        # Moves make no CPUs, whatever they free on a NUMA node.
+        total = tuple(map(sum, zip(*self._left.values(), strict=True)))[:2]
+        most_own = ownable_at_most(machine, state, SMT.ANY)
+        if demand.exclusive_cpus <= most_own and _fits(newcomer.books[:2], total):
+            self._push(_single_child((0, 0, ()), _Partial((newcomer,), self._left)))
 
-    def _item(self, demand: Demand, mover: Allocation | None = None) -> _Item:
+    def _newcomer(self, demand: Demand) -> _Item:
         own = demand.exclusive_cpus
-        if mover is None:
-            shared = min(demand.cpu_milli, demand.cpu_paid_milli)
-            charge = Charge(1000 * own or shared, demand.memory_paid, demand.hugepages)
-        else:
-            charge = next(iter(mover.charges.values()), NOTHING)
-            own += len(mover.idle)
-        pages = [demand.hugepages.get(size, 0) for size in self._sizes]
+        shared = min(demand.cpu_milli, demand.cpu_paid_milli)
+        needs = (1000 * own or demand.cpu_milli, own, demand.memory_bytes)
+        books = (1000 * own or shared, own, demand.memory_paid)
+        pages = tuple([demand.hugepages.get(size, 0) for size in self._sizes])
+        return _Item((*needs, *pages), (*books, *pages), ())
+
+    def _mover(self, a: Allocation) -> _Item:
+        charge = next(iter(a.charges.values()), NOTHING)
+        cpus = len(a.cpus) if a.owned else 0
+        own = cpus + len(a.idle)
+        pages = [a.hugepages.get(size, 0) if a.mems else 0 for size in self._sizes]
         held = [charge.hugepages.get(size, 0) for size in self._sizes]
-        milli = 1000 * demand.exclusive_cpus or demand.cpu_milli
-        needs = (milli, own, demand.memory_bytes, *pages)
+        needs = (1000 * cpus or a.cpu_milli, own, a.memory_bytes if a.mems else 0, *pages)
         books = (charge.cpu_milli, own, charge.memory, *held)
         gives = (*books[:2], *(0 for _ in books[2:])) if self._running else books
-        return _Item(needs, books, gives, mover)
+        return _Item(needs, books, gives, _memory(a), next(iter(a.numa_nodes)), a)
 
     def freed(self) -> dict[int, int]:
         """By NUMA node, CPUs to own that its movers leave there, those with the most first."""
         found = dict.fromkeys(self._left, 0)
-        for i, items in self._movers.items():
+        for i, items in self._by_id.items():
             left, most = dict(self._left), self._most
             for item in sorted(items, key=lambda m: -m.gives[1]):  # then by id, as they are
                 fitting = [j for j, n in left.items() if j != i and item.fits(j, n)]
@@ -478,21 +617,29 @@ class _Search:
                     most -= 1
         return found
 
-    def plans(self) -> Iterator[tuple[tuple[_Item, int], ...]]:
-        """Where each goes, the newcomer first; the cheapest plan first."""
-        serial, steps = count(), count()
-        start: Cost = (0, 0, ())
-        heap = [(start, next(serial), _Partial((self._newcomer,), self._left))]
-        while heap and next(steps) < _MOST_STEPS:
-            cost, _, partial = heappop(heap)
+    def next_plan(self) -> Steps[_Places | None]:
+        """Where each goes, the newcomer first; None when there are no more plans."""
+        while self._heap:
+            _, _, cost, partial, siblings = heappop(self._heap)
+            before = self._looks
+            self._push(siblings)
+            for children in self._expand(partial, cost) if partial.pending else ():
+                self._push(children)
+            yield _LOOK_WORK * (1 + self._looks - before)
             if not partial.pending:
-                yield partial.placed
-                continue
-            for more in self._next(partial, cost):
-                heappush(heap, (more[0], next(serial), more[1]))
+                return partial.placed
+        return None
 
-    def _next(self, p: _Partial, cost: Cost) -> Iterator[tuple[Cost, _Partial]]:
+    def _push(self, children: Iterator[_Child]) -> None:
+        """Put the first of them on the heap; the others follow when it is taken up."""
+        child = next(children, None)
+        if child is not None:
+            heappush(self._heap, (child[0], next(self._serial), *child[1:], children))
+
+    def _expand(self, p: _Partial, cost: Cost) -> Iterator[Iterator[_Child]]:
+        """What can be done next with a partial plan: each way begins with the cheapest."""
         item, left = p.pending[0], p.left
+        self._looks += len(left)
         fitting = [i for i, amounts in left.items() if item.fits(i, amounts)]
         if item.mover is not None and p.at is None and fitting:
             # The fullest that fits, then the lowest id; or where it was, on other CPUs.
@@ -502,51 +649,63 @@ class _Search:
             return
         if p.at in fitting:
             yield self._put(p, cost, p.at)
-        if len(p.out) == self._most:
-            return
-        rest = self._most - len(p.out)
         for i in left if p.at is None else (p.at,):
-            given = self._given.get(i)
-            if given is None or i == item.home:
-                continue
-            if not _fits(item.needs, _plus(left[i], given[rest])):
-                continue
-            free = p.free or (item.mover is None and p.at is None and i in fitting)
-            seen = set()
-            for mover in self._movers[i]:
-                a = mover.mover
-                assert a is not None  # noqa: S101
-                # Of those that are alike the first; on other CPUs none is like another.
-                alike = (mover.needs, mover.books, a.kind, a.policy, free and a.cpus)
-                if a.container_id in p.out or alike in seen:
-                    continue
-                seen.add(alike)
-                has = _plus(_plus(left[i], mover.gives), given[rest - 1])
-                if not _fits(item.needs, has):
-                    continue
-                yield self._taken_out(p, cost, mover, a, i, free=free)
+            if i != item.home and i in self._given:
+                free = p.free or (item.mover is None and p.at is None and i in fitting)
+                yield self._evictions(p, cost, i, free=free)
 
-    def _taken_out(
-        self, p: _Partial, cost: Cost, mover: _Item, a: Allocation, i: int, *, free: bool
-    ) -> tuple[Cost, _Partial]:
-        out = tuple(sorted((*p.out, a.container_id)))
-        # The largest first; those that are alike in the order in which they were taken out.
-        rest = sorted((*p.pending[1:], mover), key=lambda m: m.needs, reverse=True)
-        left = {**p.left, i: _plus(p.left[i], mover.gives)}
-        memory = cost[0] + (0 if free else _memory(a))
-        return (memory, len(out), out), _Partial(
-            (p.pending[0], *rest), left, i, free, out, p.placed
-        )
+    def _evictions(self, p: _Partial, cost: Cost, i: int, *, free: bool) -> Iterator[_Child]:
+        """Each mover that leaves NUMA node ``i`` for the first that is pending, cheapest first.
 
-    def _put(self, p: _Partial, cost: Cost, i: int) -> tuple[Cost, _Partial]:
+        Of those that are alike the first that may be enough.
+        """
+        needs, left, given = p.pending[0].needs, p.left[i], self._given[i]
+        rest = self._most - len(p.out)
+        fewest = next((n for n in range(1, rest + 1) if _fits(needs, _plus(left, given[n]))), 0)
+        movers = (self._by_id if free else self._by_bytes)[i]
+        seen = set()
+        for at in range(p.since, len(movers) - fewest + 1) if fewest else ():
+            self._looks += 1
+            mover = movers[at]
+            gives, a = _plus(left, mover.gives), mover.mover
+            assert a is not None  # noqa: S101
+            if a.container_id in p.out or not _fits(needs, _plus(gives, given[rest - 1])):
+                continue
+            if (alike := mover.likeness(free=free)) in seen:
+                continue
+            seen.add(alike)
+            out = tuple(sorted((*p.out, a.container_id)))
+            costs = (cost[0] + (0 if free else mover.bytes), len(out), out)
+            more = 0 if free else sum(m.bytes for m in movers[at + 1 : at + fewest])
+            # The largest first; those that are alike in the order in which they were taken out.
+            pending = sorted((*p.pending[1:], mover), key=lambda m: m.needs, reverse=True)
+            after = _Partial(
+                (p.pending[0], *pending), {**p.left, i: gives}, i, at + 1, free, out, p.placed
+            )
+            yield (costs[0] + more, len(p.out) + fewest, out), costs, after
+
+    def _put(self, p: _Partial, cost: Cost, i: int) -> Iterator[_Child]:
         item = p.pending[0]
         takes = item.gives if i == item.home else item.books
         left = {**p.left, i: tuple(map(sub, p.left[i], takes))}
         moved = p.free and item.mover is not None and i != item.home
-        memory = cost[0] + (_memory(item.mover) if moved and item.mover is not None else 0)
-        return (memory, *cost[1:]), p._replace(
-            pending=p.pending[1:], left=left, at=None, placed=(*p.placed, (item, i))
+        cost = (cost[0] + (item.bytes if moved else 0), *cost[1:])
+        return _single_child(
+            cost,
+            p._replace(
+                pending=p.pending[1:], left=left, at=None, since=0, placed=(*p.placed, (item, i))
+            ),
         )
+
+
+def _single_child(cost: Cost, partial: _Partial) -> Iterator[_Child]:
+    return iter([(cost, cost, partial)])
+
+
+def _leading_bits(amount: int) -> int:
+    """The amount without its last eighth, and less."""
+    rest = max(0, amount.bit_length() - 4)
+    return amount >> rest << rest
 
 
 def _fits(needs: Amounts, left: Amounts) -> bool:
@@ -573,12 +732,19 @@ def _demand_of(a: Allocation) -> Demand:
     )
 
 
+def _try_work(machine: Machine, state: NodeState, refused: Refused, movers: int) -> int:
+    """Units of work of a `_tried`: admissions of a pod that names its containers, and movers."""
+    masks = 1 << min(EXACT_UPTO, len(machine.places))
+    one = _ADMISSION_WORK + machine.cpu_count + 2 * (len(state.allocations) + masks)
+    return one * max(1, named_containers(machine, refused.trace.pod)) + one * movers // 2
+
+
 def _tried(
     machine: Machine,
     state: NodeState,
     refused: Refused,
     reading: Reading | None,
-    places: tuple[tuple[_Item, int], ...],
+    places: _Places,
     now: float = 0.0,
     why: str = "",
     *,

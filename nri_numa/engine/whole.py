@@ -150,7 +150,7 @@ def admit_whole(
     else:
         found = _with_named(machine, pod, container, decided, expected, reading, now)
     if isinstance(found, Refusal):
-        return Refused(found, decided.trace)
+        return Refused(found, decided.trace, is_about_later_container=True)
     if found is decided.state:
         return decided
     pool = found.pool(machine.topology, machine.settings)
@@ -164,6 +164,11 @@ def admit_whole(
         updates=pool_updates(machine, state, found, skip=container.id),
         trace=replace(decided.trace, pool_after=pool),
     )
+
+
+def named_containers(machine: Machine, pod: PodSandbox) -> int:
+    """How many containers of a pod are admitted with its first; 0 where it does not name them."""
+    return len(_expected_of(machine, pod)[0] or ())
 
 
 def _expected_of(

@@ -143,6 +143,19 @@ class DecisionLog:
             observed=observed,
         )
 
+    def note_room(self, trace: Trace, text: str) -> None:
+        """A refused container fits, or would, as a search found out that went on afterwards."""
+        pod, name = trace.pod, trace.container.name
+        log.info("room found", pod=pod.full_name, container=name, room=text)
+        self._notices.add(
+            What.ROOM,
+            text,
+            namespace=pod.namespace,
+            pod=pod.name,
+            pod_uid=pod.uid,
+            container=name,
+        )
+
     def notice_refused(self, decision: Refused, *, observed: bool, running: bool) -> None:
         """A notice of a refusal; none while only observing, when nothing is refused really."""
         if observed:

@@ -42,6 +42,7 @@ class What(StrEnum):
     DRIFT = "drift"
     IGNORED = "ignored"
     MOVED = "moved"
+    ROOM = "room"
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True, rename={"pod_uid": "podUID"}):
@@ -50,7 +51,7 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True, rename={"pod_uid": "podU
     id: Annotated[str, "Of this notice for good, over restarts too."]
     number: Annotated[int, "Where in the sequence it last changed."]
     what: Annotated[
-        str, "refused, widened, unpinned, gap, late, drift, ignored or moved; more may come."
+        str, "refused, widened, unpinned, gap, late, drift, ignored, moved or room; more may come."
     ]
     reason: Annotated[str, "A short CamelCase name; may be empty."]
     message: Annotated[str, "The latest words about it."]

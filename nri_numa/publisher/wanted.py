@@ -32,6 +32,7 @@ REASONS: Final = {
     "gap": ("PlacedAfterStart", "Warning"),
     "late": ("PlacedLate", "Warning"),
     "moved": ("Moved", "Normal"),
+    "room": ("RoomFound", "Normal"),
     "drift": ("CpusetDrift", "Warning"),
     "ignored": ("AnnotationIgnored", "Warning"),
 }

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from nri_numa.engine import admit
 from nri_numa.engine.decision import Admitted, Machine, Reading, Refused, Trace
 from nri_numa.engine.resize import LESS, resize
-from nri_numa.engine.room import all_arrived, with_room
+from nri_numa.engine.room import LATER_WORK_LIMIT, all_arrived, room_search, with_room
 from nri_numa.engine.state import Allocation, Kind, NodeState, effective_cpus
 from nri_numa.engine.whole import admit_whole
 from nri_numa.model.workload import Container, ContainerUpdate, Resources
@@ -354,7 +354,7 @@ class _Simulator:
             made = self._devices.known(pod, manifest.name).on(made)
             decision = admit_whole(machine, self.state, sandbox, made, reading, NOW)
             if isinstance(decision, Refused):
-                decision = with_room(machine, self.state, decision, reading, NOW)
+                decision = self._with_room(decision, reading)
             if isinstance(decision, Refused):
                 refusal = _refused(manifest, decision.reason, decision.message, decision.trace)
                 outcomes.append(replace(refusal, devices=given))
@@ -370,6 +370,15 @@ class _Simulator:
         kept = self.state.kept_for(pod.uid)
         self.state = admit.let_go(machine, self.state, kept).state
         return outcomes
+
+    def _with_room(self, refused: Refused, reading: Reading | None) -> Admitted | Refused:
+        """As the agent has it; where a search goes on after its answer, as at the next try."""
+        machine, state = self._machine, self.state
+        found = with_room(machine, state, refused, reading, NOW)
+        if isinstance(found, Admitted) or not found.is_search_spent:
+            return found
+        search = room_search(machine, state, refused, reading, NOW, is_deferred=False)
+        return search.work(LATER_WORK_LIMIT) or found
 
     def _resize(self, pod: PodManifest) -> list[Outcome]:
         sandbox = pod_sandbox(pod)

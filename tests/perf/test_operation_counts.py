@@ -11,6 +11,7 @@ that makes fewer lowers them.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
@@ -25,7 +26,7 @@ from msgspec.structs import replace
 
 from nri_numa.agent.handler import AgentHandler
 from nri_numa.agent.unmatched import UnmatchedAnnotations
-from nri_numa.engine.decision import Admitted, Machine
+from nri_numa.engine.decision import Admitted, Machine, Refused
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.model.settings import Settings
 from nri_numa.model.workload import Container, PodSandbox, QoSClass
@@ -360,3 +361,43 @@ def test_near_misses_are_compared_a_bounded_number_of_times() -> None:
     )
     assert (many - few) / 436 <= 15
     assert too_many <= few
+
+
+SIZES, CORES, NAMES = "sizes that differ by a page", "broken cores", "64 names"
+
+
+@pytest.mark.parametrize(
+    ("shape", "residents", "asks", "cpus"),
+    [
+        (SIZES, 100, {"cpus": "exclusive"}, 17),
+        (CORES, 40, {"cpus": "exclusive", "smt": "spread"}, 14),
+        (NAMES, 100, {"cpus": "exclusive"}, 1),
+    ],
+)
+def test_a_refusal_that_looks_for_room_makes_a_bounded_number_of_calls(
+    shape: str, residents: int, asks: dict[str, str], cpus: int
+) -> None:
+    """It took seconds: out of 300,000 plans that were made 16 were tried, each with a whole pod."""
+    topology = synthetic(sockets=2, numa_per_socket=1, cores_per_numa=32, memory_gib=256)
+    settings = Settings(room_moves=3, kept_seconds=600.0)
+    agent = agent_of(Machine(topology=topology, settings=settings))
+    asks = {"policy": "single-numa-node", "movable": "true"} | asks
+    for n in range(residents):
+        of = pod(f"r{n}", asks)
+        wants = resources(1, 1 + n / (1 << 18))
+        assert isinstance(agent.create_container(of, container(of, wants=wants)), Admitted)
+    if shape == CORES:
+        asks["smt"] = "isolate"
+    if shape == NAMES:
+        names = {"app": 1} | {f"c{n}": 0.05 for n in range(62)} | {"z": 1}
+        named = {name: {"cpu": f"{int(1000 * n)}m", "memory": "1Mi"} for name, n in names.items()}
+        asks = {"policy": "single-numa-node", "cpus": "shared", "cpus.z": "exclusive"}
+        asks |= {"smt.z": "full-core", "containers": json.dumps(named)}
+    of, refused = pod("new", asks, total=resources(6 if shape == NAMES else cpus, 1)), []
+    made = container(of, wants=resources(cpus, 1 / 1024))
+    count = calls(lambda: refused.append(agent.create_container(of, made)))
+    assert isinstance(refused[0], Refused)
+    assert count <= SEARCH_CALLS
+
+
+SEARCH_CALLS = 130_000

@@ -20,7 +20,7 @@ from nri_numa.config import AgentConfig
 from nri_numa.config.sections import Room
 from nri_numa.engine.adopt import ASSIGNED, assigned
 from nri_numa.engine.decision import Admitted, Reading, Refused
-from nri_numa.engine.room import MOST_MOVES, keep_room, make_room
+from nri_numa.engine.room import MOST_MOVES, Search, keep_room, make_room
 from nri_numa.engine.state import Kind, NodeState, violations
 from nri_numa.machine.cgroups import CgroupReader, CgroupWriter
 from nri_numa.machine.migration import Step
@@ -234,8 +234,11 @@ def test_after_a_plan_everything_holds(
             continue
         state, node = world.agent.state, world.agent.machine
         stays = set(list(state.allocations)[::2]) if still else set()
-        plan = make_room(node, state, answer, still=stays, running=running)
-        assert plan == make_room(node, state, answer, still=stays, running=running)
+        plan, again = (
+            Search(make_room(node, state, answer, still=stays, running=running)).work(10**6)
+            for _ in range(2)
+        )
+        assert plan == again
         if plan is None:
             continue
         if running:
@@ -450,7 +453,7 @@ def test_without_the_checkpoint_it_is_still_on_its_way() -> None:
     assert (after.charges, world.has("new-app")) == (before.charges, ("8-13", "1"))
 
 
-def test_one_that_stays_though_the_sums_said_otherwise_makes_no_room() -> None:
+def test_one_that_stays_though_the_sums_said_otherwise_is_charged_as_it_stays() -> None:
     """An idle sibling was free by the sums, and is none: its memory was not booked for staying."""
     world = World(machine(2, 4, threads=2), Settings(room_moves=3))
     world.agent.moves_memory = True
@@ -460,7 +463,7 @@ def test_one_that_stays_though_the_sums_said_otherwise_makes_no_room() -> None:
         asks = {"policy": "single-numa-node"} | MOVABLE | wishes
         world.put(f"p{number}", asks, cpus, memory)
     of = pod("new", SINGLE | isolate)
-    assert isinstance(world.create(of, container(of, wants=resources(1, 3))), Refused)
+    assert isinstance(world.create(of, container(of, wants=resources(1, 3))), Admitted)
     assert violations(world.agent.state, world.topology, world.settings) == []
 
 
@@ -667,3 +670,149 @@ def test_far_memory_comes_home_before_a_neighbour_has_too_little(
     config = AgentConfig(cgroup_root=str(tmp_path / "cgroup"), room=Room(far_pages=0.5))
     found = moving(world, Ticking(), migrate, config)
     assert found == says * ["256 MiB of far memory moved from NUMA node 1 to 0"]
+
+
+# --- what goes on after the answer ----------------------------------------------------------------
+
+TRY_WORK = 400
+"""Units of work: more than an admission on two NUMA nodes of eight CPUs, and less than a plan."""
+
+
+class DeferredWorld:
+    """A world whose deferred tasks wait for `round`, as in a loop; a request has little work."""
+
+    def __init__(self, world: World, patch: pytest.MonkeyPatch, **limits: int) -> None:
+        for name, limit in ({"PIECE_WORK": 1} | limits).items():
+            patch.setattr(f"nri_numa.agent.room_searches.{name}", limit)
+        patch.setattr("nri_numa.engine.room.WORK_LIMIT", TRY_WORK)
+        self.world, self.rounds = world, 0
+        self.tasks: list[Callable[[], object]] = []
+        world.ends_whole = False
+        world.timing.later = self.tasks.append
+
+    def round(self) -> bool:
+        tasks, self.tasks[:] = self.tasks[:], []
+        for task in tasks:
+            task()
+        self.rounds += 1
+        return bool(self.tasks)
+
+    def ends(self) -> list[str]:
+        """What is noted of room by the time when nothing waits any more."""
+        while self.round():
+            assert self.rounds < 300
+        return [n.message for n in self.world.agent.notices.after() if n.what == "room"]
+
+
+def test_a_search_that_a_request_has_no_work_for_goes_on_and_makes_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In pieces: the refusal says nothing of it, and the next try finds the room."""
+    (a, b) = A_AND_B
+    world = movable((*a[:3], {"movable": "false"}), b)
+    later = DeferredWorld(world, monkeypatch)
+    answer = new(world)
+    assert isinstance(answer, Refused)
+    assert (answer.is_search_spent, answer.room_text) == (True, "")
+    text = "fits after moving default/b/app (1 GiB) from NUMA node 1 to 0"
+    assert later.ends() == [text]
+    assert later.rounds > 3
+    assert world.agent.refusals[0].message == f"{answer.message}; {text}"
+    assert world.has("b-app") == ("3-6", "0-1")
+    assert world.allocation("b-app").reason.endswith("; moved to make room for default/new/app")
+    world.check()
+    assert isinstance(new(world), Admitted)
+    assert world.has("new-app") == ("8-13", "1")
+
+
+@pytest.mark.parametrize(
+    ("moves", "b", "memory", "said"),
+    [
+        (2, {"movable": "false"}, 1, "default/b/app (4 exclusive CPUs, 4 GiB) were movable"),
+        (0, {"movable": "false"}, 1, ""),
+        (2, {}, 13, ""),
+        (2, {"movable": "false"}, 13, ""),
+    ],
+)
+def test_what_is_in_the_way_is_said_later_where_it_would_move(
+    monkeypatch: pytest.MonkeyPatch, moves: int, b: dict[str, str], memory: float, said: str
+) -> None:
+    text = [f"it would fit if {said}"] if said else []
+    world = movable(("a", 3, 12, {"numamem": "0"}), ("b", 4, 4, b), moves=moves)
+    later = DeferredWorld(world, monkeypatch)
+    before = world.agent.state
+    answer = new(world, memory=memory)
+    assert isinstance(answer, Refused)
+    assert hint(answer) == ""
+    assert later.ends() == text
+    assert world.agent.refusals[0].message == "; ".join([answer.message, *text])
+    assert world.agent.state.allocations == before.allocations
+
+
+def test_a_search_is_about_one_state_and_ends_with_its_pod(monkeypatch: pytest.MonkeyPatch) -> None:
+    (a, b) = A_AND_B
+    there = (*a[:3], {"movable": "false"}), b
+    world = movable(*there)
+    later = DeferredWorld(world, monkeypatch)
+    new(world)
+    later.round()
+    world.put("c", SINGLE, 1, 1)  # it begins anew
+    assert len(later.ends()) == 1
+    for changes in ("it begins too often", "it moves no more", "it is gone", "it is placed"):
+        world = movable(*there)
+        later = DeferredWorld(world, monkeypatch)
+        new(world)
+        for n in range(4):
+            later.round()
+            if changes == "it begins too often":
+                world.put(f"c{n}", {}, qos=QoSClass.BEST_EFFORT)
+        if changes == "it moves no more":
+            world.agent.updating.add("b-app")
+        elif changes == "it is gone":
+            world.remove_pod(pod("new", SINGLE))
+        elif changes == "it is placed":
+            world.put("new", SINGLE, 1, 1)
+        assert later.ends() == [], changes
+        assert world.has("b-app")[1] == "1"
+
+
+def test_there_is_no_search_where_one_try_is_too_much_or_another_container_is_to_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = movable(*A_AND_B)
+    of = pod(
+        "whole",
+        SINGLE | {"containers": '{"app":{"cpu":"2"},"other":{"cpu":"6"}}'},
+        total=resources(8, 1),
+    )
+    answer = world.create(of, container(of, wants=resources(2, 1)))
+    assert isinstance(answer, Refused)
+    assert (answer.is_about_later_container, answer.is_search_spent) == (True, False)
+    later = DeferredWorld(world, monkeypatch)
+    monkeypatch.setattr("nri_numa.engine.room.WORK_LIMIT", 100)
+    answer = new(world)
+    assert isinstance(answer, Refused)
+    assert (answer.is_search_spent, later.ends()) == (False, [])
+
+
+def test_of_many_searches_the_oldest_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = movable(*A_AND_B)
+    later = DeferredWorld(world, monkeypatch, MAX_WAITING=1)
+    for name in ("first", "second"):
+        world.refused(name, SINGLE, 6, 1)
+    assert len(later.ends()) == 1
+    assert [" fits " in one.message for one in world.agent.refusals] == [False, True]
+
+
+def test_movers_that_differ_by_little_are_one() -> None:
+    """A page more or less made another plan of each; whether it was tried is seen by the work."""
+    work = []
+    for page in (0, 1 / (1 << 18)):
+        world = World(machine(2, 8, threads=2))
+        for n in range(16):
+            world.put(f"p{n}", SINGLE | {"smt": "spread"}, 1, 0.5 + n * page)
+        answer = world.refused("new", SINGLE | {"smt": "isolate"}, 9, 1)
+        search = Search(make_room(world.agent.machine, world.agent.state, answer))
+        assert search.work(10**6) is None
+        work.append(search.used)
+    assert work[0] == work[1]

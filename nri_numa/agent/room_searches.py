@@ -1,0 +1,74 @@
+"""Searches for room that a request had no more work for: they go on here, between requests.
+
+A piece takes a few milliseconds, and the next one comes when everything else had its turn. What a
+search finds is about one state of the node: where that changed meanwhile, it begins anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import is_not
+from typing import TYPE_CHECKING, Final
+
+from nri_numa.engine.decision import Admitted, Refused
+from nri_numa.engine.room import LATER_WORK_LIMIT, Search
+
+if TYPE_CHECKING:
+    from nri_numa.agent.agent import Agent
+
+PIECE_WORK: Final = 2_000
+"""Units of work of one piece, unless a single try is more."""
+MAX_BEGINNINGS: Final = 3
+"""The node changes all the time where pods come and go; the kubelet tries again anyway."""
+MAX_WAITING: Final = 32
+"""Refused containers whose search is to go on; of more the oldest are left as they are."""
+
+
+class RoomSearches:
+    """Goes on with the searches for refused containers, one after the other."""
+
+    def __init__(self, agent: Agent, later: Callable[[Callable[[], object]], object]) -> None:
+        self._agent, self._later = agent, later
+        self._waiting: dict[tuple[str, str], Refused] = {}
+        self._search: Search[Admitted | Refused] | None = None
+        self._about: tuple[object, ...] = ()
+        self._beginnings = 0
+
+    def add(self, refused: Refused) -> None:
+        """Go on for a container that was refused; once, however often it is."""
+        idle = not self._waiting
+        self._waiting[refused.trace.pod.uid, refused.trace.container.name] = refused
+        if len(self._waiting) > MAX_WAITING:
+            self._end_search()
+        if idle:
+            self._later(self._do_piece)
+
+    def _end_search(self) -> None:
+        del self._waiting[next(iter(self._waiting))]
+        self._search, self._beginnings = None, 0
+
+    def _do_piece(self) -> None:
+        """Do one piece; the next one follows by itself."""
+        refused = next(iter(self._waiting.values()))
+        found, ends = None, not self._agent.is_refused(refused)
+        if not ends:
+            search = self._current_search(refused)
+            found = None if search is None else search.work(PIECE_WORK)
+            ends = search is None or found is not None or search.used >= LATER_WORK_LIMIT
+        if ends:
+            self._end_search()
+        if self._waiting:
+            self._later(self._do_piece)
+        if found is not None:
+            self._agent.finish_search(refused, found)
+
+    def _current_search(self, refused: Refused) -> Search[Admitted | Refused] | None:
+        """The search about the state of now; None where it began too often."""
+        agent = self._agent
+        about = agent.machine, agent.state
+        if any(map(is_not, about, self._about)) or self._search is None:
+            if self._beginnings == MAX_BEGINNINGS:
+                return None
+            self._beginnings, self._about = self._beginnings + 1, about
+            self._search = agent.search_for(refused)
+        return self._search

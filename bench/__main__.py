@@ -26,6 +26,7 @@ from bench import (
     latency,
     machine,
     resources,
+    room,
     rounds,
     synchronize,
     told,
@@ -57,6 +58,7 @@ PARTS: dict[str, tuple[str, Callable[[bool], str]]] = {
         "CreateContainer for which one container moves, against one that fits",
         lambda quick: latency.with_plan(20 if quick else 100),
     ),
+    "room": ("Refusals that look for room", lambda quick: room.measure(quick=quick)),
     "devices": (
         "CreateContainer with devices looked for, on against off",
         lambda quick: devices.report(asyncio.run(devices.measure(rounds=40 if quick else 120))),

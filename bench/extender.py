@@ -33,12 +33,12 @@ _CPUS = 16
 _GIB = 1 << 30
 
 
-def topology(draw: random.Random, name: str) -> dict[str, Any]:
+def topology(draw: random.Random, name: str, zones: int = ZONES) -> dict[str, Any]:
     """A node's object after its pods took what they take."""
-    left = [[_CPUS * 1000, 64 * _GIB] for _ in range(ZONES)]
-    exclusive = [_CPUS] * ZONES
+    left = [[_CPUS * 1000, 64 * _GIB] for _ in range(zones)]
+    exclusive = [_CPUS] * zones
     for _ in range(PODS):
-        i, cpus = draw.randrange(ZONES), draw.choice((0, 0, 1, 2, 4))
+        i, cpus = draw.randrange(zones), draw.choice((0, 0, 1, 2, 4))
         milli = cpus * 1000 or 250
         if exclusive[i] > cpus and left[i][0] > milli:
             left[i][0] -= milli
@@ -59,7 +59,7 @@ def topology(draw: random.Random, name: str) -> dict[str, Any]:
                 "parent": f"socket-{i // 2}",
                 "costs": [
                     {"name": f"node-{j}", "value": 10 if i == j else 12 if i // 2 == j // 2 else 21}
-                    for j in range(ZONES)
+                    for j in range(zones)
                 ],
                 "resources": [
                     _resource("cpu", _CPUS, exclusive[i]),
@@ -76,7 +76,7 @@ def topology(draw: random.Random, name: str) -> dict[str, Any]:
                     )
                 ],
             }
-            for i in range(ZONES)
+            for i in range(zones)
         ],
     }
 
@@ -157,7 +157,7 @@ class Samples:
 
 
 def extender(
-    nodes: int = NODES, seed: int = 1, *, narrow: bool = False
+    nodes: int = NODES, seed: int = 1, *, narrow: bool = False, zones: int = ZONES
 ) -> tuple[Extender, list[str]]:
     """One in this process that has read all nodes."""
     made = Extender(AgentConfig(scheduler=Scheduling(narrow=narrow)))
@@ -167,7 +167,7 @@ def extender(
     draw = random.Random(seed)
     names = [f"node-{n:05d}.example.internal" for n in range(nodes)]
     for name in names:
-        made.node_watcher.put(topology(draw, name))
+        made.node_watcher.put(topology(draw, name, zones))
     return made, names
 
 
@@ -228,6 +228,57 @@ def _nowhere(draw: random.Random, number: int) -> dict[str, Any]:
     resources = document["spec"]["containers"][0]["resources"]
     resources["requests"]["memory"] = resources["limits"]["memory"] = f"{500 + number}Gi"
     return document
+
+
+def _eleven(number: int) -> dict[str, Any]:
+    """Containers whose limits are wider than a NUMA node; the last one fits nowhere."""
+    document = pod(random.Random(number), number, "shared")
+    (one,) = document["spec"]["containers"]
+    least = {"cpu": "10m", "memory": "1Mi"}
+    document["spec"]["containers"] = [
+        {
+            **one,
+            "name": f"c{n}",
+            "resources": {"requests": least, "limits": {"memory": f"{200 + n + 9000 * (n > 9)}Gi"}},
+        }
+        for n in range(11)
+    ]
+    return document
+
+
+async def bounds(rounds: int) -> list[tuple[str, str, str, str]]:
+    """What one question may cost, and the longest time for which others wait meanwhile."""
+    made, names = extender(2000, narrow=True, zones=8)
+    question, pieces, last = Samples(), [0.0], time.process_time()
+
+    async def tick() -> None:
+        nonlocal last
+        while True:
+            await asyncio.sleep(0)
+            now = time.process_time()
+            pieces.append(now - last)
+            last = now
+
+    ticking = asyncio.create_task(tick())
+    for number in range(rounds):
+        body = _question(_eleven(number), names)
+        await asyncio.sleep(0)
+        with question.one():
+            await made.filter(body)
+    ticking.cancel()
+    scores, draw = Samples(), random.Random(3)
+    made, names = extender()
+    for number in range(rounds):
+        body = _question(_wide(draw, number), names)
+        with scores.one():
+            await made.prioritize(body)
+    what = "filter of 2,000 nodes with 8 NUMA nodes, 11 containers"
+    longest = ms(max(pieces), 2)
+    return [
+        (what, *question.text(), "≤ 1000"),
+        (f"{what}: longest piece", "", longest, "≤ 50"),
+        ("prioritize alone of 5,000 names, each wider", *scores.text(), "≤ 100"),
+    ]
 
 
 def process(rounds: int) -> list[tuple[str, str, str, str]]:
@@ -356,6 +407,7 @@ def measure(*, quick: bool = False) -> str:
     both, _ = asyncio.run(calls(rounds // 10, every=True))
     rows.append(("filter + prioritize of all 5,000 names", *both.text(), ""))
     rows += of_all(NODES, rounds // 10)
+    rows += asyncio.run(bounds(5))
     rows = [(what, f"{wall} ms", f"{cpu} ms", goal) for what, wall, cpu, goal in rows]
     rows += process(rounds // 2)
     return table(("what (p50 / p99)", "wall", "CPU", "goal"), rows)

@@ -118,9 +118,11 @@ class CandidateIndex:
         most = _MAX_FITS if narrow else inf
         verdicts = yield from self._verdicts(request, names, enough, Work(limit), most)
         for name, found in zip(names, verdicts, strict=True):
+            if found is None:
+                continue
             if isinstance(found, Short):
                 groups.setdefault(found.group, []).append((name, found))
-            elif found is not None:
+            else:
                 result.fits.append(name)
                 grades.append(found.grade)
                 result.by_sums += found.by_sums

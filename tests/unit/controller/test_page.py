@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from msgspec.structs import replace
 from nri_numa.config import AgentConfig, problems
 from nri_numa.config.sections import Controller
 from nri_numa.config.sections import Page as Section
+from nri_numa.controller.overview import Overview, query_of
 from tests.beds.cluster_page import ClusterPage, cluster_page
 from tests.unit.scheduler.objects import PREFIX, topology
 
@@ -127,6 +129,26 @@ def test_a_nodes_page_is_at_its_internal_address() -> None:
         bed.tell(node("a", "10.0.0.7"), node("b", "fd00::7"), topology(8, name="c"))
         pages = [one["page"] for one in document(bed)["nodes"]]
     assert pages == ["http://10.0.0.7:9890", "http://[fd00::7]:9890", ""]
+
+
+async def test_others_have_their_turn_while_a_wide_pod_is_judged() -> None:
+    """After a few merges, and not after a hundred nodes."""
+    overview, turns = Overview(AgentConfig()), 0
+    for n in range(200):
+        free = (8, 8, 8, n % 8)
+        overview.topology(f"n{n}", topology(*free, memory=[4 + n // 8] * 4), 0.0)
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    found = await overview.document(query_of({"cpus": "12", "policy": "best-effort"}))
+    counting.cancel()
+    assert found["fitting"] == 200
+    assert turns >= 20
 
 
 def test_thousands_are_given_in_parts(bed: ClusterPage) -> None:

@@ -26,6 +26,8 @@ _ROOMS: Final = 1000
 """Rooms that are gone whose verdicts may be remembered for one kind of pods."""
 _REQUESTS: Final = 32
 """Kinds of pods for which verdicts are remembered."""
+_MAX_VERDICTS: Final = 60_000
+"""Verdicts of all these, some 20 MB."""
 _LEAST_WORK: Final = 300
 """Work (`nri_numa.scheduler.fit.Work`) that a narrow filter may always do, 3 to 5 ms; of more than
 600 nodes it may do half a unit for each."""
@@ -225,12 +227,13 @@ class CandidateIndex:
 
     def _remembered(self, request: PodRequest) -> dict[NodeRoom, Verdict]:
         """Verdicts for pods that ask alike, by room; those of rooms that are gone go some day."""
-        known = self._known.get(request.key, {})
+        key = request.key
+        known = self._known.pop(key, {})
         if len(known) >= len(self._nodes) + _ROOMS:
             known = {room: known[room] for room in self._nodes.rooms() if room in known}
-        elif request.key not in self._known and len(self._known) >= _REQUESTS:
-            del self._known[next(iter(self._known))]
-        self._known[request.key] = known
+        while len(self._known) >= _REQUESTS or sum(map(len, self._known.values())) > _MAX_VERDICTS:
+            del self._known[next(iter(self._known))]  # the one that was not asked for the longest
+        self._known[key] = known
         return known
 
     def _without_room(self, request: PodRequest, known: NodeRoom | Unreadable | None) -> Verdict:

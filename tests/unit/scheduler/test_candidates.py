@@ -121,6 +121,8 @@ def test_a_node_that_changes_is_judged_by_what_it_has_now(monkeypatch: pytest.Mo
         for count in range(1, 20):
             judges._nodes.put("a", table(count, 2))
             assert judges.filter(request, NAMES).fits == (["a"] if count >= 7 else [])
+        assert len(judges._nodes._equal) <= 4 + len(judges._nodes), "rooms that are gone go"
+        assert len(judges._known[request.key]) <= 4 + len(judges._nodes)
         judges._nodes.put("a", table(2, 2))
         judges._nodes.put("c", table(8, 8))
 

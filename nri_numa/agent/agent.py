@@ -42,6 +42,7 @@ from nri_numa.engine.room import (
     with_room,
 )
 from nri_numa.engine.state import (
+    STRICT,
     Allocation,
     Kind,
     NodeState,
@@ -247,7 +248,6 @@ class Agent:
         self._synchronize_seconds = SYNCHRONIZE_SECONDS
         self._undecided: deque[tuple[PodSandbox, Container]] = deque()
         self._listeners: list[Callable[[], None]] = []
-        self._sandboxes: dict[str, CgroupPlace] = {}
         self._ended: dict[str, None] = {}
 
     # --- events of the runtime --------------------------------------------------------------------
@@ -274,7 +274,9 @@ class Agent:
                     self._room_searches.add(decision)
                 return decision
         else:
-            self._swap(decision.state, decision.change)
+            one = decision.allocation
+            keeps = one.owned or one.policy in STRICT
+            self._swap(decision.state, decision.change, pod if keeps else None)
         for container_id in decision.change.containers:
             if container_id not in self.state.allocations:
                 self._forget(container_id)
@@ -303,7 +305,7 @@ class Agent:
                 return found
             made = next(iter(problems.values()))
         else:
-            self._swap(found.state, found.change)
+            self._swap(found.state, found.change, refused.trace.pod)
             made = self._made_room(state, found, "room")
         if isinstance(made, str):
             return replace(refused, room_text=f"no room could be made: {made}")
@@ -477,7 +479,7 @@ class Agent:
                 else outcome
             )
         if outcome.state is not self.state:
-            self._swap(outcome.state, outcome.change)
+            self._swap(outcome.state, outcome.change, pod)
             allocation = self.state.allocations[container.id]
             self._resized(allocation, outcome.trace, before)
             self._check_if_foreign(before)
@@ -517,8 +519,8 @@ class Agent:
         """A pod's sandbox starts: exclusive CPUs of a pod that is placed as a whole are kept."""
         self.creations += 1
         kept = whole.sandbox(self.machine, self.state, pod, self._readings.memory, self._now())
-        if kept.state is not self.state:
-            self._swap(kept.state, kept.change)
+        if kept.state is not self.state or self.state.keeps_for(pod.uid):
+            self._swap(kept.state, StateChange(kept.change.containers, (pod.uid,)), pod)
             self._alone(self._follow(kept.updates))
 
     def stop_pod(self, uid: str, sandbox: str) -> None:
@@ -531,23 +533,28 @@ class Agent:
     def release_kept(self) -> None:
         """Give back what pods have kept for too long, or have no use for; called every few seconds.
 
-        A runtime reports no stop of a sandbox that is older than itself, and over CRI none at all:
-        the sandbox's cgroup shows it. Nor does it report a failed start, whose cgroup is not there.
+        A runtime reports no stop of a sandbox that is older than itself, over CRI none at all, and
+        none to an agent that is away: the cgroup of the pod's latest sandbox shows it. Nor does it
+        report a failed start, whose cgroup is not there.
         """
-        seconds = self.machine.settings.kept_seconds
-        latest = self._now() - seconds
-        kept = [a for a in self.state.allocations.values() if a.ended]
-        reader = self._cgroups.reader
-        pods = {a.pod_id for a in kept}
-        self._sandboxes = {i: place for i, place in self._sandboxes.items() if i in pods}
-        gone = {i for i, place in self._sandboxes.items() if reader.is_removed(place)}
-        waiting = [a for i in self.starting if (a := self.state.allocations.get(i))]
-        latest_start = self._now() - max(seconds, START_SECONDS)
-        late = [
-            a for a in waiting
-            if a.since <= latest_start and reader.is_removed(self.places[a.container_id])
+        state, reader, seconds = (
+            self.state,
+            self._cgroups.reader,
+            self.machine.settings.kept_seconds,
+        )
+        kept = [a for a in state.allocations.values() if a.ended]
+        waiting = [
+            a for i in self.starting
+            if (a := state.allocations.get(i)) and reader.is_removed(self.places[i])
         ]  # fmt: skip
-        self._let_go([a for a in kept if a.ended <= latest or a.pod_id in gone] + late)
+        sandboxes = {a.pod_uid: state.pods[a.pod_uid].sandbox_cgroup for a in (*kept, *waiting)}
+        gone = {
+            uid for uid, path in sandboxes.items() if path and reader.is_removed(CgroupPlace(path))
+        }
+        latest = self._now() - seconds
+        latest_start = self._now() - max(seconds, START_SECONDS)
+        late = [a for a in waiting if a.since <= latest_start or a.pod_uid in gone]
+        self._let_go([a for a in kept if a.ended <= latest or a.pod_uid in gone] + late)
         for allocation in late:  # should it start after all, it is met then
             self._ended.pop(allocation.container_id, None)
 
@@ -588,7 +595,7 @@ class Agent:
             in_time=lambda: self._clock.monotonic() < end,
         )  # fmt: skip
         before = self.state
-        self._swap(outcome.state, outcome.change)
+        self._swap(self._with_sandboxes(outcome.state, pods), outcome.change)
         self.places = {c.id: CgroupPlace(c.cgroups_path, c.pid) for c in containers}
         # Whose creation was decided and whose start we never saw: our answer may not have arrived.
         unsure = frozenset(self.starting)
@@ -630,7 +637,7 @@ class Agent:
         if isinstance(decision, Refused):
             self._refused(decision, running=True)
             return
-        self._swap(decision.state, decision.change)
+        self._swap(decision.state, decision.change, pod)
         gap = decision.allocation.kind not in (Kind.UNBOUND, Kind.FOREIGN)
         if gap:
             self._metrics.gap_containers.inc()
@@ -864,8 +871,11 @@ class Agent:
         )
         return released.updates
 
-    def _swap(self, after: NodeState, change: StateChange) -> None:
+    def _swap(self, after: NodeState, change: StateChange, pod: PodSandbox | None = None) -> None:
+        """Put a decision in force, and on disk; ``pod`` is the one that it is about."""
         before = self.state
+        if pod is not None and after.keeps_for(pod.uid):
+            after = self._with_sandbox(after, pod)
         broken = step_violations(before, after, self.machine.topology, self.machine.settings)
         if broken:
             self._tell.broken(broken)
@@ -879,6 +889,28 @@ class Agent:
         if self._begun:
             self._settle_all()
         self.notify()
+
+    def _with_sandbox(self, state: NodeState, pod: PodSandbox) -> NodeState:
+        """Remember where the cgroup of a pod's sandbox is, if it is there.
+
+        Not every runtime makes one for each sandbox: that one is not there proves something only
+        where it was.
+        """
+        record, path = state.pods[pod.uid], pod.cgroups_path
+        if path == record.sandbox_cgroup or not path:
+            return state
+        if not self._cgroups.reader.directory_of(CgroupPlace(path)):
+            return state
+        return state.with_pod(replace(record, sandbox_cgroup=path))
+
+    def _with_sandboxes(self, state: NodeState, pods: Pods) -> NodeState:
+        """`_with_sandbox` for sandboxes that are new to us."""
+        known = self.state.pods if self.synchronized else {}
+        keep = {a.pod_uid for a in state.allocations.values() if a.owned or a.policy in STRICT}
+        for pod_id, uid in pods.uids.items():
+            if uid in keep and (uid not in known or known[uid].pod_id != pod_id):
+                state = self._with_sandbox(state, pods[pod_id])
+        return state
 
     def _check_if_foreign(self, allocation: Allocation | None) -> None:
         """A foreign pin came, changed or went: does it overlap with exclusive CPUs?"""
@@ -953,7 +985,7 @@ class Agent:
     def _meet(self, pod: PodSandbox, container: Container) -> None:
         """Decide about one whose creation was not reported, or that was refused in vain."""
         met = take_in(self.machine, self.state, pod, container, self._readings.memory, self._now())
-        self._swap(met.state, met.change)
+        self._swap(met.state, met.change, pod)
         if not self.observe:  # else it was refused in words only, and is no gap
             self._start_met(container)
             self._metrics.gap_containers.inc()
@@ -973,10 +1005,7 @@ class Agent:
         for known in (self._traces, self.starting, self._begun, self.widening, self.write_counts):
             known.pop(container_id, None)
         self.updating.discard(container_id)
-        place, kept = self.places.pop(container_id, None), self.state.allocations.get(container_id)
-        if place is not None and kept is not None:
-            path = place.cgroups_path.replace(container_id, kept.pod_id)
-            self._sandboxes[kept.pod_id] = CgroupPlace(path)
+        self.places.pop(container_id, None)
         self.differences.forget(container_id)
         self._ended[container_id] = None
         if len(self._ended) > _ENDED:

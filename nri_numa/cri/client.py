@@ -360,7 +360,7 @@ def pod_from(answer: cri_pb2.PodSandboxStatusResponse) -> PodSandbox:
         cpu_period=given.cpu_period,
         memory_limit=given.memory_limit_in_bytes,
     )
-    namespaces = (info.runtime_spec or _Spec()).linux.namespaces
+    spec = (info.runtime_spec or _Spec()).linux
     return PodSandbox(
         id=status.id,
         uid=status.metadata.uid or status.id,
@@ -372,7 +372,8 @@ def pod_from(answer: cri_pb2.PodSandboxStatusResponse) -> PodSandbox:
         runtime_handler=status.runtime_handler,
         cgroup_parent=config.cgroup_parent,
         resources=resources,
-        network_namespace=next((one.path for one in namespaces if one.type == "network"), ""),
+        network_namespace=next((one.path for one in spec.namespaces if one.type == "network"), ""),
+        cgroups_path=spec.cgroups_path,
     )
 
 

@@ -226,6 +226,8 @@ class PodRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         affinity: NUMA nodes chosen for the whole pod under scope ``pod``; None when none was.
+        sandbox_cgroup: the cgroupsPath of its latest sandbox, whose cgroup was there; empty where
+            nothing would be kept for it, and where none was seen.
     """
 
     uid: str
@@ -234,6 +236,7 @@ class PodRecord(msgspec.Struct, frozen=True, kw_only=True):
     affinity: NUMASet | None = None
     affinity_preferred: bool = True
     former: Mapping[str, Former] = msgspec.field(default_factory=dict)
+    sandbox_cgroup: str = ""
 
 
 NO_CONTAINERS: frozenset[str] = frozenset()
@@ -400,6 +403,11 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
         record = self.pods.get(uid)
         ids = sorted(record.containers) if record is not None else ()
         return tuple(a for i in ids if (a := self.allocations[i]).ended)
+
+    def keeps_for(self, uid: str) -> bool:
+        """Whether a pod keeps something when its containers end, or does so by now."""
+        record = self.pods.get(uid)
+        return record is not None and any(self.allocations[i].kept for i in record.containers)
 
     def with_pod(self, record: PodRecord) -> NodeState:
         """Replace what is remembered of one pod."""

@@ -299,6 +299,8 @@ class PodSandbox(msgspec.Struct, frozen=True, kw_only=True):
         resources: the sum over the pod's containers as the kubelet gave it to the runtime; nothing
             when the runtime does not say.
         network_namespace: its path, where it was read; empty for a pod on the host's network.
+        cgroups_path: where its own cgroup is, in the form of a container's; empty where the runtime
+            does not say.
     """
 
     id: str
@@ -312,6 +314,7 @@ class PodSandbox(msgspec.Struct, frozen=True, kw_only=True):
     cgroup_parent: str = ""
     resources: Resources = msgspec.field(default_factory=Resources)
     network_namespace: str = ""
+    cgroups_path: str = ""
 
     @property
     def full_name(self) -> str:

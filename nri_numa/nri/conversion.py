@@ -84,10 +84,10 @@ def pod_from(
     network namespace only for ``mentions``.
     """
     labels = _copied(pod.labels)
-    cgroup_parent, resources, network = "", NOTHING_GIVEN, ""
+    cgroup_parent, cgroups_path, resources, network = "", "", NOTHING_GIVEN, ""
     if pod.HasField("linux"):
         linux = pod.linux
-        cgroup_parent = linux.cgroup_parent
+        cgroup_parent, cgroups_path = linux.cgroup_parent, linux.cgroups_path
         if linux.HasField("pod_resources"):
             resources = resources_from(linux.pod_resources)
         if mentions:
@@ -107,6 +107,7 @@ def pod_from(
         cgroup_parent=cgroup_parent,
         resources=resources,
         network_namespace=network,
+        cgroups_path=cgroups_path,
     )
 
 

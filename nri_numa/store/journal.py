@@ -213,7 +213,7 @@ def _parsed(kind: type, value: object) -> object:
 
 def pod_document(record: PodRecord) -> Document | None:
     """What is worth remembering of a pod beyond its containers; None when nothing is."""
-    if record.affinity is None and not record.former:
+    if record.affinity is None and not (record.former or record.sandbox_cgroup):
         return None
     document: Document = {"pod_id": record.pod_id}
     if record.affinity is not None:
@@ -221,14 +221,17 @@ def pod_document(record: PodRecord) -> Document | None:
         document["preferred"] = record.affinity_preferred
     if record.former:
         document["former"] = {n: (f.cpus, f.numa_nodes) for n, f in record.former.items()}
+    if record.sandbox_cgroup:
+        document["cgroup"] = record.sandbox_cgroup
     return document
 
 
 def pod_from(uid: str, document: Mapping[str, Any]) -> PodRecord:
     """Read one pod back; damaged documents raise as in `allocation_from`."""
-    affinity = document.get("affinity")
-    if not isinstance(document["pod_id"], str):
-        raise TypeError(f"expected a text, not {document['pod_id']!r}")
+    affinity, cgroup = document.get("affinity"), document.get("cgroup", "")
+    for text in (document["pod_id"], cgroup):
+        if not isinstance(text, str):
+            raise TypeError(f"expected a text, not {text!r}")
     return PodRecord(
         uid=uid,
         pod_id=document["pod_id"],
@@ -238,6 +241,7 @@ def pod_from(uid: str, document: Mapping[str, Any]) -> PodRecord:
             name: Former(CPUSet.parse(cpus), NUMASet.parse(numa_nodes))
             for name, (cpus, numa_nodes) in document.get("former", {}).items()
         },
+        sandbox_cgroup=cgroup,
     )
 
 

@@ -9,6 +9,7 @@ lost. Free of pytest.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import multiprocessing
 import os
 import signal
@@ -188,6 +189,8 @@ class Node(LoopThread):
         self.others: list[PluginProcess] = []
         self.pinned: dict[str, Pinned] = {}
         self._mirrored: dict[str, tuple[str, str]] = {}
+        self._sandboxes = set[str]()  # with a cgroup
+        self._numbers = itertools.count()
         super().__init__()
 
     # --- life -------------------------------------------------------------------------------------
@@ -265,6 +268,10 @@ class Node(LoopThread):
         for container_id in self._mirrored.keys() - live.keys():
             self.cgroups.remove(self.cgroup(container_id))
             del self._mirrored[container_id]
+        running = {pod.id for pod in list(self.runtime.pods.values()) if not pod.stopped}
+        for pod_id in self._sandboxes - running:
+            self.cgroups.remove(self.cgroup(pod_id))
+            self._sandboxes.discard(pod_id)
         for container_id, has in live.items():
             there = self.cgroups.directory(self.cgroup(container_id)).exists()
             if self._mirrored.get(container_id) != has:
@@ -296,7 +303,13 @@ class Node(LoopThread):
         message = pod_message(name, annotations, qos)
         if given is not None:
             message.linux.pod_resources.CopyFrom(given)
-        return self.call(self.runtime.run_pod(message))
+        message.id = f"sandbox-{name}-{next(self._numbers)}"
+        message.linux.cgroups_path = self.cgroup(message.id)
+        if self._mirrors:
+            self.cgroups.write(message.linux.cgroups_path)
+        pod = self.call(self.runtime.run_pod(message))
+        self._sandboxes.add(pod.id)
+        return pod
 
     def create(
         self, pod: EmbeddedPod, *, cpus: float = 0, memory: int = 1 << 28, name: str = "app"

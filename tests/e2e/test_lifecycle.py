@@ -157,6 +157,34 @@ def test_containerd_restart_loses_nothing(
     node.check(cri)
 
 
+@pytest.mark.parametrize("away", ["plugin", "containerd", "both"])
+def test_what_a_pod_had_that_vanished_is_free(
+    containerd: Containerd, cri: CRI, plugin: PluginProcess, away: str
+) -> None:
+    """Its container ends and its pod stops, and neither is reported; it may stay listed."""
+    shared, owner = cri.pod("shared"), cri.owner()
+    assert cri.cpus(shared) < MACHINE
+    process = cri.pid(owner)
+    if away != "containerd":
+        plugin.kill()
+    if away != "plugin":
+        containerd.kill()
+    os.kill(process, signal.SIGKILL)
+    if away != "plugin":
+        containerd.start()
+    poll(lambda: not cri.running(owner), "its end")
+    if away == "plugin":
+        cri.stop_pod(owner.pod)
+    if away == "containerd":
+        plugin.wait_ready()
+    else:
+        plugin.start()
+    if away != "plugin":
+        cri.remove_pod(owner.pod)
+    cri.settles(shared, MACHINE)
+    cri.owner("next", max(1, len(MACHINE) - 1))
+
+
 def test_a_failed_start_keeps_its_cpus_for_its_pod_alone(cri: CRI, plugin: PluginProcess) -> None:
     """Not reported by the runtime: the next attempt has the same CPUs, until the sandbox stops."""
     shared = cri.pod("shared")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -133,20 +132,86 @@ def test_kept_cpus_go_back_after_a_while(tmp_path: Path) -> None:
     assert not world.agent.state.owned
 
 
-def test_kept_cpus_go_back_when_the_cgroup_of_the_sandbox_is_gone(tmp_path: Path) -> None:
-    """A runtime that was restarted reports no stop of an older sandbox."""
+def sandbox(tree: CgroupTree, of: PodSandbox, number: int = 0) -> PodSandbox:
+    """A sandbox of that pod, with its cgroup."""
+    made = replace(of, id=f"{of.id}-{number}", cgroups_path=f"/pods/{of.name}/{number}")
+    tree.write(made.cgroups_path)
+    return made
+
+
+@pytest.mark.parametrize("away", [False, True])
+@pytest.mark.parametrize("path", ["told", "not told"])
+def test_kept_cpus_go_back_when_the_cgroup_of_the_sandbox_is_gone(
+    tmp_path: Path, away: bool, path: str
+) -> None:
+    """Nothing reports the stop of a sandbox to an agent that is away.
+
+    Nor the path of one that is stopped: containerd 1.7.
+    """
     tree, reader = cgroups(tmp_path)
     world = four(cgroups=reader)
-    of = pod("db", OWN)
-    made = replace(container(of, "main", wants=resources(3)), cgroups_path="/pods/db/db-main")
-    tree.write(f"/pods/db/{of.id}")
-    world.place(of, made)
-    world.stop(made.id)
-    world.agent.release_kept()
+    of = sandbox(tree, pod("db", OWN))
+    main = start(world, of, "main", 3)
+    if not away:
+        world.stop(main)
+        world.agent.release_kept()
+        assert world.agent.state.owned
+    tree.remove(of.cgroups_path)
+    if away:
+        del world.live[main]
+        world.pods[of.id] = of if path == "told" else replace(of, cgroups_path="")
+        world.restart()
     assert world.agent.state.owned
-    shutil.rmtree(tree.directory(f"/pods/db/{of.id}"))
     world.agent.release_kept()
     assert not world.agent.state.owned
+
+
+def test_a_newer_sandbox_of_the_pod_keeps_its_cpus(tmp_path: Path) -> None:
+    """The former one died, the kubelet made another, and its containers are still to come."""
+    tree, reader = cgroups(tmp_path)
+    world = four(cgroups=reader)
+    of = sandbox(tree, pod("db", OWN))
+    had = owned(world, main := start(world, of, "main", 3))
+    world.stop(main)
+    newer = sandbox(tree, pod("db", OWN), 1)
+    tree.remove(of.cgroups_path)
+    world.pods[newer.id] = newer
+    world.agent.run_pod(newer)
+    for again in (False, True):
+        if again:
+            world.restart()
+        world.agent.release_kept()
+        assert world.agent.state.owned == had
+    tree.remove(newer.cgroups_path)
+    world.agent.release_kept()
+    assert not world.agent.state.owned
+
+
+def test_a_sandbox_that_never_had_a_cgroup_proves_nothing(tmp_path: Path) -> None:
+    """As where the runtime makes none, or elsewhere."""
+    tree, reader = cgroups(tmp_path)
+    world = four(cgroups=reader)
+    of = sandbox(tree, pod("db", OWN))
+    tree.remove(of.cgroups_path)
+    world.stop(start(world, of, "main", 3))
+    world.agent.release_kept()
+    assert world.agent.state.owned
+
+
+def test_what_never_starts_goes_back_with_its_sandbox(tmp_path: Path) -> None:
+    """The runtime still lists it, and can start it no more."""
+    tree, reader = cgroups(tmp_path)
+    world = four(cgroups=reader)
+    of = sandbox(tree, pod("db", OWN))
+    made = replace(container(of, "main", wants=resources(3)), cgroups_path="/pods/db/db-main")
+    world.starts = False
+    world.place(of, made)
+    tree.remove(of.cgroups_path)
+    world.live[made.id] = replace(world.live[made.id], starting=True)
+    world.restart()
+    world.agent.release_kept()
+    assert not world.agent.state.owned
+    del world.live[made.id]
 
 
 def fails_to_start(world: World, of: PodSandbox, tree: CgroupTree, cpus: float) -> str:

@@ -135,6 +135,8 @@ class EmbeddedRuntime:
 
     async def stop(self) -> None:
         """Hang up on every plugin and stop listening; the world stays, as after a restart."""
+        for pod in self._world.pods.values():
+            pod.older = True
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -559,10 +561,12 @@ class EmbeddedRuntime:
                 await self._ended(container)
         pod.stopped = True
         pod.message.pid = 0
-        await self._tell(Event.STOP_POD_SANDBOX, pod.message)
+        if not pod.older:
+            await self._tell(Event.STOP_POD_SANDBOX, pod.message)
 
     async def _remove_pod(self, pod: EmbeddedPod) -> None:
-        await self._tell(Event.REMOVE_POD_SANDBOX, pod.message)
+        if not pod.older:
+            await self._tell(Event.REMOVE_POD_SANDBOX, pod.message)
         del self._world.pods[pod.id]
 
     # ------------------------------------------------------------------ the world

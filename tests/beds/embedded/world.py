@@ -51,10 +51,15 @@ class EmbeddedMachine:
 
 @dataclass(slots=True, kw_only=True)
 class EmbeddedPod:
-    """A pod sandbox."""
+    """A pod sandbox.
+
+    Attributes:
+        older: than the runtime's last start; containerd tells nobody of its end (containerd#8426).
+    """
 
     message: pb.PodSandbox
     stopped: bool = False
+    older: bool = False
 
     @property
     def id(self) -> str:

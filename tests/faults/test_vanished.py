@@ -1,0 +1,97 @@
+"""Pods that end while nobody tells the agent: what they had is free for others within seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nri_numa.model.cpuset import CPUSet
+from tests.beds.embedded.runtime import EmbeddedContainer
+from tests.beds.embedded_node import Node, limits, until
+
+OWN = {"policy": "single-numa-node"}
+
+
+def stopped(node: Node, of: EmbeddedContainer) -> None:
+    node.call(node.runtime.stop_container(of.id))
+    node.call(node.runtime.stop_pod(of.pod_id))
+
+
+def sandbox_stopped(node: Node, of: EmbeddedContainer) -> None:
+    node.call(node.runtime.stop_pod(of.pod_id))
+
+
+def removed_by_force(node: Node, of: EmbeddedContainer) -> None:
+    node.call(node.runtime.remove_pod(of.pod_id))
+
+
+def container_removed_first(node: Node, of: EmbeddedContainer) -> None:
+    node.call(node.runtime.remove_container(of.id))
+    node.call(node.runtime.stop_pod(of.pod_id))
+
+
+def sandbox_died(node: Node, of: EmbeddedContainer) -> None:
+    """Its process ended, and those of its containers: that is no call, and no event of a pod."""
+    node.call(node.runtime.stop_container(of.id))
+    node.runtime.pods[of.pod_id].stopped = True
+
+
+WAYS = (stopped, sandbox_stopped, removed_by_force, container_removed_first, sandbox_died)
+
+
+def agent_away(node: Node, end: Callable[[], None]) -> None:
+    node.plugin.kill()
+    end()
+    node.plugin.start()
+
+
+def runtime_restarted(node: Node, end: Callable[[], None]) -> None:
+    before = node.connections
+    node.restart_runtime()
+    node.reconnected(before)
+    end()
+
+
+def both_restarted(node: Node, end: Callable[[], None]) -> None:
+    node.plugin.kill()
+    node.restart_runtime()
+    node.plugin.start()
+    end()
+
+
+def both_away(node: Node, end: Callable[[], None]) -> None:
+    node.plugin.kill()
+    node.restart_runtime()
+    end()
+    node.plugin.start()
+
+
+@pytest.mark.parametrize("away", [agent_away, runtime_restarted, both_restarted, both_away])
+def test_what_a_pod_had_that_vanished_is_free(
+    tmp_path: Path, away: Callable[[Node, Callable[[], None]], None]
+) -> None:
+    """Ten minutes long it was kept for pods that nobody could start any more."""
+    with Node(tmp_path) as node:
+        node.start()
+        neighbour = node.free()
+        ran = [node.owner(way.__name__.replace("_", "-"), 1) for way in WAYS]
+        created = node.create(node.pod("never-started", OWN), cpus=1)
+        whole = node.pod("to-come", {**OWN, "scope": "pod"}, given=limits(2))
+        assert len(node.assignments()) == len(ran) + 3
+
+        def end() -> None:
+            for way, of in zip(WAYS, ran, strict=True):
+                way(node, of)
+            for pod_id in (created.pod_id, whole.id):
+                node.call(node.runtime.stop_pod(pod_id))
+
+        away(node, end)
+
+        def left() -> list[str]:
+            return [one["pod"] for one in node.assignments().values() if one["pod"] != "free"]
+
+        until(lambda: not left(), "nothing is kept", timeout_s=60)
+        until(lambda: CPUSet.parse(neighbour.cpus) == node.topology.online, "it has all CPUs")
+        node.usable()

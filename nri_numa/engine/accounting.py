@@ -249,6 +249,15 @@ def ownable_at_most(machine: Machine, state: NodeState, smt: SMT) -> int:
     return most - most % threads if smt is SMT.FULL_CORE and uniform else most
 
 
+def floor_text(machine: Machine, state: NodeState, smt: SMT, count: int) -> str:
+    """What the shared pool keeps, where no more than that is short of so many exclusive CPUs."""
+    most = ownable_at_most(machine, state, smt)
+    each = machine.topology.threads_per_core if smt is SMT.ISOLATE else 1
+    if not most < count <= len(ownable(machine, state)) // each:
+        return ""
+    return f"; the shared pool keeps {counted(machine.floor, 'CPU')} (sharedPool.cpus)"
+
+
 def kept_for_pool(machine: Machine, state: NodeState, pool: CPUSet, free: CPUSet) -> CPUSet:
     """Free CPUs that no exclusive grant may take, so that each NUMA node keeps its floor.
 

@@ -157,7 +157,7 @@ def holders_text(state: NodeState, within: NUMASet | None = None, *, requests: b
     """Who owns or lists CPUs: ``; held: default/db/engine has exclusive CPUs 2-3``.
 
     A soft list is in no owner's way. With ``requests`` also whose requests the shared pool has to
-    serve. Those with the most CPUs first, then by name.
+    serve, soft lists' too. Those with the most CPUs first, then by name.
     """
     return named(
         a
@@ -181,7 +181,7 @@ def named(allocations: Iterable[Allocation]) -> str:
         _MOST,
         found,
         key=lambda a: (
-            -(1000 * (a.cpus.bits | a.idle.bits).bit_count() or _requested(a)),
+            -((not a.soft and 1000 * (a.cpus.bits | a.idle.bits).bit_count()) or _requested(a)),
             a.full_name,
             a.container_id,
         ),
@@ -193,7 +193,7 @@ def named(allocations: Iterable[Allocation]) -> str:
 
 
 def _part(a: Allocation) -> str:
-    if not a.cpus:
+    if a.soft or not a.cpus:
         return f"{a.full_name} requests {human_milli(_requested(a))} of the shared pool"
     idle = f" and keeps {_cut(a.idle)} idle" if a.idle else ""
     return f"{a.full_name} {'has exclusive' if a.owned else 'lists'} {_cut(a.cpus)}{idle}"

@@ -672,3 +672,17 @@ def test_a_list_that_a_resize_does_not_pay_for_any_more_is_not_resized(world: Wo
     world.place(*want("owner", {"numacpu": "2-5", **OWN, "on-failure": "unpinned"}, resources(4)))
     says(world.update_refused("owner-app", resources(1)), "UnpaidCPUs")
     assert world.has("owner-app")[0] == "2-5"
+
+
+def test_a_refusal_names_the_floor_and_no_list_that_gives_way() -> None:
+    """A soft list keeps nobody from anything but by its request, and one CPU is left to share."""
+    world = World(machines.single_no_smt())
+    world.put("soft", {"numacpu": "0-3"}, 0.5, qos=QoSClass.BURSTABLE)
+    for asks in ({"cpus": "exclusive"}, {"policy": "single-numa-node", "cpus": "exclusive"}):
+        answer = world.refused("own", asks, 4)
+        assert answer.message.endswith(
+            "; the shared pool keeps 1 CPU (sharedPool.cpus); held: default/soft/app requests "
+            "0.5 CPUs of the shared pool"
+        )
+    assert "keeps" not in world.refused("own", {"cpus": "exclusive"}, 5).message
+    assert world.put("own", {"cpus": "exclusive"}, 3)[0] == "0-2"

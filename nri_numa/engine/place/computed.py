@@ -20,7 +20,13 @@ from collections.abc import Collection
 
 from msgspec.structs import replace
 
-from nri_numa.engine.accounting import grant_refused, loads_of, share_out, take_beside_others
+from nri_numa.engine.accounting import (
+    floor_text,
+    grant_refused,
+    loads_of,
+    share_out,
+    take_beside_others,
+)
 from nri_numa.engine.align.hints import Amounts, Steps, hints_of, together
 from nri_numa.engine.align.policies import Alignment, Problem, align, short
 from nri_numa.engine.cpus.allocator import (
@@ -457,7 +463,13 @@ def _who_has_them(case: Case) -> str:
         return ""
     if case.policy is Policy.SINGLE_NUMA_NODE and case.demand.exclusive_cpus > most:
         return ""
-    return holders_text(case.state, requests=True)
+    return _in_the_way(case)
+
+
+def _in_the_way(case: Case) -> str:
+    count = case.demand.exclusive_cpus
+    floor = floor_text(case.machine, case.state, case.smt, count)
+    return floor + holders_text(case.state, requests=True)
 
 
 def _exclusive(case: Case, table: ResourceTable, found: Placed) -> Placed | Refusal:
@@ -543,7 +555,7 @@ def _reach(settings: Settings, machine: Machine, affinity: NUMASet) -> NUMASet:
 def _take_failed(
     failed: NotEnoughCPUs | SMTAlignmentRefused, case: Case, table: ResourceTable, found: Placed
 ) -> Refusal:
-    left, holders = left_text(case, table), holders_text(case.state, requests=True)
+    left, holders = left_text(case, table), _in_the_way(case)
     if isinstance(failed, SMTAlignmentRefused):
         return Refusal(
             reason="SMTAlignmentError",

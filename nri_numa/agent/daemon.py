@@ -142,7 +142,7 @@ class Daemon:
             log.warning("checkpoint", problem=problem)
 
         self._devices = NodeDevices(config)
-        self._rereading = Rereading(config.sysfs_root, self._devices)
+        self._rereading = Rereading(config.sysfs_root, self._devices, clock)
         self._outside = OutsideCapacity(config.offline_capacity.file, clock)
         if config.offline_capacity.file:
             self._outside.refresh(topology)

@@ -10,6 +10,7 @@ something did not fit (docs/adr/0032-read-again-what-changes.md).
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -20,11 +21,13 @@ from msgspec.structs import replace
 
 from nri_numa import config as configuration
 from nri_numa.agent.agent import Agent
+from nri_numa.agent.loop import Clock
 from nri_numa.config import AgentConfig
 from nri_numa.engine.decision import Machine, Reading
 from nri_numa.errors import ConfigError, TopologyError
 from nri_numa.machine.hotplug import differences, reread
 from nri_numa.machine.sysfs import read_memory
+from nri_numa.model.machine import Topology
 from nri_numa.observe.logs import get_logger
 
 if TYPE_CHECKING:
@@ -120,6 +123,11 @@ def with_tables(machine: Machine) -> Machine:
 
 log = get_logger("daemon")
 
+SAID_EVERY_S: Final = 3600.0
+"""Seconds between two lines about memory and huge pages."""
+HOURLY_CHANGES: Final = frozenset(("memory", "hugepages"))
+"""Of what `nri_numa.machine.hotplug.differences` finds; a balloon moves them all the time."""
+
 
 def no_kernel_events(error: OSError, were_there: bool) -> None:
     """Say that CPUs which come and go are found by polling alone."""
@@ -136,9 +144,12 @@ class Rereading:
         memory: what the kernel had left when last read; None while it cannot be read.
     """
 
-    def __init__(self, root: str, devices: NodeDevices) -> None:
+    def __init__(self, root: str, devices: NodeDevices, clock: Clock) -> None:
         self.memory: Reading | None = None
-        self._root, self._devices = root, devices
+        self._root, self._devices, self._clock = root, devices, clock
+        self._said: Topology | None = None  # as the log has it
+        self._said_at = -math.inf
+        self._readable = True
 
     async def read_memory(self, agent: Agent) -> None:
         """Read what is left of memory."""
@@ -166,16 +177,30 @@ class Rereading:
         try:
             topology = await asyncio.to_thread(reread, self._root, known)
         except (TopologyError, OSError) as error:
-            log.warning("machine cannot be read any more", error=str(error))
+            if self._readable:
+                log.warning("machine cannot be read any more", error=str(error))
+            self._readable = False
             return
-        if topology is known:
-            return
-        machine = await asyncio.to_thread(with_tables, replace(before, topology=topology))
-        if agent.machine is not before:
-            return
-        found = differences(known, topology)
-        if known.online != topology.online:
+        self._readable = True
+        if topology is not known:
+            machine = await asyncio.to_thread(with_tables, replace(before, topology=topology))
+            if agent.machine is not before:
+                return
+            agent.retopology(machine)
+        self._say(self._said or known, topology)
+
+    def _say(self, before: Topology, now: Topology) -> None:
+        """Say what changed since the last line, of memory no more than a line an hour."""
+        self._said = before
+        found = differences(before, now) if now is not before else {}
+        at = self._clock.monotonic()
+        if before.online != now.online:
             log.warning("CPUs changed", **{"gone": "", "new": "", **found})
-        else:
+        elif found.keys() - HOURLY_CHANGES:
             log.warning("machine changed", **found)
-        agent.retopology(machine)
+        elif found and at >= self._said_at + SAID_EVERY_S:
+            log.info("machine changed", **found)
+            self._said_at = at
+        else:
+            return
+        self._said = now

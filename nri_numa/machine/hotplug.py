@@ -21,6 +21,7 @@ from nri_numa.machine.tree import NODE_DIR, Tree, open_tree
 from nri_numa.machine.usable import read_limits
 from nri_numa.model.cpuset import ListFormatError, NUMASet
 from nri_numa.model.machine import Topology
+from nri_numa.text import human_bytes
 
 NETLINK_KOBJECT_UEVENT: Final = 15
 KERNEL_GROUP: Final = 1
@@ -148,11 +149,14 @@ def _numa_nodes(tree: Tree, topology: Topology) -> NUMASet:
 
 
 def differences(before: Topology, after: Topology) -> dict[str, str]:
-    """What is different, for a line in the log: short name to what it is now."""
-    both = [i for i in after.numa_nodes if i in before.numa_nodes]
-    now = {i: after.numa_nodes[i] for i in both}
-    memory = {i: n for i, n in now.items() if n.memory_bytes != before.numa_nodes[i].memory_bytes}
-    pages = {i: n for i, n in now.items() if n.hugepages != before.numa_nodes[i].hugepages}
+    """What is different, for a line in the log: short name to what it is now.
+
+    Of memory also what it was, as people read it: what differs by less than that is not named.
+    """
+    both = [(i, before.numa_nodes[i], n) for i, n in sorted(after.numa_nodes.items())
+            if i in before.numa_nodes]  # fmt: skip
+    memory = {i: (human_bytes(was.memory_bytes), human_bytes(n.memory_bytes)) for i, was, n in both}
+    pages = {i: (_pages(was.hugepages), _pages(n.hugepages)) for i, was, n in both}
     valid = [one.cgroup for one in after.partitions if not one.problem]
     allowed = before.allowed & after.online != after.allowed & before.online
     found = {
@@ -162,12 +166,17 @@ def differences(before: Topology, after: Topology) -> dict[str, str]:
         "partitions": (",".join(valid) or "none") if before.partitions != after.partitions else "",
         "memory_withheld": str(after.withheld_memory),
         "numa_nodes": str(after.numa_ids) if before.numa_ids != after.numa_ids else "",
-        "memory": ",".join(f"{i}={n.memory_bytes}" for i, n in sorted(memory.items())),
-        "hugepages": ",".join(f"{i}={_pages(n.hugepages)}" for i, n in sorted(pages.items())),
+        "memory": _changed(memory),
+        "hugepages": _changed(pages),
     }
     if before.withheld_memory == after.withheld_memory:
         del found["memory_withheld"]
     return {name: text for name, text in found.items() if text or name == "memory_withheld"}
+
+
+def _changed(numa_nodes: Mapping[int, tuple[str, str]]) -> str:
+    """``0=7.9 GiB -> 8 GiB``, for each NUMA node that has something else."""
+    return ", ".join(f"{i}={was} -> {now}" for i, (was, now) in numa_nodes.items() if was != now)
 
 
 def _pages(hugepages: Mapping[int, int]) -> str:

@@ -47,13 +47,13 @@ PODS = "sys/fs/cgroup/kubepods.slice"
     [
         (
             {f"{PAGES}/nr_hugepages": "512\n", f"{PAGES}/free_hugepages": "512\n"},
-            {"hugepages": "1=512x2048Ki"},
-            {"hugepages": "1=none"},
+            {"hugepages": "1=none -> 512x2048Ki"},
+            {"hugepages": "1=512x2048Ki -> none"},
         ),
         (
             {f"{NODE}/node1/meminfo": "Node 1 MemTotal: 12582912 kB\n"},
-            {"memory": f"1={12 * GIB}"},
-            {"memory": f"1={8 * GIB}"},
+            {"memory": "1=8 GiB -> 12 GiB"},
+            {"memory": "1=12 GiB -> 8 GiB"},
         ),
         ({"sys/devices/system/cpu/online": "0-14\n"}, {"gone": "15"}, {"new": "15"}),
         ({f"{PODS}/cpuset.cpus.effective": "0-7\n"}, {"allowed": "0-7"}, {"allowed": "0-15"}),

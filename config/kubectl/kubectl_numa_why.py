@@ -15,8 +15,8 @@ from typing import Any, Iterable
 from kubectl_numa_cluster import Object, ids, listed, refusal
 
 _UNREADABLE = (AttributeError, KeyError, TypeError, ValueError, RecursionError)
-_OURS = ("PlacementRefused", "PlacedWider", "NotPinned", "PlacedAfterStart", "PlacedLate",
-         "Moved", "RoomFound", "CpusetDrift", "AnnotationIgnored", "NUMANodeDrained",
+_OURS = ("PlacementRefused", "PlacementUndone", "PlacedWider", "NotPinned", "PlacedAfterStart",
+         "PlacedLate", "Moved", "RoomFound", "CpusetDrift", "AnnotationIgnored", "NUMANodeDrained",
          "NUMAPodMoved", "NUMANodeStolen")  # fmt: skip
 """Reasons of Events that ``nri-numa publish`` and ``nri-numa controller`` write."""
 _SAID = frozenset({"placed", "assigned"})

@@ -190,6 +190,7 @@ class Agent:
         state: the node state; replaced as a whole.
         refused: how many were refused so far.
         synchronized: whether the runtime has said what runs at least once.
+        sees_starts: whether every start is reported; over CRI a short life is not.
         places: where the cgroups of live containers are, by container id.
         write_counts: how often the cgroups of live containers were to be written, by container id.
         starting: containers between their creation and the end of their start.
@@ -220,6 +221,7 @@ class Agent:
         self.notices = Notices(clock.time)
         self.decided = DecidedRequests(clock.time)
         self.synchronized = False
+        self.sees_starts = True
         self.observe = observe
         self.checkpoint = store
         self.places: dict[str, CgroupPlace] = {}
@@ -259,6 +261,7 @@ class Agent:
     def create_container(self, pod: PodSandbox, container: Container) -> Admitted | Refused | None:
         """Decide about a container before it exists; None leaves it as it is."""
         self.creations += 1
+        before = self.state.allocations
         if self.kubelet is not None:
             self.kubelet.refresh_kubelet_grants()
         decision = whole.admit_whole(
@@ -279,6 +282,7 @@ class Agent:
             self._swap(decision.state, decision.change, pod if keeps else None)
         for container_id in decision.change.containers:
             if container_id not in self.state.allocations:
+                self._check_if_undone(before.get(container_id))
                 self._forget(container_id)
         self.places[container.id] = CgroupPlace(container.cgroups_path, container.pid)
         self._admitted(decision)
@@ -862,6 +866,7 @@ class Agent:
             # Its successor in the pod took its place already, or its pod keeps its CPUs.
             self._forget(container_id)
             return ()
+        self._check_if_undone(allocation)
         released = admit.release(self.machine, self.state, container_id, self._now())
         self._swap(released.state, released.change)
         self._forget(container_id)
@@ -916,6 +921,19 @@ class Agent:
         """A foreign pin came, changed or went: does it overlap with exclusive CPUs?"""
         if allocation is not None and allocation.kind is Kind.FOREIGN:
             self._tasks.add(self._check_foreign)
+
+    def _check_if_undone(self, allocation: Allocation | None) -> None:
+        """One ends, or another takes its place: was it created and did not come to its start?
+
+        Another plugin may have wanted the same, or the OCI runtime failed. containerd reports an
+        end, CRI-O nothing at all before the kubelet's next attempt. A pod that is deleted first
+        stops its sandbox first.
+        """
+        if allocation is None or self.observe or not self.sees_starts:
+            return
+        container_id = allocation.container_id
+        if container_id in self.starting and container_id not in self._begun:
+            self._tasks.add(partial(self._tell.undone, allocation))
 
     def _check_foreign(self) -> None:
         self._foreign.check(self.state)

@@ -210,6 +210,7 @@ class Daemon:
             from nri_numa.agent.late import LateStarts
             from nri_numa.cri.link import CRILink
 
+            agent.sees_starts = False
             self._late = LateStarts(agent, metrics, writer.reader, clock)
             socket_path = config.runtime.cri_socket
             self.link = CRILink(self.handler, self._late, socket_path=socket_path)

@@ -17,6 +17,10 @@ log = get_logger("agent")
 
 RUNNING: Final = "it was running already, so it stays unpinned until its pod is made anew"
 """Of a refused container that was started while the agent was away."""
+UNDONE: Final = (
+    "admitted, and undone by the runtime before its start: another NRI plugin set the same, or the "
+    "OCI runtime failed; the runtime's log says which"
+)
 NAMED: Final = 5
 """Neighbours of one line that are named; the others are counted."""
 
@@ -199,6 +203,15 @@ class DecisionLog:
         had = cpus(allocation)
         self._decided(allocation, "released", had)
         log.info("container released", **fields_of(allocation, had))
+
+    def undone(self, allocation: Allocation) -> None:
+        """The runtime asked us, and went on to no start: it does not say why to a plugin."""
+        self._metrics.undone.inc()
+        log.warning(
+            "container admitted, and undone by the runtime before its start",
+            **fields_of(allocation, str(allocation.cpus)),
+        )
+        self._notices.about(allocation, What.UNDONE, UNDONE)
 
     def _decided(self, one: Allocation, outcome: str, cpus: str) -> None:
         if not self._requests.limit:

@@ -230,6 +230,10 @@ class Metrics(Registry):
             "start_corrections_total",
             "Starting containers whose cgroup was put right before their program ran.",
         )
+        self.undone = self.counter(
+            "undone_total",
+            "Containers that were admitted and ended without a start: undone by the runtime.",
+        )
         self.moves = self.counter(
             "moves_total",
             "Running containers that moved, by what for: room, keep, or far_pages.",

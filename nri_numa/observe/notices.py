@@ -43,6 +43,7 @@ class What(StrEnum):
     IGNORED = "ignored"
     MOVED = "moved"
     ROOM = "room"
+    UNDONE = "undone"
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True, rename={"pod_uid": "podUID"}):
@@ -51,7 +52,9 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True, rename={"pod_uid": "podU
     id: Annotated[str, "Of this notice for good, over restarts too."]
     number: Annotated[int, "Where in the sequence it last changed."]
     what: Annotated[
-        str, "refused, widened, unpinned, gap, late, drift, ignored, moved or room; more may come."
+        str,
+        "refused, widened, unpinned, gap, late, drift, ignored, moved, room or undone; more may "
+        "come.",
     ]
     reason: Annotated[str, "A short CamelCase name; may be empty."]
     message: Annotated[str, "The latest words about it."]

@@ -35,6 +35,7 @@ REASONS: Final = {
     "room": ("RoomFound", "Normal"),
     "drift": ("CpusetDrift", "Warning"),
     "ignored": ("AnnotationIgnored", "Warning"),
+    "undone": ("PlacementUndone", "Warning"),
 }
 """Reason and type of an Event by what happened."""
 

@@ -11,9 +11,20 @@ import time
 import pytest
 
 from nri_numa.model.cpuset import CPUSet
-from tests.beds.cri import BEST_EFFORT, CRI, Resources, poll, with_cpus
+from tests.beds.containerd import Containerd
+from tests.beds.cri import (
+    BEST_EFFORT,
+    CRI,
+    CRIError,
+    Resources,
+    asks,
+    guaranteed,
+    poll,
+    with_cpus,
+)
 from tests.beds.plugin_process import PluginProcess
 from tests.e2e.conftest import refused
+from tests.e2e.test_nri_link import Plugin
 from tests.machines.cpus import MACHINE
 
 pytestmark = pytest.mark.e2e
@@ -69,6 +80,24 @@ def test_an_owner_ends_while_the_state_is_lost(cri: CRI, plugin: PluginProcess, 
     later = cri.owner("later")
     for each in neighbours:
         cri.settles(each, MACHINE - cri.cpus(later))
+
+
+def test_a_creation_that_another_plugin_spoils_is_said(
+    containerd: Containerd, cri: CRI, plugin: PluginProcess
+) -> None:
+    """Both set the cpuset: the runtime fails the creation, and tells neither of them why."""
+    shared, other = cri.pod("shared"), Plugin(containerd)
+    try:
+        other.wait_active()
+        pod = cri.run_pod("torn", annotations={**asks(cpus="exclusive"), "cpus": "0"})
+        with pytest.raises(CRIError, match="both tried to set"):
+            cri.create(pod, resources=guaranteed(1))
+    finally:
+        other.close()
+    poll(lambda: plugin.metric("nri_numa_undone_total") == 1, "it is counted")
+    assert "admitted, and undone by the runtime" in plugin.log()
+    cri.remove_pod(pod)
+    cri.settles(shared, MACHINE)
 
 
 def test_a_forged_annotation_gives_nothing(cri: CRI, plugin: PluginProcess) -> None:

@@ -63,6 +63,33 @@ def test_a_failed_start_leaves_nothing_behind(world: World) -> None:
     assert "c/first" not in world.store.documents
 
 
+@pytest.mark.parametrize("reported", [True, False])
+def test_a_creation_that_the_runtime_undid_is_said(world: World, reported: bool) -> None:
+    """Another plugin's conflict: containerd reports an end, CRI-O nothing until the next try."""
+    world.ends_whole = world.starts = False
+    of = pod("a", OWN)
+    world.place(of, container(of, wants=resources(2), id="first"))
+    if reported:
+        world.stop("first")
+    else:
+        world.place(of, container(of, wants=resources(2), id="second"))
+    assert world.count("undone_total") == 1
+    (notice,) = world.agent.notices.after()
+    assert (notice.what, notice.pod, notice.container) == ("undone", "a", "app")
+    assert "undone by the runtime" in notice.message
+
+
+@pytest.mark.parametrize("started", [True, False])
+def test_an_ordinary_end_was_not_undone(world: World, started: bool) -> None:
+    """A pod that is deleted before its container starts is no fault of anybody."""
+    world.starts, of = started, pod("a", OWN)
+    world.place(of, container(of, wants=resources(2)))
+    if not started:
+        world.agent.stop_pod(of.uid, of.id)
+    world.stop("a-app")
+    assert world.count("undone_total") == 0
+
+
 def test_the_same_create_twice_is_one_grant(world: World) -> None:
     of = pod("a", OWN)
     made = container(of, wants=resources(2))

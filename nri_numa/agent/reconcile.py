@@ -11,7 +11,7 @@ change in between. They are looked at
 
 Cgroups are written directly. The runtime is asked for what cannot be written, and for CPU limits,
 which it remembers: from NRI 0.12.1 on by a call, before that by a second registration, which is
-dear, and can hang containerd 2.1 for good when a sandbox is removed in the same moment.
+dear, and hangs containerd (2.1.9, 2.4.2) for good when a sandbox is removed in the same moment.
 
 What the kernel would refuse, because of a cgroup above or below, is not written: that cgroup is
 named, and the repair follows when it is out of the way. A container that is rewritten again and

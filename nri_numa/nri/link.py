@@ -17,10 +17,10 @@ runtime's whole NRI layer: it takes two locks in the opposite order of every eve
 short-lived plugin registers, answers Synchronize with the updates, and ends; the main connection
 does not notice. It costs the runtime one complete description of the node, and while the
 registration waits for a container in its grace period no other pod operation starts
-(containerd#14083). It must be rare. Nor is it safe at every moment: containerd up to 2.1 takes a
-read lock twice while it removes a sandbox with containers in it, and a registration that waits for
-the write lock in between stops it for good. So a registration waits until nothing else is under
-way, and one that is not answered is not followed by another.
+(containerd#14083). It must be rare. Nor is it safe at every moment: containerd (2.1.9, 2.4.2)
+takes a read lock twice while it removes a sandbox with containers in it, and a registration that
+waits for the write lock in between stops it for good. So a registration waits until nothing else is
+under way, and one that is not answered is not followed by another.
 """
 
 from __future__ import annotations

@@ -523,7 +523,7 @@ class Agent:
         """A pod's sandbox starts: exclusive CPUs of a pod that is placed as a whole are kept."""
         self.creations += 1
         kept = whole.sandbox(self.machine, self.state, pod, self._readings.memory, self._now())
-        if kept.state is not self.state or self.state.keeps_for(pod.uid):
+        if kept.state is not self.state or self.state.can_keep_for(pod.uid):
             self._swap(kept.state, StateChange(kept.change.containers, (pod.uid,)), pod)
             self._alone(self._follow(kept.updates))
 
@@ -879,7 +879,7 @@ class Agent:
     def _swap(self, after: NodeState, change: StateChange, pod: PodSandbox | None = None) -> None:
         """Put a decision in force, and on disk; ``pod`` is the one that it is about."""
         before = self.state
-        if pod is not None and after.keeps_for(pod.uid):
+        if pod is not None and after.can_keep_for(pod.uid):
             after = self._with_sandbox(after, pod)
         broken = step_violations(before, after, self.machine.topology, self.machine.settings)
         if broken:

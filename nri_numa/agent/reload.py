@@ -123,7 +123,7 @@ def with_tables(machine: Machine) -> Machine:
 
 log = get_logger("daemon")
 
-SAID_EVERY_S: Final = 3600.0
+MIN_LINE_INTERVAL_S: Final = 3600.0
 """Seconds between two lines about memory and huge pages."""
 HOURLY_CHANGES: Final = frozenset(("memory", "hugepages"))
 """Of what `nri_numa.machine.hotplug.differences` finds; a balloon moves them all the time."""
@@ -147,9 +147,9 @@ class Rereading:
     def __init__(self, root: str, devices: NodeDevices, clock: Clock) -> None:
         self.memory: Reading | None = None
         self._root, self._devices, self._clock = root, devices, clock
-        self._said: Topology | None = None  # as the log has it
-        self._said_at = -math.inf
-        self._readable = True
+        self._logged_topology: Topology | None = None  # as the log has it
+        self._logged_at = -math.inf
+        self._is_readable = True
 
     async def read_memory(self, agent: Agent) -> None:
         """Read what is left of memory."""
@@ -177,30 +177,30 @@ class Rereading:
         try:
             topology = await asyncio.to_thread(reread, self._root, known)
         except (TopologyError, OSError) as error:
-            if self._readable:
+            if self._is_readable:
                 log.warning("machine cannot be read any more", error=str(error))
-            self._readable = False
+            self._is_readable = False
             return
-        self._readable = True
+        self._is_readable = True
         if topology is not known:
             machine = await asyncio.to_thread(with_tables, replace(before, topology=topology))
             if agent.machine is not before:
                 return
             agent.retopology(machine)
-        self._say(self._said or known, topology)
+        self._log_changes(self._logged_topology or known, topology)
 
-    def _say(self, before: Topology, now: Topology) -> None:
+    def _log_changes(self, before: Topology, now: Topology) -> None:
         """Say what changed since the last line, of memory no more than a line an hour."""
-        self._said = before
+        self._logged_topology = before
         found = differences(before, now) if now is not before else {}
         at = self._clock.monotonic()
         if before.online != now.online:
             log.warning("CPUs changed", **{"gone": "", "new": "", **found})
         elif found.keys() - HOURLY_CHANGES:
             log.warning("machine changed", **found)
-        elif found and at >= self._said_at + SAID_EVERY_S:
+        elif found and at >= self._logged_at + MIN_LINE_INTERVAL_S:
             log.info("machine changed", **found)
-            self._said_at = at
+            self._logged_at = at
         else:
             return
-        self._said = now
+        self._logged_topology = now

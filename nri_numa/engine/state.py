@@ -404,7 +404,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
         ids = sorted(record.containers) if record is not None else ()
         return tuple(a for i in ids if (a := self.allocations[i]).ended)
 
-    def keeps_for(self, uid: str) -> bool:
+    def can_keep_for(self, uid: str) -> bool:
         """Whether a pod keeps something when its containers end, or does so by now."""
         record = self.pods.get(uid)
         return record is not None and any(self.allocations[i].kept for i in record.containers)

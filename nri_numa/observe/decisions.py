@@ -17,7 +17,7 @@ log = get_logger("agent")
 
 RUNNING: Final = "it was running already, so it stays unpinned until its pod is made anew"
 """Of a refused container that was started while the agent was away."""
-UNDONE: Final = (
+UNDONE_TEXT: Final = (
     "admitted, and undone by the runtime before its start: another NRI plugin set the same, or the "
     "OCI runtime failed; the runtime's log says which"
 )
@@ -206,12 +206,12 @@ class DecisionLog:
 
     def undone(self, allocation: Allocation) -> None:
         """The runtime asked us, and went on to no start: it does not say why to a plugin."""
-        self._metrics.undone.inc()
+        self._metrics.undone_creations.inc()
         log.warning(
             "container admitted, and undone by the runtime before its start",
             **fields_of(allocation, str(allocation.cpus)),
         )
-        self._notices.about(allocation, What.UNDONE, UNDONE)
+        self._notices.about(allocation, What.UNDONE, UNDONE_TEXT)
 
     def _decided(self, one: Allocation, outcome: str, cpus: str) -> None:
         if not self._requests.limit:

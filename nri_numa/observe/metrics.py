@@ -230,8 +230,8 @@ class Metrics(Registry):
             "start_corrections_total",
             "Starting containers whose cgroup was put right before their program ran.",
         )
-        self.undone = self.counter(
-            "undone_total",
+        self.undone_creations = self.counter(
+            "undone_creations_total",
             "Containers that were admitted and ended without a start: undone by the runtime.",
         )
         self.moves = self.counter(

@@ -94,7 +94,7 @@ def test_a_creation_that_another_plugin_spoils_is_said(
             cri.create(pod, resources=guaranteed(1))
     finally:
         other.close()
-    poll(lambda: plugin.metric("nri_numa_undone_total") == 1, "it is counted")
+    poll(lambda: plugin.metric("nri_numa_undone_creations_total") == 1, "it is counted")
     assert "admitted, and undone by the runtime" in plugin.log()
     cri.remove_pod(pod)
     cri.settles(shared, MACHINE)

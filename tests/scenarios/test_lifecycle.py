@@ -73,7 +73,7 @@ def test_a_creation_that_the_runtime_undid_is_said(world: World, reported: bool)
         world.stop("first")
     else:
         world.place(of, container(of, wants=resources(2), id="second"))
-    assert world.count("undone_total") == 1
+    assert world.count("undone_creations_total") == 1
     (notice,) = world.agent.notices.after()
     assert (notice.what, notice.pod, notice.container) == ("undone", "a", "app")
     assert "undone by the runtime" in notice.message
@@ -87,7 +87,7 @@ def test_an_ordinary_end_was_not_undone(world: World, started: bool) -> None:
     if not started:
         world.agent.stop_pod(of.uid, of.id)
     world.stop("a-app")
-    assert world.count("undone_total") == 0
+    assert world.count("undone_creations_total") == 0
 
 
 def test_the_same_create_twice_is_one_grant(world: World) -> None:

@@ -463,10 +463,10 @@ def _who_has_them(case: Case) -> str:
         return ""
     if case.policy is Policy.SINGLE_NUMA_NODE and case.demand.exclusive_cpus > most:
         return ""
-    return _in_the_way(case)
+    return _obstacles_text(case)
 
 
-def _in_the_way(case: Case) -> str:
+def _obstacles_text(case: Case) -> str:
     count = case.demand.exclusive_cpus
     floor = floor_text(case.machine, case.state, case.smt, count)
     return floor + holders_text(case.state, requests=True)
@@ -555,7 +555,7 @@ def _reach(settings: Settings, machine: Machine, affinity: NUMASet) -> NUMASet:
 def _take_failed(
     failed: NotEnoughCPUs | SMTAlignmentRefused, case: Case, table: ResourceTable, found: Placed
 ) -> Refusal:
-    left, holders = left_text(case, table), _in_the_way(case)
+    left, holders = left_text(case, table), _obstacles_text(case)
     if isinstance(failed, SMTAlignmentRefused):
         return Refusal(
             reason="SMTAlignmentError",

@@ -9,11 +9,13 @@ import asyncio
 import os
 import signal
 import traceback
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Final, Protocol
+from collections.abc import Callable, Generator, Mapping
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from nri_numa.observe.logs import Logger
+
+T = TypeVar("T")
 
 FAILED: Final = 1
 NO_ADDRESS: Final = 3
@@ -83,3 +85,14 @@ def _failed(work: asyncio.Task[None], log: Logger, address: str) -> int:
             lines = "".join(traceback.format_exception(cause)).rstrip()
             log.error("failed", error=repr(cause), traceback=lines)
     return NO_ADDRESS if all(isinstance(cause, OSError) for cause in causes) else FAILED
+
+
+async def in_turns(steps: Generator[None, None, T]) -> T:
+    """An answer of many steps, between which all other tasks have their turn."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            found: T = end.value
+            return found
+        await asyncio.sleep(0)

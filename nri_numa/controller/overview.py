@@ -14,10 +14,11 @@ from urllib.parse import quote
 
 from msgspec import Meta, Struct
 
+from nri_numa import service
 from nri_numa.config import AgentConfig, settings
 from nri_numa.kube.requests import annotations_of
 from nri_numa.model.offline_capacity import DRAINED, BadCapacity, numa_nodes
-from nri_numa.scheduler.candidates import NO_OBJECT, CandidateIndex, in_turns
+from nri_numa.scheduler.candidates import NO_OBJECT, CandidateIndex
 from nri_numa.scheduler.fit import Fits
 from nri_numa.scheduler.node_room import NodeRoom
 from nri_numa.scheduler.nodes import Nodes
@@ -331,12 +332,12 @@ class Overview:
         self, request: PodRequest, names: Sequence[str], reasons: dict[str, str]
     ) -> dict[str, int]:
         """The scores of those that fit; the others' reasons are put into ``reasons``."""
-        found = await in_turns(self._candidates.filtering(request, names))
+        found = await service.in_turns(self._candidates.filtering(request, names))
         reasons.update(found.failed)
         reasons.update(found.hopeless)
         reasons.update(dict.fromkeys(found.fits, ""))
         # What was found for the filter is remembered: nothing is judged twice.
-        scores = await in_turns(self._candidates.prioritizing(request, found.fits))
+        scores = await service.in_turns(self._candidates.prioritizing(request, found.fits))
         return dict.fromkeys(found.fits, 0) | dict(scores)
 
     def _machine(self, name: str, request: PodRequest | None, reason: str | None) -> Machine:

@@ -6,7 +6,6 @@ counts texts by equality, and the condition of a pod that is shown to people is 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Generator, Sequence
 from math import inf
 from typing import Final, TypeVar
@@ -252,14 +251,3 @@ def finish(steps: Steps[T]) -> T:
         except StopIteration as end:
             found: T = end.value
             return found
-
-
-async def in_turns(steps: Steps[T]) -> T:
-    """An answer of many steps, between which all other tasks have their turn."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            found: T = end.value
-            return found
-        await asyncio.sleep(0)

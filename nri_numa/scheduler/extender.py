@@ -20,7 +20,7 @@ from nri_numa.observe.logs import get_logger
 from nri_numa.observe.metrics import ServiceMetrics
 from nri_numa.scheduler import protocol
 from nri_numa.scheduler.binder import Binder
-from nri_numa.scheduler.candidates import CandidateIndex, in_turns
+from nri_numa.scheduler.candidates import CandidateIndex
 from nri_numa.scheduler.nodes import Nodes
 from nri_numa.scheduler.pod_reader import PodReader
 from nri_numa.scheduler.pod_request import PodRequest
@@ -187,7 +187,7 @@ class Extender:
         request = self.reader.request(question.pod)
         if not request.nothing and (problem := self._not_synced()):
             return protocol.error(problem)
-        found = await in_turns(self.candidates.filtering(request, question.names))
+        found = await service.in_turns(self.candidates.filtering(request, question.names))
         reasons = found.failed | found.hopeless
         if reasons:
             self.metrics.refused.inc(len(reasons))
@@ -229,7 +229,7 @@ class Extender:
         if not self._sampled:
             return
         request, names = self._sampled.pop(next(iter(self._sampled)))
-        other = await in_turns(self.candidates.elsewhere(request, names))
+        other = await service.in_turns(self.candidates.elsewhere(request, names))
         if other and self.activator.once_more(request.uid, len(names) / len(self.nodes)):
             self.activator.wake(other)
 
@@ -237,7 +237,7 @@ class Extender:
         """How well the nodes suit."""
         question = protocol.question(body)
         request = self.reader.request(question.pod)
-        scores = await in_turns(self.candidates.prioritizing(request, question.names))
+        scores = await service.in_turns(self.candidates.prioritizing(request, question.names))
         return protocol.priorities(scores)
 
     async def bind(self, body: bytes) -> bytes:

@@ -135,7 +135,7 @@ class Terminal(Daemon):
     def __init__(
         self, block: Block, checkout: Path, directory: Path, environment: dict[str, str]
     ) -> None:
-        typed = ["bash", "-c", f"exec {block.text.removeprefix('sudo ')}"]
+        typed = ["bash", "-c", f"exec {block.text}"]
         super().__init__("plugin", typed, directory, environment)
         self.folder = checkout
 

@@ -50,7 +50,7 @@ def measure(
     """Measure what placement gains on this machine.
 
     Local against remote memory, two cores against the siblings of one, an L3 cache each against
-    one together, a CPU alone against one site a busy program. What this machine cannot show is
+    one together, a CPU alone against one beside a busy program. What this machine cannot show is
     said, and the others are shown. It uses the CPUs it measures for some seconds each: what runs
     there notices. Needs numpy.
     """

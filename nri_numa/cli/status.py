@@ -336,7 +336,10 @@ _NUMA_NODES: Final = (
     _Shown(Column("SHARED", Kind.LIST), _key("shared")),
     _Shown(Column("RESERVED", Kind.LIST, spare=1), _key("reserved")),
     _Shown(Column("IDLE", Kind.LIST), _key("idle"), _have("idle")),
-    _Shown(Column("FREE EXCLUSIVE"), lambda n, _: n.get("freeExclusiveCpus", "?")),
+    _Shown(
+        Column("FREE EXCLUSIVE"),
+        lambda n, _: n.get("freeExclusiveCpus", "?") if n["cpuCapacityMilli"] else "-",
+    ),
     _Shown(Column("CPU FREE"), _free("cpuAvailableMilli", "cpuCapacityMilli", human_cpus)),
     _Shown(
         Column("FACTOR"),

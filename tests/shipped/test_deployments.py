@@ -54,7 +54,7 @@ TLS = {
 }
 RIGHTS = {
     "scheduler": {
-        ("noderesourcetopologies", "get", "list", "watch"),
+        ("noderesourcetopologies", "list", "watch"),
         ("pods", "get", "list", "watch"),
         ("pods/binding", "create"),
         ("nodes", "patch"),

@@ -32,6 +32,7 @@ from nri_numa.scheduler.candidates import CandidateIndex
 from nri_numa.scheduler.fit import Fits
 from nri_numa.scheduler.node_room import NodeRoom
 from nri_numa.scheduler.nodes import Hold
+from nri_numa.scheduler.watcher import LONGEST_PAUSE
 from nri_numa.simulate.manifests import read_pod
 from nri_numa.simulate.pods import container_of, pod_sandbox
 from tests.unit.scheduler.objects import PREFIX, Watched, container, pod
@@ -220,7 +221,7 @@ def test_what_was_promised_is_there_and_nothing_is_counted_twice(
 ) -> None:
     """Every container finds the CPUs that it was promised, on the NUMA node that was promised.
 
-    Then the node says so, both logs are read, and who ended is asked after.
+    Then the node says so, both logs are read, and who ended is asked after once no pause is left.
     """
     cluster = Cluster()
     for what, number in taken:
@@ -232,6 +233,7 @@ def test_what_was_promised_is_there_and_nothing_is_counted_twice(
     for told in (cluster.nodes, cluster.on_their_way):
         while told.read < len(told.entries):
             told.next(cluster.watched)
+    cluster.watched.now += LONGEST_PAUSE
     for _ in range(2):  # a binding that was not seen yet is asked after by itself
         cluster.wait()
     assert all(h.counted == h.staying and not h.left for h in cluster.known.holds.values())

@@ -28,11 +28,12 @@ from tests.beds.kube.control_plane import ControlPlane
 from tests.beds.kube.extender import SCHEDULER, Extender, install
 
 KINDS: Final = ("kill", "rollout", "leader", "rush", "late")
-CPUS: Final = 5
-"""Of a pod; six of them fit a node of twice 16 CPUs, of which one is everybody's."""
-FIRST: Final = 4
-ALL: Final = 8
-"""Pods for each node at the begin of a burst, and in all."""
+EACH: Final = 2
+"""Pods of a wave for each node."""
+FIRST_CPUS: Final = 10
+SECOND_CPUS: Final = 8
+"""Two of the first leave a node of twice 16 CPUs eleven, enough for one of the second by its sum,
+and six on each NUMA node: only who knows of the first ones does not bind it."""
 SECOND_AT_S: Final = 14.0
 """What started first is not on its way any more for longer than `scheduler.settle`."""
 SECONDS: Final = 30.0
@@ -236,25 +237,26 @@ def _burst(
     def later(seconds: float, do: Callable[[], object]) -> None:
         waiting.append((time.monotonic() - begun + seconds, do))
 
-    documents = list(
-        stream.Stream(
-            pods=ALL * nodes, cpus=(CPUS,), seconds=(SECONDS, SECONDS), seed=number
-        ).documents((SCHEDULER,))
-    )
-    for document in documents:
-        document["metadata"]["name"] = f"burst-{number}-{document['metadata']['name']}"
+    mine: set[str] = set()
 
-    def create(first: int, last: int) -> None:
+    def create(cpus: int) -> None:
         if rush is not None:
             rush.begin()
+        documents = list(
+            stream.Stream(pods=EACH * nodes, cpus=(cpus,), seconds=(SECONDS, SECONDS)).documents(
+                (SCHEDULER,)
+            )
+        )
+        for document in documents:
+            document["metadata"]["name"] = f"burst-{number}-{cpus}-{document['metadata']['name']}"
+            mine.add(document["metadata"]["name"])
         with ThreadPoolExecutor(_THREADS) as pool:
-            list(pool.map(fleet.create, documents[first:last]))
+            list(pool.map(fleet.create, documents))
 
-    create(0, FIRST * nodes)
+    create(FIRST_CPUS)
     later(0.5, lambda: replicas.trouble(later))
-    later(SECOND_AT_S, lambda: create(FIRST * nodes, len(documents)))
+    later(SECOND_AT_S, lambda: create(SECOND_CPUS))
     later(SECOND_AT_S + 0.5, lambda: replicas.trouble(later))
-    mine = {document["metadata"]["name"] for document in documents}
     while time.monotonic() - begun < LIMIT_S:
         fleet.step()
         late.tick()
@@ -263,7 +265,7 @@ def _burst(
             waiting.remove(one)
             one[1]()
         ended = [life.ended for name, life in fleet.lives.items() if name in mine]
-        if len(ended) == len(documents) and None not in ended:
+        if len(ended) == 2 * EACH * nodes and None not in ended:
             break
         time.sleep(0.1)
 

@@ -442,7 +442,7 @@ def _keep(
     strangers: list[Container] = []
     for container_id, container in live.items():
         allocation = prior.allocations.get(container_id)
-        if allocation is not None and _NO_TIME in allocation.reason:  # one call less for each
+        if allocation is not None and not allocation.preferred and is_undecided(allocation):
             allocation = None
         doubt = 0
         if allocation is None and marker in container.annotations:

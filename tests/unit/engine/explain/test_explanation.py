@@ -15,7 +15,7 @@ from nri_numa.engine.align.policies import Problem, align
 from nri_numa.engine.decision import Admitted, Refused
 from nri_numa.engine.explain import explanation
 from nri_numa.engine.explain import sentences as explain_text
-from nri_numa.engine.explain.explanation import grounds
+from nri_numa.engine.explain.explanation import Grounds, grounds
 from nri_numa.engine.explain.sentences import actual_text, late_text
 from nri_numa.machine.synthetic import synthetic
 from nri_numa.model.cpuset import NUMASet
@@ -109,6 +109,19 @@ def test_what_no_numa_node_ever_had_is_said_on_a_busy_machine_too() -> None:
         assert "20 exclusive CPUs needed, more than the 8 CPUs of any one NUMA node" in told(
             document
         )
+
+
+def test_what_another_version_wrote_is_not_blamed_on_a_restart() -> None:
+    decision = Node().decide(SINGLE, resources(2, 1))
+    assert isinstance(decision, Admitted)
+    unread = Grounds("default", "web", "app", None, None)
+    for document in (
+        explanation.of_allocation(decision.allocation, unread, "0-1"),
+        explanation.of_refusal(unread, "Odd", "something is odd"),
+    ):
+        text = told(document)
+        assert "the explanation was written by another version of nri-numa" in text
+        assert "last started" not in text
 
 
 def test_free_memory_has_one_rounding_in_one_answer() -> None:

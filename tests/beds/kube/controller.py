@@ -39,12 +39,13 @@ def offline_capacity(bed: KubeBed) -> dict[str, Any]:
 class Controller(Service):
     """One replica; a context manager."""
 
-    def __init__(self, bed: KubeBed, port: int, **config: Any) -> None:
+    def __init__(self, bed: KubeBed, port: int, *, host: str = "127.0.0.1", **config: Any) -> None:
         super().__init__(bed, "controller", bed.client.token(ACCOUNT))
-        self._caller = Caller(self.enter, f"http://127.0.0.1:{port}", token=TOKEN)
+        self._caller = Caller(self.enter, f"http://{host}:{port}", token=TOKEN)
         self.give("put-token", TOKEN.encode())
         section = {
-            "address": f"127.0.0.1:{port}",
+            "address": f"{host}:{port}",
+            "allowPlaintextToken": True,
             "credentials": str(self.directory),
             "tokenFile": str(self.directory / "put-token"),
             "smoothing": 0,

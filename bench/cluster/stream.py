@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from http.client import HTTPException
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -309,13 +310,20 @@ class Published:
         return topology.body(node, self._uids[node], {}, what)
 
     def write(self, node: str, written: JsonObject) -> None:
-        """Write an object."""
+        """Write an object; a busy API server may end an answer in the middle."""
         self.writes += 1
         self.largest = max(self.largest, len(json.dumps(written, separators=(",", ":"))))
-        self._client.ask(
-            "PATCH", f"{NRT}/{node}?fieldManager=bench&force=true", written,
-            content_type="application/apply-patch+yaml",
-        )  # fmt: skip
+        path = f"{NRT}/{node}?fieldManager=bench&force=true"
+        for last in (False, True):
+            try:
+                self._client.ask(
+                    "PATCH", path, written, content_type="application/apply-patch+yaml"
+                )
+            except (OSError, HTTPException):
+                if last:
+                    raise
+            else:
+                return
 
 
 def ours(stream: Stream, kinds: Sequence[str] = ()) -> Found:

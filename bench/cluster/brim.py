@@ -55,7 +55,7 @@ class Bursts:
         others: objects of other nodes, all written anew at each wave of a rush.
     """
 
-    nodes: int = 12
+    nodes: int = 16
     bursts: int = 3
     others: int = 4000
 

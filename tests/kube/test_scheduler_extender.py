@@ -371,7 +371,7 @@ def test_kube_scheduler_follows_to_the_leader(there: Client, bed: KubeBed, tmp_p
     ]  # fmt: skip
 
     def calls(one: Extender, result: str) -> set[str]:
-        found = rf'calls_total{{{{result="{result}",verb="(\w+)"}}}} [1-9]'
+        found = rf'calls_total{{result="{result}",verb="(\w+)"}} [1-9]'
         return set(re.findall(found, one.get("/metrics")))
 
     with contextlib.ExitStack() as stack:

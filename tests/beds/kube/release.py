@@ -112,7 +112,9 @@ class Release(Bed):
                 "spec": {"hard": {"pods": str(self._pods)}},
             },
         )
-        self.said = self.helm("install", self.name, str(CHART), "--create-namespace", "-f-")
+        # Other tests leave the accounts and policies of the manifests.
+        own = ("--create-namespace", "--take-ownership")
+        self.said = self.helm("install", self.name, str(CHART), *own, "-f-")
 
     def upgrade(self, **values: object) -> None:
         """Give it other values, as the next revision."""

@@ -259,7 +259,7 @@ def test_a_release_is_installed_upgraded_rolled_back_and_uninstalled(
         "publish": {"enabled": True},
         "config": {"http": {"address": f"127.0.0.1:{free_port()}"}},
         "nodeGroups": [
-            {"name": "one", "label": "kind", "values": ["one"], "config": {"strictReserved": True}}
+            {"name": "one", "label": "kind", "values": ["one"], "config": {"preferClosest": False}}
         ],
     }
 

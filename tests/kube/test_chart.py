@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 from typing import Any
 
@@ -245,6 +246,10 @@ def image(session_bed: KubeBed, tmp_path_factory: pytest.TempPathFactory) -> Non
     session_bed.node.containerd.import_image(archive)
 
 
+@pytest.mark.skipif(
+    os.environ.get("NRI_NUMA_SERIES") != "all",
+    reason="two lives of a release take ten minutes and more: make test-all",
+)
 @pytest.mark.parametrize("name", ["numa", "nri-numa"])
 def test_a_release_is_installed_upgraded_rolled_back_and_uninstalled(
     bed: KubeBed, client: Client, image: None, name: str

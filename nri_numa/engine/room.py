@@ -63,14 +63,17 @@ from nri_numa.text import human_bytes
 MOST_MOVES: Final = 3
 """Containers that move for one."""
 WORK_LIMIT: Final = 20_000
-"""Units of work of a search while a request waits. A unit takes about a microsecond, so that all of
+"""Units of work of a search while a request waits. A unit takes up to a microsecond, so that all of
 it takes less than 25 ms on 512 CPUs with 1,000 containers (`python -m bench --only room`)."""
 LATER_WORK_LIMIT: Final = 10 * WORK_LIMIT
 """The same of what goes on after the answer."""
-_LOOK_WORK: Final = 2
-"""Units for one container, or a pair of a mover and a NUMA node, that is looked at, and for a
-partial plan that is made."""
-_ADMISSION_WORK: Final = 300
+_LOOK_WORK: Final = 1
+"""Units for one container, or a pair of a mover and a NUMA node, that is looked at."""
+_MOVER_WORK: Final = 4
+"""Units for the sums of one mover."""
+_PARTIAL_WORK: Final = 12
+"""Units for a partial plan that is made by taking out a mover, or is taken up."""
+_ADMISSION_WORK: Final = 350
 """Units for an admission that is tried, beside one for each CPU, and two for each container and for
 each set of NUMA nodes."""
 _SHORT: Final = ("TopologyAffinityError", "NotEnoughCPUs", "NotEnoughMemory", "SMTAlignmentError")
@@ -151,7 +154,7 @@ def make_room(
     ]
     if requested.scope is Scope.POD:
         demand = pod_demand(refused.trace.pod, demand)
-    yield _LOOK_WORK * len(movers)
+    yield _MOVER_WORK * len(movers)
     search = _PlanSearch(machine, state, reading, demand, movers, most, running=running)
     while (places := (yield from search.next_plan())) is not None:
         yield _try_work(machine, state, refused, len(places) - 1)
@@ -574,7 +577,7 @@ class _PlanSearch:
             for i, items in self._by_id.items()
             if (columns := [nlargest(most, c) for c in zip(*(m.gives for m in items), strict=True)])
         }
-        self._looks = 0
+        self._used = 0
         self._serial = count()
         self._heap: list[tuple[Cost, int, Cost, _Partial, Iterator[_Child]]] = []
         newcomer = self._newcomer(demand)
@@ -612,7 +615,7 @@ class _PlanSearch:
                 fitting = [j for j, n in left.items() if j != i and item.fits(j, n)]
                 if fitting and most:
                     fullest = min(fitting, key=lambda j: (left[j], j))
-                    left[fullest] = tuple(map(sub, left[fullest], item.books))
+                    left[fullest] = _minus(left[fullest], item.books)
                     found[i] += item.gives[1]
                     most -= 1
         return found
@@ -621,11 +624,11 @@ class _PlanSearch:
         """Where each goes, the newcomer first; None when there are no more plans."""
         while self._heap:
             _, _, cost, partial, siblings = heappop(self._heap)
-            before = self._looks
+            before = self._used
             self._push(siblings)
             for children in self._expand(partial, cost) if partial.pending else ():
                 self._push(children)
-            yield _LOOK_WORK * (1 + self._looks - before)
+            yield _PARTIAL_WORK + self._used - before
             if not partial.pending:
                 return partial.placed
         return None
@@ -639,8 +642,9 @@ class _PlanSearch:
     def _expand(self, p: _Partial, cost: Cost) -> Iterator[Iterator[_Child]]:
         """What can be done next with a partial plan: each way begins with the cheapest."""
         item, left = p.pending[0], p.left
-        self._looks += len(left)
-        fitting = [i for i, amounts in left.items() if item.fits(i, amounts)]
+        numa_nodes = [*left] if p.at is None else [p.at]
+        self._used += _LOOK_WORK * len(numa_nodes)
+        fitting = [i for i in numa_nodes if item.fits(i, left[i])]
         if item.mover is not None and p.at is None and fitting:
             # The fullest that fits, then the lowest id; or where it was, on other CPUs.
             fullest = min(fitting, key=lambda i: (left[i], i))
@@ -649,7 +653,7 @@ class _PlanSearch:
             return
         if p.at in fitting:
             yield self._put(p, cost, p.at)
-        for i in left if p.at is None else (p.at,):
+        for i in numa_nodes:
             if i != item.home and i in self._given:
                 free = p.free or (item.mover is None and p.at is None and i in fitting)
                 yield self._evictions(p, cost, i, free=free)
@@ -659,35 +663,36 @@ class _PlanSearch:
 
         Of those that are alike the first that may be enough.
         """
-        needs, left, given = p.pending[0].needs, p.left[i], self._given[i]
-        rest = self._most - len(p.out)
-        fewest = next((n for n in range(1, rest + 1) if _fits(needs, _plus(left, given[n]))), 0)
+        left, given, rest = p.left[i], self._given[i], self._most - len(p.out)
+        lacking = _minus(p.pending[0].needs, left)
+        fewest = next((n for n in range(1, rest + 1) if _fits(lacking, given[n])), 0)
         movers = (self._by_id if free else self._by_bytes)[i]
+        least = _minus(lacking, given[rest - 1])
         seen = set()
         for at in range(p.since, len(movers) - fewest + 1) if fewest else ():
-            self._looks += 1
+            self._used += _LOOK_WORK
             mover = movers[at]
-            gives, a = _plus(left, mover.gives), mover.mover
+            a = mover.mover
             assert a is not None  # noqa: S101
-            if a.container_id in p.out or not _fits(needs, _plus(gives, given[rest - 1])):
+            if a.container_id in p.out or not _fits(least, mover.gives):
                 continue
             if (alike := mover.likeness(free=free)) in seen:
                 continue
             seen.add(alike)
+            self._used += _PARTIAL_WORK
             out = tuple(sorted((*p.out, a.container_id)))
             costs = (cost[0] + (0 if free else mover.bytes), len(out), out)
             more = 0 if free else sum(m.bytes for m in movers[at + 1 : at + fewest])
             # The largest first; those that are alike in the order in which they were taken out.
             pending = sorted((*p.pending[1:], mover), key=lambda m: m.needs, reverse=True)
-            after = _Partial(
-                (p.pending[0], *pending), {**p.left, i: gives}, i, at + 1, free, out, p.placed
-            )
+            without = {**p.left, i: _plus(left, mover.gives)}
+            after = _Partial((p.pending[0], *pending), without, i, at + 1, free, out, p.placed)
             yield (costs[0] + more, len(p.out) + fewest, out), costs, after
 
     def _put(self, p: _Partial, cost: Cost, i: int) -> Iterator[_Child]:
         item = p.pending[0]
         takes = item.gives if i == item.home else item.books
-        left = {**p.left, i: tuple(map(sub, p.left[i], takes))}
+        left = {**p.left, i: _minus(p.left[i], takes)}
         moved = p.free and item.mover is not None and i != item.home
         cost = (cost[0] + (item.bytes if moved else 0), *cost[1:])
         return _single_child(
@@ -714,6 +719,10 @@ def _fits(needs: Amounts, left: Amounts) -> bool:
 
 def _plus(left: Amounts, amounts: Amounts) -> Amounts:
     return tuple(map(add, left, amounts))
+
+
+def _minus(left: Amounts, amounts: Amounts) -> Amounts:
+    return tuple(map(sub, left, amounts))
 
 
 # --- what the engine says -------------------------------------------------------------------------

@@ -62,7 +62,7 @@ def test_a_refusal_is_1_with_message_and_how_it_came_about() -> None:
     shows(text, "9 exclusive CPUs needed", "Policy single-numa-node finds no place")
 
 
-@pytest.mark.parametrize("limit", [WORK_LIMIT, 400])
+@pytest.mark.parametrize("limit", [WORK_LIMIT, 500])
 def test_a_movable_container_makes_room(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the search goes on after the agent's answer."""
     monkeypatch.setattr("nri_numa.engine.room.WORK_LIMIT", limit)

@@ -21,10 +21,9 @@ from nri_numa.model.offline_capacity import DRAINED, BadCapacity, numa_nodes
 from nri_numa.scheduler.candidates import NO_OBJECT, CandidateIndex
 from nri_numa.scheduler.fit import Fits
 from nri_numa.scheduler.node_room import NodeRoom
-from nri_numa.scheduler.nodes import Nodes
+from nri_numa.scheduler.nodes import Known, Nodes
 from nri_numa.scheduler.pod_reader import POLICIES, PodReader
 from nri_numa.scheduler.pod_request import PodRequest
-from nri_numa.scheduler.published import Freshness
 from nri_numa.text import BadQuantity, whole_bytes
 
 MOST: Final = 500
@@ -186,7 +185,7 @@ class Overview:
         self._prefix = config.annotation_prefix
         found = settings(config)
         self._reader = PodReader(found)
-        self._nodes, self._fresh = Nodes(), Freshness(config.annotation_prefix)
+        self._nodes = Nodes()
         self._candidates = CandidateIndex(self._nodes, found.strategy)
         self._drained: dict[str, frozenset[int]] = {}
         self._page = config.controller.page.node_url
@@ -217,23 +216,21 @@ class Overview:
         if self._drained.pop(name, None) is not None:
             self.revision += 1
 
-    def topology(self, name: str, document: Mapping[str, Any], now: float) -> None:
+    def put_room(self, name: str, room: Known) -> None:
         """A NodeResourceTopology exists, new or changed."""
         before = self._nodes.published(name)
-        self._nodes.put(name, self._fresh.read(name, document, now))
+        self._nodes.put(name, room)
         if self._nodes.published(name) is not before:
             self.revision += 1
 
     def topology_removed(self, name: str) -> None:
         """A NodeResourceTopology does not exist any more."""
-        self._fresh.remove(name)
         self._nodes.remove(name)
         self.revision += 1
 
-    def tick(self, now: float, wall: float) -> None:
-        """Time has passed."""
-        for name in self._fresh.stale(now):
-            self.revision += self._nodes.silence(name)
+    def silence(self, name: str) -> None:
+        """A NodeResourceTopology is not valid any more."""
+        self.revision += self._nodes.silence(name)
 
     # --- what is shown ----------------------------------------------------------------------------
 

@@ -28,9 +28,8 @@ from nri_numa.kube.requests import Outcome, Request, Result, mapping
 from nri_numa.scheduler.candidates import MAX_QUESTION_WORK, CandidateIndex, Steps
 from nri_numa.scheduler.fit import Fits, Short, Work
 from nri_numa.scheduler.node_room import NodeRoom
-from nri_numa.scheduler.nodes import Hold, Nodes
+from nri_numa.scheduler.nodes import Hold, Known, Nodes
 from nri_numa.scheduler.pod_request import PodRequest
-from nri_numa.scheduler.published import Freshness
 
 WAITS: Final = "CreateContainerError"
 FIELDS: Final = "involvedObject.kind=Pod,reason=Failed"
@@ -99,7 +98,6 @@ class Refused(Evictor[RefusedPod]):
     ) -> None:
         super().__init__("stuck", prefix, rules, now)
         self._nodes, self._candidates, self._asks = nodes, candidates, asks
-        self._fresh = Freshness(prefix)
         self._facts: dict[str, NodeFacts] = {}
         self._suspects: dict[tuple[str, str], _Suspect] = {}
         self._looking: RefusedPod | None = None
@@ -114,14 +112,17 @@ class Refused(Evictor[RefusedPod]):
         """A Node does not exist any more."""
         self._facts.pop(name, None)
 
-    def topology(self, name: str, document: Mapping[str, Any], now: float) -> None:
+    def put_room(self, name: str, room: Known) -> None:
         """A NodeResourceTopology exists, new or changed."""
-        self._nodes.put(name, self._fresh.read(name, document, now))
+        self._nodes.put(name, room)
 
     def topology_removed(self, name: str) -> None:
         """A NodeResourceTopology does not exist any more."""
-        self._fresh.remove(name)
         self._nodes.remove(name)
+
+    def silence(self, name: str) -> None:
+        """A NodeResourceTopology is not valid any more."""
+        self._nodes.silence(name)
 
     def pod(self, document: Mapping[str, Any], now: float) -> None:
         """A pod is in the phase Pending, or was read because one of its containers waits."""
@@ -162,8 +163,6 @@ class Refused(Evictor[RefusedPod]):
     def tick(self, now: float, wall: float) -> None:
         """Time has passed."""
         super().tick(now, wall)
-        for name in self._fresh.stale(now):
-            self._nodes.silence(name)
         for hold in self._nodes.due(now):
             self._nodes.release(hold.uid)
 

@@ -37,6 +37,7 @@ from nri_numa.publisher.writer import Writer, WriterMetrics
 from nri_numa.scheduler.candidates import CandidateIndex
 from nri_numa.scheduler.nodes import Nodes
 from nri_numa.scheduler.pod_reader import PodReader
+from nri_numa.scheduler.published import Freshness
 from nri_numa.scheduler.watcher import PODS, TOPOLOGIES
 from nri_numa.web.protocol import APIError, Handler, Response, Route
 from nri_numa.web.protocol import Request as HTTPRequest
@@ -120,6 +121,31 @@ class _Objects(Watched):
         """One does not exist any more."""
         for removed in self._removed:
             removed(key)
+
+
+class _Rooms:
+    """What nodes publish, read once for all parts of the controller that judge by it."""
+
+    def __init__(self, prefix: str, parts: Sequence[Refused | Overview]) -> None:
+        self._fresh, self._parts = Freshness(prefix), parts
+
+    def topology(self, name: str, document: Mapping[str, Any], now: float) -> None:
+        """A NodeResourceTopology exists, new or changed."""
+        room = self._fresh.read(name, document, now)
+        for part in self._parts:
+            part.put_room(name, room)
+
+    def topology_removed(self, name: str) -> None:
+        """A NodeResourceTopology does not exist any more."""
+        self._fresh.remove(name)
+        for part in self._parts:
+            part.topology_removed(name)
+
+    def tick(self, now: float, wall: float) -> None:
+        """Time has passed."""
+        for name in self._fresh.stale(now):
+            for part in self._parts:
+                part.silence(name)
 
 
 class Service:
@@ -225,13 +251,18 @@ class Service:
         overview = Overview(config) if self._section.page.enabled else None
         shown = [overview] if overview is not None else []
         every = [self.capacity, *self._evictors, *shown]
-        self._ticking = [*self._evictors, *shown]
+        judging = [one for one in (self.refused, overview) if one is not None]
+        rooms = [_Rooms(config.annotation_prefix, judging)] if judging else []
+        self._ticking = [*rooms, *self._evictors]
         nodes = _Objects(clock, [one.node for one in every], [one.node_removed for one in every])
         # Annotations, but for these two: specs of nodes, and the addresses of their pages.
         whole = self.refused is not None or (overview is not None and overview.addresses)
         self._nodes = follow(NODES, nodes, metadata=not whole)
         self.page: Page | None = None
-        if published := [one for one in (self.stolen, self.refused, overview) if one is not None]:
+        published: list[_Rooms | Stolen] = [*rooms]
+        if self.stolen is not None:
+            published.append(self.stolen)
+        if published:
             changed = [one.topology for one in published]
             removed = [one.topology_removed for one in published]
             topologies = follow(TOPOLOGIES, _Objects(clock, changed, removed))

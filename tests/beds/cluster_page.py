@@ -14,6 +14,7 @@ from nri_numa.controller.overview import Overview
 from nri_numa.controller.page import Page
 from nri_numa.controller.service import TOPOLOGIES
 from nri_numa.kube.api import KubeAPI, Watch
+from nri_numa.scheduler.published import read
 from nri_numa.web.server import Site
 from tests.beds.loop_thread import LoopThread
 
@@ -71,7 +72,7 @@ class ClusterPage(LoopThread):
                 node = {"metadata": {"annotations": drained_by}, "status": one.get("status")}
                 self._overview.node(name, node, 0.0)
                 if "zones" in one:
-                    self._overview.topology(name, one, 0.0)
+                    self._overview.put_room(name, read(one, PREFIX))
             self._watch.synced.set()
 
         self.do(told)

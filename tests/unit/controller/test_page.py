@@ -17,6 +17,7 @@ from nri_numa.config import AgentConfig, problems
 from nri_numa.config.sections import Controller
 from nri_numa.config.sections import Page as Section
 from nri_numa.controller.overview import Overview, query_of
+from nri_numa.scheduler.published import read
 from tests.beds.cluster_page import ClusterPage, cluster_page
 from tests.unit.scheduler.objects import PREFIX, topology
 
@@ -136,7 +137,7 @@ async def test_others_have_their_turn_while_a_wide_pod_is_judged() -> None:
     overview, turns = Overview(AgentConfig()), 0
     for n in range(200):
         free = (8, 8, 8, n % 8)
-        overview.topology(f"n{n}", topology(*free, memory=[4 + n // 8] * 4), 0.0)
+        overview.put_room(f"n{n}", read(topology(*free, memory=[4 + n // 8] * 4), PREFIX))
 
     async def count() -> None:
         nonlocal turns

@@ -27,6 +27,7 @@ from nri_numa.scheduler.node_room import NodeRoom
 from nri_numa.scheduler.nodes import Nodes
 from nri_numa.scheduler.pod_reader import PodReader
 from nri_numa.scheduler.pod_request import PodRequest
+from nri_numa.scheduler.published import read
 from tests.unit.controller.evictions import EvictingCluster
 from tests.unit.scheduler.objects import PREFIX, container, single, topology
 
@@ -113,7 +114,7 @@ class Cluster(EvictingCluster):
 
     def publish(self, name: str, *free: int, agent: str = "ready") -> None:
         told = topology(*free, of=8, name=name, attributes={f"{PREFIX}/agent": agent})
-        self.output.topology(name, told, self.now)
+        self.output.put_room(name, read(told, PREFIX))
 
     def see(self, *pods: dict[str, Any]) -> None:
         for one in pods:
@@ -271,9 +272,7 @@ def test_a_look_for_another_node_has_turns(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_node_whose_object_nobody_renews_is_no_way_out() -> None:
     cluster = Cluster(ROOM)
-    free = topology(8, 8, of=8, name="free")
-    free["metadata"]["annotations"] = {f"{PREFIX}/renewed": "x", f"{PREFIX}/valid-seconds": "50"}
-    cluster.output.topology("free", free, 0.0)
+    cluster.output.silence("free")
     cluster.run(200, pod("web"))
     assert cluster.requests == []
     cluster.publish("free", 8, 8)

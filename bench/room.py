@@ -10,6 +10,7 @@ checkout first on PYTHONPATH that is what that one makes of the same machines.
 
 from __future__ import annotations
 
+import gc
 import json
 import random
 import sys
@@ -144,13 +145,17 @@ class Cost(NamedTuple):
 
 def cost(shape: Shape) -> Cost | None:
     """None where it fits as it is."""
-    begun = time.process_time()
-    decision = admit_whole(shape.machine, shape.state, shape.pod, shape.container, None, 0.0)
-    decided = time.process_time()
-    if isinstance(decision, Admitted):
-        return None
-    found = with_room(shape.machine, shape.state, decision, None, 0.0)
-    ended = time.process_time()
+    gc.disable()  # as the agent does: it collects between requests, and has no thousand shapes
+    try:
+        begun = time.process_time()
+        decision = admit_whole(shape.machine, shape.state, shape.pod, shape.container, None, 0.0)
+        decided = time.process_time()
+        if isinstance(decision, Admitted):
+            return None
+        found = with_room(shape.machine, shape.state, decision, None, 0.0)
+        ended = time.process_time()
+    finally:
+        gc.enable()
     made = isinstance(found, Admitted)
     said = isinstance(found, Refused) and "it would fit" in found.message
     spent = getattr(found, "is_search_spent", False)

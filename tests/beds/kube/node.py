@@ -29,7 +29,14 @@ NETWORK = {
     "cniVersion": "1.0.0",
     "name": "bed",
     "plugins": [
-        {"type": "ptp", "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.244.0.0/24"}]]}}
+        {
+            "type": "ptp",
+            "ipam": {
+                "type": "host-local",
+                "ranges": [[{"subnet": "10.244.0.0/24"}]],
+                "routes": [{"dst": "10.96.0.0/24"}],  # to Services, where a test makes one
+            },
+        }
     ],
 }
 

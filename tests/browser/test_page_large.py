@@ -92,6 +92,25 @@ def test_who_shares_is_in_the_drawing(page: Page, crowded: PageBed) -> None:
     page.wait(f"{PODS}.length === {count} && {PODS}.every(p => p.startsWith('web-'))")
 
 
+def test_paper_has_all_rows_and_what_can_be_pressed_on_a_screen(
+    page: Page, crowded: PageBed
+) -> None:
+    """Rows that scrolling would bring; CPUs, pods and headings are buttons on a screen."""
+    page.size(1440, 900, dark=True)
+    visit(page, crowded)
+    page.run(f"addEventListener('beforeprint', () => {{ window.printed = {PODS}.length; }})")
+    page.call("Page.printToPDF")
+    assert page.run("window.printed") == 109
+    page.call("Emulation.setEmulatedMedia", media="print")
+    try:
+        for what in ("#map .cpu", "#list tbody .plain", "#list thead .plain", ".node h4 button"):
+            assert page.run(f"document.querySelector('{what}').offsetHeight"), what
+        assert not page.run("document.getElementById('theme').offsetHeight")
+        assert page.run("getComputedStyle(document.body).colorScheme") == "light"
+    finally:
+        page.call("Emulation.setEmulatedMedia", media="")
+
+
 @pytest.mark.parametrize("width", [1440, 2560, 375])
 def test_choosing_moves_nothing_and_hides_nothing_of_it(
     page: Page, crowded: PageBed, width: int

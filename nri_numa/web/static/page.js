@@ -1447,6 +1447,10 @@ document.querySelector("#containers .rows").addEventListener("scroll", (event) =
   const box = event.currentTarget;
   if (box.scrollTop + box.clientHeight > box.scrollHeight - 400) more();
 }, { passive: true });
+addEventListener("beforeprint", () => {
+  view.rows = Infinity;
+  if (known.assignments) drawContainers();
+});
 
 $("filter").addEventListener("input", () => { if (known.assignments) startOver(); });
 $("sort").addEventListener("change", () => sortBy($("sort").value, false));

@@ -44,8 +44,8 @@ A machine made up (numa: NUMA nodes per socket; cores, memory: per NUMA node):
 Exit codes:
   0  all pods were placed
   1  one was refused
-  2  mistakes in the manifests, an annotation for a container that a pod lacks
-     among them, the configuration or the usage
+  2  mistakes in the manifests (annotations without effect are among them),
+     in the configuration or the usage
   3  the machine cannot be read"""
 
 
@@ -126,7 +126,7 @@ def simulate(
     from nri_numa.cli import simulate_output as view
     from nri_numa.cli.machine import one_machine, read_machine
     from nri_numa.simulate.manifests import read_files
-    from nri_numa.simulate.pods import misaddressed, without_effect
+    from nri_numa.simulate.pods import without_effect
     from nri_numa.simulate.simulator import plan
     from nri_numa.simulate.simulator import simulate as run
 
@@ -156,10 +156,8 @@ def simulate(
         ]
     result, other = runs[0], runs[1] if compare else None
     refused = any(one.first_refused is not None for one in runs)
-    every = [pod for workload in manifests.workloads for pod in workload.pods]
-    mistaken = misaddressed(every, first.settings.prefix)
-    ignored = without_effect(manifests.workloads, first.settings.prefix)
-    notes = [*adopted, *manifests.notes, *mistaken, *ignored, *topology.warnings]
+    mistaken = without_effect(manifests.workloads, first.settings.prefix)
+    notes = [*adopted, *manifests.notes, *mistaken, *topology.warnings]
     notes += [*_warnings(result), *_memory_policies(result)]
     if devices is not None and not hinted:
         notes.append(

@@ -33,7 +33,7 @@ from nri_numa.scheduler.nodes import Hold
 from nri_numa.scheduler.pod_reader import PodReader
 from nri_numa.scheduler.pod_request import PodRequest
 from nri_numa.simulate.manifests import ManifestError, parse_all, text_of
-from nri_numa.simulate.pods import PodManifest, Workload, misaddressed, without_effect
+from nri_numa.simulate.pods import PodManifest, Workload, without_effect
 from nri_numa.text import harmless, human_bytes
 
 LARGEST_FILE: Final = 256 << 20
@@ -78,7 +78,7 @@ def simulate_cluster(
         except ManifestError as error:
             raise Mistake(harmless(f"--cluster {error}")) from error
     pods = [pod for workload in workloads for pod in workload.pods]
-    mistaken = misaddressed(pods, settings.prefix)
+    mistaken = without_effect(workloads, settings.prefix)
     nodes, candidates = cluster.nodes, CandidateIndex(cluster.nodes, settings.strategy)
     claimed = claims and any(one.claims for pod in pods for one in pod.containers)
     with progress(f"judging {len(pods)} pods on {len(cluster.names)} nodes"):
@@ -102,7 +102,6 @@ def simulate_cluster(
         "pods": judged,
         "notes": [
             *mistaken,
-            *without_effect(workloads, settings.prefix),
             *cluster.notes,
             *([CLAIMS] if claimed else []),
             NOT_JUDGED,

@@ -105,18 +105,6 @@ class PodManifest(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.namespace}/{self.name}"
 
 
-def misaddressed(pods: Iterable[PodManifest], prefix: str) -> list[str]:
-    """A sentence for each annotation that names a container which its pod does not have."""
-    found: dict[str, None] = {}
-    for pod in pods:
-        had = tuple(one.name for one in pod.containers)
-        for name, annotation in addressees(pod.annotations, prefix).items():
-            if name not in had:
-                missing = Missing(annotation=annotation, name=name, had=had)
-                found[f"{pod.source}: {missing.sentence}"] = None
-    return list(found)
-
-
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """One document of a file: a pod, or something that makes as many pods on one machine.
 
@@ -138,22 +126,28 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def without_effect(workloads: Iterable[Workload], prefix: str) -> list[str]:
-    """A sentence for each annotation with a misspelt prefix, or outside of the pods' template."""
+    """A sentence for each annotation of a misspelt prefix or container, or outside a template."""
     found: dict[str, None] = {}
     for workload in workloads:
         for pod in workload.pods:
-            found.update(
-                (f"{pod.source}: {one}", None) for one in misspelt(pod.annotations, prefix)
-            )
+            had = tuple(one.name for one in pod.containers)
+            missing = [
+                Missing(annotation=annotation, name=name, had=had).sentence
+                for name, annotation in addressees(pod.annotations, prefix).items()
+                if name not in had
+            ]
+            wrong = [*missing, *misspelt(pod.annotations, prefix)]
+            found.update((f"{pod.source}: {one}", None) for one in wrong)
         templates = {name for pod in workload.pods for name in pod.annotations}
-        for name in own_keys(workload.annotations, prefix):
-            if name not in templates:
-                below = "jobTemplate.spec." if workload.kind == "CronJob" else ""
-                found[
-                    f"{workload.source}: annotation {name} is ignored, because it stands on the "
-                    f"{workload.kind} and not on its pods; expected in spec.{below}template."
-                    "metadata.annotations"
-                ] = None
+        below = "jobTemplate.spec." if workload.kind == "CronJob" else ""
+        outside = [
+            f"annotation {name} is ignored, because it stands on the {workload.kind} and not on "
+            f"its pods; expected in spec.{below}template.metadata.annotations"
+            for name in own_keys(workload.annotations, prefix)
+            if name not in templates
+        ]
+        wrong = [*outside, *misspelt(workload.annotations, prefix)]
+        found.update((f"{workload.source}: {one}", None) for one in wrong)
     return list(found)
 
 

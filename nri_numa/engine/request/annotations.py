@@ -770,5 +770,7 @@ def _domain(name: str) -> str:
 
 
 def own_keys(annotations: Mapping[str, str], prefix: str) -> list[str]:
-    """The annotations below our prefix with which a pod asks for something, by name."""
-    return sorted(name for name in annotations if _domain(name) == prefix)
+    """The annotations that a pod's request would be read from, misspelt keys too, by name."""
+    marker = prefix + "/"
+    ours = {name: _split(name, marker, guess=True) for name in annotations if marker in name}
+    return sorted(name for name, parts in ours.items() if parts and parts[0] not in OWN_KEYS)

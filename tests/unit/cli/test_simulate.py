@@ -254,19 +254,20 @@ def test_notes_warn_of_a_misspelt_prefix_and_of_annotations_outside_of_the_templ
     template = pods["spec"]["template"]
     template["metadata"]["annotations"] = {"numa.kubernets.io/bind": "cpu"}
     job = {"metadata": {}, "spec": {"template": template}}
-    asked = {"policy": "restricted"}
+    asked = {"policy": "restricted", "polcy": "restricted"}
     if kind == "CronJob":
         cron = json.loads(document(kind, "web", {"jobTemplate": job}, asked))
         made = json.dumps(cron | {"apiVersion": "batch/v1"})
     else:
         made = document(kind, "web", pods["spec"], asked)
-    said = " ".join(simulate(write(made), code=0).output.split())
+    said = " ".join(simulate(write(made), code=2).output.split())
     assert "its prefix is not numa.kubernetes.io (did you mean numa.kubernetes.io/bind?)" in said
     below = "spec.jobTemplate.spec" if kind == "CronJob" else "spec"
-    assert (
-        f"annotation numa.kubernetes.io/policy is ignored, because it stands on the {kind} and "
-        f"not on its pods; expected in {below}.template.metadata.annotations" in said
-    )
+    for key in asked:
+        assert (
+            f"annotation numa.kubernetes.io/{key} is ignored, because it stands on the {kind} and "
+            f"not on its pods; expected in {below}.template.metadata.annotations" in said
+        )
 
 
 def test_the_examples_are_placed_up_to_the_one_that_is_too_big() -> None:

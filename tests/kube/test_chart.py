@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,9 +17,10 @@ import yaml
 
 from tests.beds.cri import poll
 from tests.beds.images import build_agent_image
-from tests.beds.kube.bed import KubeBed
+from tests.beds.kube.bed import OTHERS, KubeBed
 from tests.beds.kube.client import Client, JsonObject, KubeError, is_ready
 from tests.beds.kube.manifests import PREFIX, asks, container, pod
+from tests.beds.kube.node import Node
 from tests.beds.kube.release import Release, ServiceAddress
 from tests.beds.kube.service import MANIFESTS
 from tests.beds.plugin_process import free_port
@@ -240,24 +242,30 @@ def wait_rollouts(client: Client, said: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def image(session_bed: KubeBed, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """The agent's image on the node, of this tree."""
+def image(session_bed: KubeBed, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The agent's image of this tree; the node has it."""
     archive = build_agent_image(tmp_path_factory.mktemp("image") / "image.tar")
     session_bed.node.containerd.import_image(archive)
+    return archive
 
 
-@pytest.mark.skipif(
-    os.environ.get("NRI_NUMA_SERIES") != "all",
-    reason="two lives of a release take ten minutes and more: make test-all",
+@pytest.mark.parametrize(
+    "name",
+    [
+        "numa",
+        pytest.param(
+            "nri-numa",
+            marks=pytest.mark.skipif(
+                os.environ.get("NRI_NUMA_SERIES") != "all", reason="two minutes: make test-all"
+            ),
+        ),
+    ],
 )
-@pytest.mark.parametrize("name", ["numa", "nri-numa"])
 def test_a_release_is_installed_upgraded_rolled_back_and_uninstalled(
-    bed: KubeBed, client: Client, image: None, name: str
+    bed: KubeBed, client: Client, image: Path, name: str
 ) -> None:
-    """With a node group; what stays on the Node goes, and with it the right to take it away."""
-    node = bed.node
-    (bed.directory / name).mkdir()
-    paths = {"nri": str(node.containerd.nri_socket.parent), "state": str(bed.directory / name)}
+    """On three nodes, one in a group; what stays on the Nodes goes, and the right to take it."""
+    paths = {"nri": "/var/lib/nri", "state": f"/var/lib/{name}"}
     values = {
         "image": {"pullPolicy": "Never"},
         "hostPaths": paths,
@@ -268,22 +276,26 @@ def test_a_release_is_installed_upgraded_rolled_back_and_uninstalled(
         ],
     }
 
-    def part(key: str) -> dict[str, str]:
-        found = client.ask("GET", "/api/v1/nodes/bed")
-        return dict(
+    def has(node: Node, key: str) -> bool:
+        found = client.ask("GET", f"/api/v1/nodes/{node.name}")
+        return key in (
             found["status"]["capacity"] if key == SLOTS else found["metadata"]["annotations"]
         )
 
     def is_written(*, wanted: bool) -> bool:
-        return all((key in part(key)) is wanted for key in (SLOTS, IDS))
+        return all(has(node, key) is wanted for node in nodes for key in (SLOTS, IDS))
 
     def withdraws() -> list[str]:
         roles = client.ask("GET", "/apis/rbac.authorization.k8s.io/v1/clusterroles")["items"]
         return [r["metadata"]["name"] for r in roles if "withdraw" in r["metadata"]["name"]]
 
     with contextlib.ExitStack() as stack:
-        stack.callback(node.plugin.start)
-        node.plugin.terminate()
+        nodes = [bed.node, *(stack.enter_context(bed.other_node(other)) for other in OTHERS)]
+        for node in nodes[1:]:
+            node.containerd.import_image(image)
+        stack.callback(bed.node.plugin.start)
+        for node in nodes:
+            node.plugin.terminate()
         stack.callback(leave_the_node, client, client.ask("GET", "/api/v1/nodes/bed"))
         client.kubectl("label", "node", "bed", "kind=one")
         stack.callback(client.kubectl, "label", "node", "bed", "kind-")
@@ -291,11 +303,18 @@ def test_a_release_is_installed_upgraded_rolled_back_and_uninstalled(
         release = stack.enter_context(Release(bed, name, values, pods=20))
         wait_rollouts(client, release.said)
         daemonsets = f"/apis/apps/v1/namespaces/{name}/daemonsets/{release.fullname}"
-        assert client.ask("GET", daemonsets)["status"]["desiredNumberScheduled"] == 0
+        desired = [client.ask("GET", f"{daemonsets}{group}")["status"] for group in ("", "-one")]
+        assert [one["desiredNumberScheduled"] for one in desired] == [2, 1]
         agent = client.kubectl("logs", f"--namespace={name}", f"daemonset/{release.fullname}-one")
         assert '"one"' in agent or "node_group=one" in agent
-        pinned = pod("life", container(cpus="1"), annotations=asks(policy="single-numa-node"))
-        assert len(node.cpus(client.run(pinned))) == 1
+        for node in nodes:
+            pinned = pod(
+                f"life-{node.name}",
+                container(cpus="1"),
+                annotations=asks(policy="single-numa-node"),
+                nodeName=node.name,
+            )
+            assert len(node.cpus(client.run(pinned))) == 1
         second = Release(bed, f"{name}-again", values)
         stack.callback(second.close)
         with pytest.raises(KubeError, match="state directory of another installation"):
@@ -333,10 +352,9 @@ def test_a_release_is_installed_upgraded_rolled_back_and_uninstalled(
 
         release.upgrade(releaseContainers=True)
         wait_rollouts(client, release.said)
-        said = client.kubectl(
-            "logs", f"--namespace={name}", f"daemonset/{release.fullname}-one", "-c", "release"
-        )
-        assert re.search(r"^[1-9]\d* released; ", said, re.MULTILINE), said
+        agents = "--selector=app.kubernetes.io/component=agent"
+        said = client.kubectl("logs", f"--namespace={name}", agents, "--container=release")
+        assert len(re.findall(r"^[1-9]\d* released; ", said, re.MULTILINE)) == len(nodes), said
         release.helm("uninstall", name, "--wait")
         assert is_written(wanted=False)
         assert withdraws() == []
@@ -346,7 +364,7 @@ def test_a_release_is_installed_upgraded_rolled_back_and_uninstalled(
 
 
 def test_of_two_installations_on_a_node_one_places(
-    bed: KubeBed, client: Client, image: None
+    bed: KubeBed, client: Client, image: Path
 ) -> None:
     """The second DaemonSet is not ready and says why; containers start and are pinned."""
     node = bed.node

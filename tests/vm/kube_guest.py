@@ -22,7 +22,7 @@ import msgspec
 from tests.beds.containerd import find_binaries
 from tests.beds.cri import CRIError
 from tests.beds.kube.namespaces import ADDRESS
-from tests.beds.kube.node import NETWORK, kubelet_configuration
+from tests.beds.kube.node import kubelet_configuration, pod_network
 from tests.beds.kube.virtual_node import (
     AGENT_SOCKET,
     GUEST_ADDRESS,
@@ -89,7 +89,7 @@ class _Node:
             GUEST_BED,
             root=_DISK / "containerd",
             nri_request_timeout="30s",
-            cni=(NETWORK, programs / "cni"),
+            cni=(pod_network("10.244.0.0/24"), programs / "cni"),
             systemd_cgroup=SYSTEMD,
         )
         self.notes: list[str] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,9 @@ from tests.beds.kube.namespaces import Namespaces
 from tests.beds.kube.node import Node
 from tests.beds.processes import Bed
 from tests.beds.testbed import require_root
+
+OTHERS = ("second", "third")
+"""Nodes that a test can add."""
 
 
 class KubeBed(Bed):
@@ -47,10 +50,21 @@ class KubeBed(Bed):
             stack.callback(shutil.rmtree, self.directory, ignore_errors=True)
             programs = find_programs(build=self._build)
             namespaces = stack.enter_context(Namespaces(self.directory))
-            control = ControlPlane(programs, namespaces, nodes=["bed"], heartbeats=True)
+            control = ControlPlane(programs, namespaces, nodes=["bed", *OTHERS], heartbeats=True)
             self.control = stack.enter_context(control)
             self.node = stack.enter_context(Node(control, plugin=self._plugin))
             self._stack = stack.pop_all()
+
+    @contextlib.contextmanager
+    def other_node(self, name: str) -> Iterator[Node]:
+        """One more node beside ``bed``, of `OTHERS`."""
+        uplink, number = self.control.namespaces, 1 + OTHERS.index(name)
+        with (
+            Namespaces(self.directory / name, uplink=uplink, number=number) as namespaces,
+            Node(self.control, name=name, namespaces=namespaces) as node,
+        ):
+            yield node
+        self.client.ask("DELETE", f"/api/v1/nodes/{name}")
 
     def close(self) -> None:
         self._stack.close()

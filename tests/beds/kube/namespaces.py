@@ -17,7 +17,7 @@ import subprocess
 from pathlib import Path
 
 from tests.beds.processes import Bed
-from tests.beds.testbed import TestbedUnavailable, cache_dir, require_root
+from tests.beds.testbed import TestbedUnavailable, cache_dir, require_root, run
 
 ADDRESS = (
     "198.51.100.1"  # TEST-NET-2: API server and kubelet refuse loopback addresses as their own
@@ -39,12 +39,21 @@ _HIDDEN = (Path("/var/lib"), Path("/var/log"))
 class Namespaces(Bed):
     """A network namespace and a mount namespace; a context manager.
 
-    Inside, `ADDRESS` is on the loopback interface, ``/var/lib`` and ``/var/log`` are folders of the
+    Inside, `address` is on the loopback interface, ``/var/lib`` and ``/var/log`` are folders of the
     bed, and ``directory/tmpfs`` is a tmpfs.
+
+    Args:
+        uplink: those with `ADDRESS`, which this network reaches, as a node reaches its cluster.
+        number: of the network beside the uplink's; also in the addresses of its pods.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(
+        self, directory: Path, *, uplink: Namespaces | None = None, number: int = 0
+    ) -> None:
         self.directory = directory
+        self.address = f"198.51.100.{number + 1}"
+        self.pod_subnet = f"10.244.{number}.0/24"
+        self._uplink = uplink
         self.tmpfs = directory / "tmpfs"
         self._holder: subprocess.Popen[bytes] | None = None
 
@@ -94,9 +103,25 @@ class Namespaces(Bed):
             raise TestbedUnavailable(
                 f"no namespaces for the bed: {words}", "run as root with CAP_SYS_ADMIN"
             )
+        if self._uplink is not None:
+            self._connect(self._uplink)
+
+    def _connect(self, uplink: Namespaces) -> None:
+        """Two interfaces that are one cable, and the ways over them."""
+        ours, theirs = self.enter(mounts=False), uplink.enter(mounts=False)
+        end = f"to{self.address.rpartition('.')[2]}"
+        for enter, words in (
+            (theirs, f"link add {end} type veth peer name uplink netns {self.pid}"),
+            (theirs, f"link set {end} up"),
+            (ours, "link set uplink up"),
+            (ours, f"route add default via {uplink.address} dev uplink onlink src {self.address}"),
+            (theirs, f"route add {self.address} dev {end} src {uplink.address}"),
+            (theirs, f"route add {self.pod_subnet} via {self.address} dev {end} onlink"),
+        ):
+            run(*enter, "ip", *words.split(), remedy="apt-get install iproute2")
 
     def _script(self) -> str:
-        lines = ["ip link set lo up", f"ip address add {ADDRESS}/32 dev lo"]
+        lines = ["ip link set lo up", f"ip address add {self.address}/32 dev lo"]
         for hidden in _HIDDEN:
             own = self.directory / hidden.relative_to("/")
             own.mkdir(parents=True, exist_ok=True)

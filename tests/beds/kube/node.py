@@ -17,28 +17,22 @@ from tests.beds.cri import Seen, allowed
 from tests.beds.debs import CNI_PLUGINS, DebCache
 from tests.beds.kube.client import PATIENCE_S, JsonObject, takes_pods
 from tests.beds.kube.control_plane import ControlPlane
-from tests.beds.kube.namespaces import ADDRESS, Namespaces
+from tests.beds.kube.namespaces import Namespaces
 from tests.beds.plugin_process import PluginProcess
 from tests.beds.processes import Bed, Daemon, wait_for
 
 NOBODY = 65534
 """User and group of whoever needs no rights."""
 
-# One pair of interfaces for each pod and no way out; without any network a node is never Ready.
-NETWORK = {
-    "cniVersion": "1.0.0",
-    "name": "bed",
-    "plugins": [
-        {
-            "type": "ptp",
-            "ipam": {
-                "type": "host-local",
-                "ranges": [[{"subnet": "10.244.0.0/24"}]],
-                "routes": [{"dst": "10.96.0.0/24"}],  # to Services, where a test makes one
-            },
-        }
-    ],
-}
+SERVICES = "10.96.0.0/24"  # where a test makes one
+
+
+def pod_network(subnet: str) -> dict[str, Any]:
+    """One pair of interfaces for each pod, and a way to Services; a node without is never Ready."""
+    routes = [{"dst": SERVICES}]
+    ipam = {"type": "host-local", "ranges": [[{"subnet": subnet}]], "routes": routes}
+    plugins = [{"type": "ptp", "ipam": ipam}]
+    return {"cniVersion": "1.0.0", "name": "bed", "plugins": plugins}
 
 
 def kubelet_configuration(
@@ -80,14 +74,23 @@ def kubelet_configuration(
 
 
 class Node(Bed):
-    """One node; a context manager. The kubelet starts when nri-numa is ready."""
+    """One node; a context manager. The kubelet starts when nri-numa is ready.
+
+    Args:
+        namespaces: where it is; those of the control plane by default.
+    """
 
     def __init__(
-        self, control: ControlPlane, *, name: str = "bed", plugin: Mapping[str, Any] | None = None
+        self,
+        control: ControlPlane,
+        *,
+        name: str = "bed",
+        plugin: Mapping[str, Any] | None = None,
+        namespaces: Namespaces | None = None,
     ) -> None:
         self.control = control
         self.name = name
-        namespaces = control.namespaces
+        namespaces = namespaces or control.namespaces
         self.directory = namespaces.directory / "node"
         # What is /var/lib/kubelet inside: its state files, for whoever looks from outside.
         self.kubelet_root = namespaces.directory / "var/lib/kubelet"
@@ -100,7 +103,7 @@ class Node(Bed):
             find_binaries(),
             namespaces.directory / "c",
             enter=namespaces.enter(),
-            cni=(NETWORK, plugins.root / "usr/lib/cni"),
+            cni=(pod_network(namespaces.pod_subnet), plugins.root / "usr/lib/cni"),
         )
         self.plugin = _PluginInside(
             namespaces.directory / "plugin",
@@ -110,8 +113,13 @@ class Node(Bed):
             config=plugin,
         )
         self.configuration = kubelet_configuration(
-            self.containerd.socket, self.directory, cgroup_root=self.cgroup_root, address=ADDRESS
+            self.containerd.socket,
+            self.directory,
+            cgroup_root=self.cgroup_root,
+            address=namespaces.address,
         )
+        # The same path on each node, as the chart wants it.
+        self._nri_link = namespaces.directory / "var/lib/nri"
         self.kubelet = Daemon(
             "kubelet",
             [
@@ -120,9 +128,9 @@ class Node(Bed):
                 f"--config={self.directory / 'kubelet.json'}",
                 f"--kubeconfig={control.kubeconfig(f'system:node:{name}')}",
                 f"--hostname-override={name}",
-                f"--node-ip={ADDRESS}",
+                f"--node-ip={namespaces.address}",
             ],
-            control.log_directory,
+            namespaces.directory / "logs",
             control.environment,
         )
 
@@ -131,6 +139,8 @@ class Node(Bed):
     def start(self) -> None:
         """Start all three; returns when the node is Ready and takes pods."""
         (self.directory / "static").mkdir(parents=True, exist_ok=True)
+        self.kubelet.log_file.parent.mkdir(exist_ok=True)
+        self._nri_link.symlink_to(self.containerd.nri_socket.parent)
         self.api_socket.parent.mkdir(exist_ok=True)
         os.chown(self.api_socket.parent, 0, NOBODY)
         self.api_socket.parent.chmod(0o2750)

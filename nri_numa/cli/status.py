@@ -338,7 +338,7 @@ _NUMA_NODES: Final = (
     _Shown(Column("IDLE", Kind.LIST), _key("idle"), _have("idle")),
     _Shown(
         Column("FREE EXCLUSIVE"),
-        lambda n, _: n.get("freeExclusiveCpus", "?") if n["cpuCapacityMilli"] else "-",
+        lambda n, _: n.get("freeExclusiveCPUs", "?") if n["cpuCapacityMilli"] else "-",
     ),
     _Shown(Column("CPU FREE"), _free("cpuAvailableMilli", "cpuCapacityMilli", human_cpus)),
     _Shown(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -10,7 +11,7 @@ from nri_numa.machine.synthetic import synthetic
 from nri_numa.model.cpuset import CPUSet
 from tests.beds.browser import Page
 from tests.beds.page_bed import PageBed, page_bed
-from tests.checks.page_expressions import DETAILS_TITLE, PODS, STEPS, cell, fill, visit
+from tests.checks.page_expressions import DETAILS, DETAILS_TITLE, PODS, STEPS, cell, fill, visit
 from tests.machines import named as machines
 
 pytestmark = pytest.mark.browser
@@ -81,6 +82,7 @@ def test_a_numa_node_is_seen_large_with_numbers_and_names(page: Page, crowded: P
     letters = page.run(f"[...new Set({large}.map(c => c.lastChild.textContent).filter(Boolean))]")
     keys = page.run("[...document.querySelectorAll('#details .key')].map(k => k.textContent)")
     assert set(letters) == set(keys)
+    assert re.search(r" free, \d+ for exclusive use", page.run(DETAILS))
 
 
 def test_who_shares_is_in_the_drawing(page: Page, crowded: PageBed) -> None:

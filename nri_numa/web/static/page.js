@@ -755,7 +755,7 @@ function drawBars(use) {
   if (use.cpus) {
     const left = Math.max(0, use.cpuAvailableMilli);
     made.push(bar("CPU", cpuAmount(left), `${cpuAmount(use.cpuAllocatedMilli)} of ${cpuAmount(use.cpuCapacityMilli)} CPUs allocated, ` +
-      `${cpuAmount(left)} free, ${use.freeExclusiveCpus} for exclusive use`, use.cpuCapacityMilli, use.cpuAllocatedMilli, use.cpuCapacityMilli - use.cpuAllocatedMilli - left));
+      `${cpuAmount(left)} free, ${use.freeExclusiveCPUs} for exclusive use`, use.cpuCapacityMilli, use.cpuAllocatedMilli, use.cpuCapacityMilli - use.cpuAllocatedMilli - left));
   }
   if (use.memoryBytes) {
     const rest = use.memoryBytes - use.memoryAllocatedBytes - use.memoryAvailableBytes;
@@ -1230,7 +1230,7 @@ function aboutNode(id) {
   const used = load ? nodeWords(load, size) : "";
   return [`NUMA node ${id}`, () => [
     facts([["CPUs", node.cpus || "none"], ["Exclusive", use.exclusive], ["Kept idle", use.idle], ["Shared pool", use.shared], ["Reserved", use.reserved],
-      ["CPU", node.cpus && `${cpuAmount(use.cpuAllocatedMilli)} of ${cpuAmount(use.cpuCapacityMilli)} allocated, ${cpuAmount(use.cpuAvailableMilli)} free, ${use.freeExclusiveCpus} for exclusive use`],
+      ["CPU", node.cpus && `${cpuAmount(use.cpuAllocatedMilli)} of ${cpuAmount(use.cpuCapacityMilli)} allocated, ${cpuAmount(use.cpuAvailableMilli)} free, ${use.freeExclusiveCPUs} for exclusive use`],
       ["Memory", `${size(use.memoryAllocatedBytes)} of ${size(use.memoryBytes)} allocated, ${freeSize(use.memoryAvailableBytes)} free`],
       ...use.hugePages.map((p) => [`${size(p.sizeBytes)} pages`, `${size(p.allocatedBytes)} of ${size(p.totalBytes)} allocated`]),
       ["Really used", used],

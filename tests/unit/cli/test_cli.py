@@ -254,6 +254,7 @@ def test_status_shows_nodes_containers_and_refusals_within_80_columns(
     result = invoke("status", "--api", agent[0], code=0)
     shows(result.output, "nri-numa 0.1.0: ready, link to containerd v2.1.9 active", "NotEnoughCPUs")
     assert "pod-1" in result.output
+    assert "?" not in result.output, "the agent says all that has a column"
     assert max(map(len, result.output.splitlines())) <= 80
     assert "!" not in result.output, "nothing differs"
     assert "meant" not in result.output

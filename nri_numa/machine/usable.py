@@ -37,6 +37,8 @@ _POD_CGROUPS = (
     "kubelet.slice/kubelet-kubepods.slice",  # a cluster inside a container (kind)
     "kubelet/kubepods",
 )
+_AROUND_OURS: Final = re.compile(r"/((?:.*?/)?(?:[^/]+-)?kubepods(?:\.slice)?)/")
+"""The pods' cgroup in the path of ours, wherever the kubelet's cgroupRoot is."""
 _CPU_FILES = ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus", "cpus")
 _MEM_FILES = ("cpuset.mems.effective", "cpuset.effective_mems", "cpuset.mems", "mems")
 
@@ -64,14 +66,16 @@ class UsableIds(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_limits(tree: Tree, isolated: CPUSet) -> UsableIds:
     """Find the narrowest set that concerns all containers."""
+    own = tree.read("proc/self/cpuset") or ""
+    # "/.." at its head: the cgroup lies outside of what our cgroup namespace shows.
+    own = own if own.startswith("/") and ".." not in own.split("/") else ""
+    around = _AROUND_OURS.match(own)
     for mount in USUAL:
-        for cgroup in _POD_CGROUPS:
+        for cgroup in (around[1], *_POD_CGROUPS) if around else _POD_CGROUPS:
             limits = _cgroup_limits(tree, f"{mount}/{cgroup}", f"the pods' cgroup {cgroup}")
             if limits is not None:
                 return limits
-    own = tree.read("proc/self/cpuset")
-    # "/.." at its head: the cgroup lies outside of what our cgroup namespace shows.
-    if own is not None and own.startswith("/") and ".." not in own.split("/"):
+    if own:
         for mount in cpuset_mounts(tree):
             paths, source = _outside(tree, mount, own)
             for path in paths:

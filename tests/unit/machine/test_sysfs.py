@@ -428,6 +428,18 @@ ALLOWED: dict[str, tuple[Files, str, str]] = {
             "sys/fs/cgroup/kubelet.slice/kubelet-kubepods.slice/cpuset.cpus.effective",
         )
     },
+    **{
+        f"in a pod of a kubelet with another cgroupRoot the pods' cgroup counts: {name}": (
+            {
+                "proc/self/cpuset": f"/{name}/burstable/pod1/abc\n",
+                f"sys/fs/cgroup/cpuset/{name}/cpuset.cpus": "4-15\n",
+                f"sys/fs/cgroup/cpuset/{name}/burstable/pod1/abc/cpuset.cpus": "5\n",
+            },
+            "4-15",
+            "",
+        )
+        for name in ("nodes/one/kubepods", "nodes.slice/nodes-kubepods.slice")
+    },
     "the nearest ancestor with a cpuset counts": (
         {
             "proc/self/cpuset": "/system.slice/nri-numa.service\n",

@@ -125,12 +125,14 @@ def fix(config: str, *, write: bool) -> None:
     """Show, or write, what turns NRI on.
 
     Raises:
-        Failure: this containerd has no NRI, or a distribution writes the file.
+        Failure: this containerd has no NRI, or a distribution or another file system has the file.
     """
     if lacks := containerd_lacks_nri():
         raise Failure(f"{lacks}; install a newer one, or set runtime.link: cri")
     if (distribution := containerd_distribution()) and config == DEFAULT_CONFIG:
         raise Failure(f"{distribution.advice}:\n{_ON}")
+    if "KUBERNETES_SERVICE_HOST" in os.environ and not os.path.exists(config):
+        raise Failure(f"this pod does not see {config}; in that file of the node set:\n{_ON}")
     change = plan(Path(config))
     if change is None:
         click.echo(f"{config} turns NRI on already.")

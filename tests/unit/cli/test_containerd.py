@@ -146,3 +146,14 @@ def test_a_missing_file_is_made(tmp_path: Path) -> None:
     assert fix(path, "--write").exit_code == 0
     assert plan(path) is None
     assert fix(path / "config.toml", "--write").exit_code == 1
+
+
+def test_a_pod_does_not_make_up_the_file_of_its_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "192.0.2.1")
+    path = tmp_path / "config.toml"
+    said = fix(path, "--write")
+    assert said.exit_code == 1
+    assert f"this pod does not see {path}; in that file of the node set" in said.output
+    assert not path.exists()

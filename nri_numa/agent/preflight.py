@@ -5,6 +5,7 @@ Nothing is changed and nothing is registered; the runtime's socket is only conne
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import re
@@ -400,7 +401,13 @@ def _socket(name: str, path: str, remedy: str, key: str, because: str = "") -> I
 
 
 def agents(config: AgentConfig) -> Iterator[Finding]:
-    """Whether an agent with another state directory works on this runtime: it takes one."""
+    """Whether an agent with another state directory works on this runtime: it takes one.
+
+    Nothing where no agent would use the directory: the one of it cannot be told from another.
+    """
+    with contextlib.suppress(OSError):
+        if directory_problem(os.stat(config.state_dir)):
+            return
     lock = RuntimeLock(locked_socket(config))
     try:
         lock.hold()

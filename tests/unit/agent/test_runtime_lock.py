@@ -75,6 +75,9 @@ def test_check_names_another_agent_of_the_runtime(tmp_path: Path) -> None:
             assert process.stdout
             process.stdout.readline()
             (found,) = agents(beside)
+            (tmp_path / "state").chmod(0o777)
+            assert list(agents(beside)) == [], "its own agent has no lock there either"
+            (tmp_path / "state").chmod(0o700)
             process.communicate(b"\n")
         assert (found.level, f"process {process.pid}{text}" in found.message) == (level, True), (
             found

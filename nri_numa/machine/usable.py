@@ -37,7 +37,7 @@ _POD_CGROUPS = (
     "kubelet.slice/kubelet-kubepods.slice",  # a cluster inside a container (kind)
     "kubelet/kubepods",
 )
-_AROUND_OURS: Final = re.compile(r"/((?:.*?/)?(?:[^/]+-)?kubepods(?:\.slice)?)/")
+_PODS_CGROUP: Final = re.compile(r"/((?:.*?/)?(?:[^/]+-)?kubepods(?:\.slice)?)/")
 """The pods' cgroup in the path of ours, wherever the kubelet's cgroupRoot is."""
 _CPU_FILES = ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus", "cpus")
 _MEM_FILES = ("cpuset.mems.effective", "cpuset.effective_mems", "cpuset.mems", "mems")
@@ -69,9 +69,9 @@ def read_limits(tree: Tree, isolated: CPUSet) -> UsableIds:
     own = tree.read("proc/self/cpuset") or ""
     # "/.." at its head: the cgroup lies outside of what our cgroup namespace shows.
     own = own if own.startswith("/") and ".." not in own.split("/") else ""
-    around = _AROUND_OURS.match(own)
+    ours = _PODS_CGROUP.match(own)
     for mount in USUAL:
-        for cgroup in (around[1], *_POD_CGROUPS) if around else _POD_CGROUPS:
+        for cgroup in (ours[1], *_POD_CGROUPS) if ours else _POD_CGROUPS:
             limits = _cgroup_limits(tree, f"{mount}/{cgroup}", f"the pods' cgroup {cgroup}")
             if limits is not None:
                 return limits

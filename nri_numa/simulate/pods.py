@@ -136,8 +136,8 @@ def without_effect(workloads: Iterable[Workload], prefix: str) -> list[str]:
                 for name, annotation in addressees(pod.annotations, prefix).items()
                 if name not in had
             ]
-            wrong = [*missing, *misspelt(pod.annotations, prefix)]
-            found.update((f"{pod.source}: {one}", None) for one in wrong)
+            sentences = [*missing, *misspelt(pod.annotations, prefix)]
+            found.update((f"{pod.source}: {one}", None) for one in sentences)
         templates = {name for pod in workload.pods for name in pod.annotations}
         below = "jobTemplate.spec." if workload.kind == "CronJob" else ""
         outside = [
@@ -146,8 +146,8 @@ def without_effect(workloads: Iterable[Workload], prefix: str) -> list[str]:
             for name in own_keys(workload.annotations, prefix)
             if name not in templates
         ]
-        wrong = [*outside, *misspelt(workload.annotations, prefix)]
-        found.update((f"{workload.source}: {one}", None) for one in wrong)
+        sentences = [*outside, *misspelt(workload.annotations, prefix)]
+        found.update((f"{workload.source}: {one}", None) for one in sentences)
     return list(found)
 
 

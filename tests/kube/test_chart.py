@@ -17,7 +17,7 @@ import yaml
 
 from tests.beds.cri import poll
 from tests.beds.images import build_agent_image
-from tests.beds.kube.bed import OTHERS, KubeBed
+from tests.beds.kube.bed import OTHER_NODES, KubeBed
 from tests.beds.kube.client import Client, JsonObject, KubeError, is_ready
 from tests.beds.kube.manifests import PREFIX, asks, container, pod
 from tests.beds.kube.node import Node
@@ -276,21 +276,21 @@ def test_a_release_is_installed_upgraded_rolled_back_and_uninstalled(
         ],
     }
 
-    def has(node: Node, key: str) -> bool:
+    def has_key(node: Node, key: str) -> bool:
         found = client.ask("GET", f"/api/v1/nodes/{node.name}")
         return key in (
             found["status"]["capacity"] if key == SLOTS else found["metadata"]["annotations"]
         )
 
     def is_written(*, wanted: bool) -> bool:
-        return all(has(node, key) is wanted for node in nodes for key in (SLOTS, IDS))
+        return all(has_key(node, key) is wanted for node in nodes for key in (SLOTS, IDS))
 
     def withdraws() -> list[str]:
         roles = client.ask("GET", "/apis/rbac.authorization.k8s.io/v1/clusterroles")["items"]
         return [r["metadata"]["name"] for r in roles if "withdraw" in r["metadata"]["name"]]
 
     with contextlib.ExitStack() as stack:
-        nodes = [bed.node, *(stack.enter_context(bed.other_node(other)) for other in OTHERS)]
+        nodes = [bed.node, *(stack.enter_context(bed.other_node(other)) for other in OTHER_NODES)]
         for node in nodes[1:]:
             node.containerd.import_image(image)
         stack.callback(bed.node.plugin.start)

@@ -17,7 +17,7 @@ from tests.beds.kube.node import Node
 from tests.beds.processes import Bed
 from tests.beds.testbed import require_root
 
-OTHERS = ("second", "third")
+OTHER_NODES = ("second", "third")
 """Nodes that a test can add."""
 
 
@@ -50,15 +50,17 @@ class KubeBed(Bed):
             stack.callback(shutil.rmtree, self.directory, ignore_errors=True)
             programs = find_programs(build=self._build)
             namespaces = stack.enter_context(Namespaces(self.directory))
-            control = ControlPlane(programs, namespaces, nodes=["bed", *OTHERS], heartbeats=True)
+            control = ControlPlane(
+                programs, namespaces, nodes=["bed", *OTHER_NODES], heartbeats=True
+            )
             self.control = stack.enter_context(control)
             self.node = stack.enter_context(Node(control, plugin=self._plugin))
             self._stack = stack.pop_all()
 
     @contextlib.contextmanager
     def other_node(self, name: str) -> Iterator[Node]:
-        """One more node beside ``bed``, of `OTHERS`."""
-        uplink, number = self.control.namespaces, 1 + OTHERS.index(name)
+        """One more node beside ``bed``, of `OTHER_NODES`."""
+        uplink, number = self.control.namespaces, 1 + OTHER_NODES.index(name)
         with (
             Namespaces(self.directory / name, uplink=uplink, number=number) as namespaces,
             Node(self.control, name=name, namespaces=namespaces) as node,

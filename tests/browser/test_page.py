@@ -183,6 +183,11 @@ def test_a_lost_agent_is_said_and_found_again(page: Page, bed: PageBed) -> None:
     page.wait(f"{BANNERS}.includes('link to the agent is lost')")
     assert page.run("document.getElementById('link-agent').textContent") == "agent: link lost"
     assert "What you see is from" in page.run(BANNERS)
+    page.size(1440, 300)
+    page.run("scrollTo(0, document.body.scrollHeight)")
+    assert page.run(
+        "scrollY > 0 && document.getElementById('banners').getBoundingClientRect().top === 0"
+    )
     bed.serve()
     page.run(press_button("#banners button", "Try now"))
     page.wait(f"{LIVE} && {BANNERS} === ''")

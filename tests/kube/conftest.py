@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from tests.beds.cri import poll
+from tests.beds.images import build_agent_image
 from tests.beds.kube.bed import KubeBed
 from tests.beds.kube.client import Client
 from tests.beds.kube.node import Node
@@ -134,6 +135,14 @@ def client(bed: KubeBed) -> Client:
 def node(bed: KubeBed) -> Node:
     """The node of `bed`."""
     return bed.node
+
+
+@pytest.fixture(scope="session")
+def image(session_bed: KubeBed, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The agent's image of this tree; the node has it."""
+    archive = build_agent_image(tmp_path_factory.mktemp("image") / "image.tar")
+    session_bed.node.containerd.import_image(archive)
+    return archive
 
 
 @pytest.fixture

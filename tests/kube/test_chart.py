@@ -16,7 +16,6 @@ import pytest
 import yaml
 
 from tests.beds.cri import poll
-from tests.beds.images import build_agent_image
 from tests.beds.kube.bed import OTHER_NODES, KubeBed
 from tests.beds.kube.client import Client, JsonObject, KubeError, is_ready
 from tests.beds.kube.manifests import PREFIX, asks, container, pod
@@ -239,14 +238,6 @@ def wait_rollouts(client: Client, said: str) -> None:
     assert len(commands) == 2
     for command in commands:
         client.kubectl(*command.split(), "--timeout=300s")
-
-
-@pytest.fixture(scope="module")
-def image(session_bed: KubeBed, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The agent's image of this tree; the node has it."""
-    archive = build_agent_image(tmp_path_factory.mktemp("image") / "image.tar")
-    session_bed.node.containerd.import_image(archive)
-    return archive
 
 
 @pytest.mark.parametrize(

@@ -40,11 +40,8 @@ def publisher(session_bed: KubeBed) -> Iterator[Publisher]:
         yield found
 
 
-@pytest.fixture(autouse=True)
-def no_claims(publisher: Publisher, bed: KubeBed) -> Iterator[None]:
-    """Each begins and ends without claims."""
-    publisher.check()
-    yield
+def end_claims(bed: KubeBed) -> None:
+    """Delete all, and wait for the kubelet, which gives back within a minute after a restart."""
     bed.client.delete_pods()
     delete_claims(bed.client)
     records = bed.node.plugin.directory / "state" / "claims"
@@ -53,6 +50,14 @@ def no_claims(publisher: Publisher, bed: KubeBed) -> Iterator[None]:
         lambda: not (list(records.glob("*.json")) or list(cdi.glob("*.json"))),
         "end of every prepared claim",
     )
+
+
+@pytest.fixture(autouse=True)
+def no_claims(publisher: Publisher, bed: KubeBed) -> Iterator[None]:
+    """Each begins and ends without claims."""
+    publisher.check()
+    yield
+    end_claims(bed)
 
 
 def countable(device: JsonObject) -> int:
@@ -213,7 +218,7 @@ def test_a_variable_of_ones_own_gives_nothing(client: Client) -> None:
 
 
 def test_beside_the_kubelets_static_policy(
-    client: Client, node: Node, publisher: Publisher
+    bed: KubeBed, client: Client, node: Node, publisher: Publisher
 ) -> None:
     """It grants CPUs to each Guaranteed pod, claims or not: these are then the claim's CPUs."""
     node.restart_kubelet(STATIC)
@@ -230,5 +235,5 @@ def test_beside_the_kubelets_static_policy(
         # What the claim has stays counted as its device's, or the scheduler would count it twice.
         assert countable(wait_slice(client, publisher)["spec"]["devices"][0]) == counted
     finally:
-        client.delete_pods()
+        end_claims(bed)
         node.restart_kubelet(NONE)

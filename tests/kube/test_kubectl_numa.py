@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.beds.cri import poll
-from tests.beds.images import AGENT_IMAGE, build_agent_image
+from tests.beds.images import AGENT_IMAGE
 from tests.beds.kube.bed import KubeBed
 from tests.beds.kube.client import Client, JsonObject, is_ready
 from tests.beds.kube.manifests import asks, container, pod
@@ -75,8 +75,7 @@ def agent(bed: KubeBed) -> JsonObject:
 
 
 @pytest.fixture
-def observer(bed: KubeBed, client: Client, tmp_path: Path) -> Iterator[JsonObject]:
-    bed.node.containerd.import_image(build_agent_image(tmp_path / "image.tar"))
+def observer(bed: KubeBed, client: Client, image: Path) -> Iterator[JsonObject]:
     document = agent(bed)
     name, space = document["metadata"]["name"], document["metadata"]["namespace"]
     client.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": space}})
@@ -97,8 +96,7 @@ def observer(bed: KubeBed, client: Client, tmp_path: Path) -> Iterator[JsonObjec
             raise
         yield running
     finally:
-        client.kubectl("delete", "namespace", space, "--wait=false")
-        client.kubectl("delete", "pod", name, f"--namespace={space}", "--ignore-not-found")
+        client.kubectl("delete", "namespace", space)  # and its pods; the next test makes it anew
 
 
 def test_a_pod_is_explained_from_afar_as_on_its_node(

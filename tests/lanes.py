@@ -30,6 +30,8 @@ BIN = os.path.dirname(sys.executable)
 # More than eight NUMA nodes on containerd 2.3, the everyday node (systemd and its cgroup driver,
 # hyperthreads) on 1.7, and a kubelet on two NUMA nodes.
 MACHINES = "ten-nodes,systemd,kube-node"
+# Of the tests of Kubernetes, those that run beside the others; about a third of their time.
+KUBERNETES_BESIDE = ("publish", "dra", "counting")
 # How long output may come after a command has ended.
 LEFTOVER_S = 10
 
@@ -107,6 +109,8 @@ def build(what: str) -> str:
 def lanes(seed: str, *, thorough: bool = False) -> list[Lane]:
     """What runs side by side, with tests in the order of a seed."""
     run = f"PYTEST='{BIN}/pytest --randomly-seed={seed}'"
+    beside = [f"tests/kube/test_{name}.py" for name in KUBERNETES_BESIDE]
+    others = " ".join(f"--ignore={file}" for file in beside)
     return [
         Lane(
             "machines",
@@ -116,6 +120,8 @@ def lanes(seed: str, *, thorough: bool = False) -> list[Lane]:
                 pytest("machines", "-m vm tests/vm -k 'not test_case[systemd-'", seed=seed),
                 built("kubernetes"),
                 pytest("machine-kubelet", "-m vm tests/kube", seed=seed),
+                pytest("kubernetes-beside", " ".join(beside), seed=seed),
+                pytest("browser", "tests/browser", seed=seed),
             ],
         ),
         Lane(
@@ -124,7 +130,7 @@ def lanes(seed: str, *, thorough: bool = False) -> list[Lane]:
                 built("containerd"),
                 pytest("containerd", "tests/e2e", seed=seed),
                 built("kubernetes"),
-                pytest("kubernetes", "-m 'kube and not vm' tests/kube", seed=seed),
+                pytest("kubernetes", f"-m 'kube and not vm' tests/kube {others}", seed=seed),
             ],
         ),
         Lane(
@@ -137,7 +143,6 @@ def lanes(seed: str, *, thorough: bool = False) -> list[Lane]:
                 built("kubernetes"),  # and Helm with it
                 f'make test {run} WITHOUT="$(make --silent covered)"',
                 pytest("release", "-m release tests/shipped", seed=seed),
-                pytest("browser", "tests/browser", seed=seed),
                 # Image and bundle carry it; of others only the thorough run has time.
                 f"make interpreters{'' if thorough else ' INTERPRETERS=trixie'}",
             ],
